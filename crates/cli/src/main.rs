@@ -1,0 +1,2 @@
+//! cantle: the one binary.
+fn main() {}

@@ -1,0 +1,50 @@
+//! Who holds what: a slice has one owner at a time, the lease.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GpuUuid, LeaseId, MigInstance, Milli, TaskId};
+
+/// A part of one GPU: memory bytes and compute share, or one MIG instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slice {
+    /// The GPU it is cut from.
+    pub gpu: GpuUuid,
+    /// Share of the GPU that it is counted as, in thousandths. For MIG: memory slices held, not asked.
+    pub milli: Milli,
+    /// Memory the task may hold on this GPU, its contexts included, in bytes.
+    pub memory_limit_bytes: u64,
+    /// The instance, on a MIG GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mig: Option<MigInstance>,
+}
+
+/// Who keeps a lease alive: a process, named so that a reused pid is not mistaken for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holder {
+    /// Process id on the node.
+    pub pid: u32,
+    /// Start time in clock ticks after boot, field 22 of `/proc/<pid>/stat`.
+    pub start_ticks: u64,
+}
+
+/// One grant of slices to one task. It is on disk before the slices exist and until they are gone.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// Its own id.
+    pub id: LeaseId,
+    /// The task it was given to.
+    pub task: TaskId,
+    /// What people call the task.
+    #[serde(default)]
+    pub name: String,
+    /// The queue the task came from; none for `cantle run`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// Slices, at most one per GPU.
+    pub slices: Vec<Slice>,
+    /// The daemon or `cantle run` that answers for it.
+    pub owner: Holder,
+    /// First process of the task, once started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leader: Option<Holder>,
+}

@@ -1,0 +1,22 @@
+//! What cantle talks about: GPUs, amounts, requests, slices, queues, tasks. Types, parsing, validation. No IO.
+//!
+//! Fractions, `4G`, whole GPUs and MIG profiles are *requests* ([`GpuRequest`]); they become [`Slice`]s in one place
+//! ([`GpuRequest::share_of`] for shared GPUs, the `mig` room for MIG GPUs) and everything downstream counts slices.
+
+mod amount;
+mod gpu;
+mod gpulist;
+mod id;
+mod lease;
+mod queue;
+mod request;
+mod task;
+
+pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli};
+pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
+pub use gpulist::{GpuList, GpuListError};
+pub use id::{LeaseId, QueueId, TaskId};
+pub use lease::{Holder, Lease, Slice};
+pub use queue::{QueueSpec, QueueSpecError, QueueWant};
+pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};
+pub use task::TaskStatus;

@@ -1,0 +1,170 @@
+//! Queue specifications of the daemon: `NAME=F`, `NAME=N`, `NAME=MIN-MAX`, `NAME=task`.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{GpuRequest, Milli};
+
+/// Step of a fraction in a queue specification, in thousandths: an eighth of a GPU.
+const STEP: u32 = 125;
+
+/// What a task from a queue gets.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QueueWant {
+    /// The same for each task.
+    Fixed(GpuRequest),
+    /// As many whole GPUs as are free, from `min` to `max`.
+    Range {
+        /// At least so many.
+        min: u32,
+        /// At most so many.
+        max: u32,
+    },
+    /// What the task itself asks for; one whole GPU if it doesn't say.
+    Task,
+}
+
+impl QueueWant {
+    /// The least number of GPUs that a task of this queue touches.
+    #[must_use]
+    pub const fn min_gpus(&self) -> u32 {
+        match self {
+            Self::Fixed(request) => request.gpus(),
+            Self::Range { min, .. } => *min,
+            Self::Task => 1,
+        }
+    }
+
+    /// What a task of this queue asks for, given its own wish.
+    #[must_use]
+    pub fn request_for(&self, own: Option<&GpuRequest>) -> GpuRequest {
+        match self {
+            Self::Fixed(request) => request.clone(),
+            Self::Range { min, .. } => GpuRequest::Gpus(*min),
+            Self::Task => own.cloned().unwrap_or(GpuRequest::Gpus(1)),
+        }
+    }
+}
+
+/// One `--queue NAME=SPEC` item. Their order in the command line is their priority.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueSpec {
+    /// Queue name or id.
+    pub name: String,
+    /// What its tasks get.
+    pub want: QueueWant,
+}
+
+impl QueueSpec {
+    /// Parses `NAME=SPEC`.
+    ///
+    /// # Errors
+    /// One line that names the queue, what was given and what would be right.
+    pub fn parse(text: &str) -> Result<Self, QueueSpecError> {
+        let Some((name, spec)) = text.rsplit_once('=') else {
+            return Err(QueueSpecError::NoSpec(text.to_owned()));
+        };
+        if name.is_empty() {
+            return Err(QueueSpecError::NoName(text.to_owned()));
+        }
+        let want = match spec.split_once('-') {
+            _ if spec == "task" => QueueWant::Task,
+            Some((min, max)) if !min.is_empty() => range(text, min, max)?,
+            _ => QueueWant::Fixed(amount(text, spec)?),
+        };
+        Ok(Self { name: name.to_owned(), want })
+    }
+}
+
+fn amount(text: &str, spec: &str) -> Result<GpuRequest, QueueSpecError> {
+    let milli: Milli = spec.parse().map_err(|_| QueueSpecError::NotANumber(text.to_owned()))?;
+    match milli.0 {
+        0 => Err(QueueSpecError::Zero(text.to_owned())),
+        m if m > 1000 && m % 1000 != 0 => {
+            Err(QueueSpecError::NotWhole(text.to_owned(), m / 1000, m / 1000 + 1))
+        }
+        m if m >= 1000 => Ok(GpuRequest::Gpus(m / 1000)),
+        m if m % STEP != 0 => {
+            let below = m / STEP * STEP;
+            let (above, text) = (Milli(below + STEP), text.to_owned());
+            let nearest = if below == 0 { above.to_string() } else { format!("{} or {above}", Milli(below)) };
+            Err(QueueSpecError::Step(text, nearest))
+        }
+        m => Ok(GpuRequest::Fraction(Milli(m))),
+    }
+}
+
+fn range(text: &str, min: &str, max: &str) -> Result<QueueWant, QueueSpecError> {
+    let whole = |s: &str| s.parse::<u32>().map_err(|_| QueueSpecError::RangeNotWhole(text.to_owned()));
+    let (min, max) = (whole(min)?, whole(max)?);
+    if min == 0 || max < min {
+        return Err(QueueSpecError::RangeOrder(text.to_owned()));
+    }
+    Ok(QueueWant::Range { min, max })
+}
+
+/// Why a `NAME=SPEC` is refused.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QueueSpecError {
+    /// No `=`.
+    #[error("--queue {0}: --dynamic-gpus needs NAME=SPEC, for example {0}=0.5, {0}=1, {0}=1-4 or {0}=task")]
+    NoSpec(String),
+    /// Nothing before the `=`.
+    #[error("--queue {0}: the queue has no name; write NAME=SPEC, for example half_gpu=0.5")]
+    NoName(String),
+    /// Not a number.
+    #[error(
+        "--queue {0}: not a number of GPUs; write a multiple of 0.125 up to 1, a whole number, MIN-MAX or task"
+    )]
+    NotANumber(String),
+    /// Zero.
+    #[error("--queue {0}: zero GPUs; the smallest part is 0.125")]
+    Zero(String),
+    /// Above one and not whole.
+    #[error("--queue {0}: above one GPU only whole numbers are possible; nearest are {1} and {2}")]
+    NotWhole(String, u32, u32),
+    /// Not an eighth.
+    #[error("--queue {0}: not a multiple of 0.125; nearest is {1}")]
+    Step(String, String),
+    /// A range of something else than whole GPUs.
+    #[error("--queue {0}: a range is MIN-MAX in whole GPUs, for example 1-4")]
+    RangeNotWhole(String),
+    /// A range upside down.
+    #[error("--queue {0}: a range needs 1 ≤ MIN ≤ MAX, for example 1-4")]
+    RangeOrder(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn documented_specs() {
+        let want = |text: &str| QueueSpec::parse(text).map(|q| q.want);
+        assert_eq!(want("dual_gpus=2"), Ok(QueueWant::Fixed(GpuRequest::Gpus(2))));
+        assert_eq!(want("quarter_gpu=0.25"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(250)))));
+        assert_eq!(want("half_gpu=0.500"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(500)))));
+        assert_eq!(want("single_gpu=1"), Ok(QueueWant::Fixed(GpuRequest::Gpus(1))));
+        assert_eq!(want("opp=1-4"), Ok(QueueWant::Range { min: 1, max: 4 }));
+        assert_eq!(want("default=task"), Ok(QueueWant::Task));
+        assert_eq!(QueueSpec::parse("a=b=1").unwrap().name, "a=b");
+    }
+
+    #[test]
+    fn refusals_name_the_queue_and_the_remedy() {
+        let says = |text: &str| QueueSpec::parse(text).unwrap_err().to_string();
+        assert_eq!(says("half=0.3"), "--queue half=0.3: not a multiple of 0.125; nearest is 0.25 or 0.375");
+        assert_eq!(says("x=0.06"), "--queue x=0.06: not a multiple of 0.125; nearest is 0.125");
+        assert_eq!(
+            says("half=1.25"),
+            "--queue half=1.25: above one GPU only whole numbers are possible; nearest are 1 and 2"
+        );
+        assert_eq!(says("half=0"), "--queue half=0: zero GPUs; the smallest part is 0.125");
+        assert!(says("x=abc").contains("not a number of GPUs"));
+        assert!(says("x=-2").contains("not a number of GPUs"));
+        assert!(says("half_gpu").contains("NAME=SPEC"));
+        assert!(says("=1").contains("no name"));
+        assert!(says("o=3-1").contains("MIN ≤ MAX"));
+        assert!(says("o=0.25-1").contains("whole GPUs"));
+    }
+}

@@ -1,0 +1,194 @@
+//! What a task asks for, and what that means on a GPU.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{AmountError, Bytes, GRANULE_BYTES, Milli};
+
+/// A request for GPU. It becomes slices only when a GPU is known.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum GpuRequest {
+    /// A part of one GPU: more than 0, less than 1000.
+    Fraction(Milli),
+    /// So much memory of one GPU.
+    Memory(Bytes),
+    /// So many whole GPUs.
+    Gpus(u32),
+    /// A named MIG profile, e.g. `2g.10gb`.
+    MigProfile(String),
+}
+
+impl GpuRequest {
+    /// From `--gpu F`: a decimal > 0 and ≤ 1 in steps of 0.001.
+    ///
+    /// # Errors
+    /// Names the range if the number is outside it.
+    pub fn from_fraction(text: &str) -> Result<Self, RequestError> {
+        let milli: Milli = text.parse()?;
+        match milli {
+            Milli(0) => Err(RequestError::Range(text.to_owned())),
+            Milli(m) if m > 1000 => Err(RequestError::Range(text.to_owned())),
+            Milli::ONE => Ok(Self::Gpus(1)),
+            milli => Ok(Self::Fraction(milli)),
+        }
+    }
+
+    /// From `--gpu-memory M`: a quantity of at least one granule (2 MiB).
+    ///
+    /// # Errors
+    /// Says what is wrong with the quantity.
+    pub fn from_memory(text: &str) -> Result<Self, RequestError> {
+        let bytes: Bytes = text.parse()?;
+        if bytes.0 < GRANULE_BYTES {
+            return Err(RequestError::TooSmall(text.to_owned()));
+        }
+        Ok(Self::Memory(bytes))
+    }
+
+    /// From `--gpus N`: at least one.
+    ///
+    /// # Errors
+    /// Says what would be right.
+    pub fn from_gpus(text: &str) -> Result<Self, RequestError> {
+        match text.parse::<u32>() {
+            Ok(n) if (1..=64).contains(&n) => Ok(Self::Gpus(n)),
+            _ => Err(RequestError::Count(text.to_owned())),
+        }
+    }
+
+    /// How many GPUs it touches.
+    #[must_use]
+    pub const fn gpus(&self) -> u32 {
+        match self {
+            Self::Gpus(n) => *n,
+            Self::Fraction(_) | Self::Memory(_) | Self::MigProfile(_) => 1,
+        }
+    }
+
+    /// What the request takes of one shared (non-MIG) GPU of `memory_bytes`; `None` if such a GPU can't serve it
+    /// (too little memory, or a MIG profile). The one place where requests become amounts.
+    #[must_use]
+    pub fn share_of(&self, memory_bytes: u64) -> Option<Share> {
+        match self {
+            Self::Fraction(milli) => {
+                Some(Share { milli: *milli, memory_limit_bytes: milli.of_bytes(memory_bytes) })
+            }
+            Self::Gpus(_) => Some(Share { milli: Milli::ONE, memory_limit_bytes: memory_bytes }),
+            Self::Memory(Bytes(asked)) => {
+                let limit = asked - asked % GRANULE_BYTES;
+                if limit == 0 || limit > memory_bytes {
+                    return None;
+                }
+                // Counted as the smallest share whose memory covers it: rounding up keeps Σ milli ≤ 1000 meaning "fits".
+                let milli = (u128::from(limit) * 1000).div_ceil(u128::from(memory_bytes));
+                let milli = u32::try_from(milli).unwrap_or(1000).clamp(1, 1000);
+                Some(Share { milli: Milli(milli), memory_limit_bytes: limit })
+            }
+            Self::MigProfile(_) => None,
+        }
+    }
+}
+
+/// As a waiting reason names it: `0.5 GPU`, `2 GPUs`, `4 GB of GPU memory`.
+impl fmt::Display for GpuRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Fraction(milli) => write!(f, "{milli} GPU"),
+            Self::Gpus(1) => write!(f, "1 GPU"),
+            Self::Gpus(n) => write!(f, "{n} GPUs"),
+            Self::Memory(bytes) => write!(f, "{bytes} of GPU memory"),
+            Self::MigProfile(profile) => write!(f, "a {profile} MIG instance"),
+        }
+    }
+}
+
+/// What a request takes of one shared GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// Thousandths of the GPU it is counted as.
+    pub milli: Milli,
+    /// Memory limit in bytes.
+    pub memory_limit_bytes: u64,
+}
+
+/// How compute time of a shared GPU is divided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ComputeMode {
+    /// The driver's own time-slicing: equal among those who are busy.
+    #[default]
+    Even,
+    /// By weight of the slice; idle time is lent.
+    Fair,
+    /// By weight, never more than the slice's part.
+    Strict,
+}
+
+/// What must keep the slice apart from its neighbours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolation {
+    /// Whatever the GPU offers.
+    #[default]
+    Any,
+    /// A MIG instance only.
+    Mig,
+    /// A shared GPU only.
+    Shared,
+}
+
+/// Why a request can't be one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RequestError {
+    /// Not an amount.
+    #[error(transparent)]
+    Amount(#[from] AmountError),
+    /// Outside 0 < F ≤ 1.
+    #[error(
+        "--gpu {0} is out of range; a part of one GPU is more than 0 and at most 1 (whole GPUs: --gpus N)"
+    )]
+    Range(String),
+    /// Less than a granule.
+    #[error("--gpu-memory {0} is less than 2Mi, the smallest slice")]
+    TooSmall(String),
+    /// Not a count of GPUs.
+    #[error("--gpus {0} is not a number of GPUs; write a whole number from 1 to 64")]
+    Count(String),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fraction_range() {
+        assert_eq!(GpuRequest::from_fraction("0.5"), Ok(GpuRequest::Fraction(Milli(500))));
+        assert_eq!(GpuRequest::from_fraction("1"), Ok(GpuRequest::Gpus(1)));
+        for text in ["0", "1.001", "2"] {
+            assert_eq!(GpuRequest::from_fraction(text), Err(RequestError::Range(text.into())));
+        }
+    }
+
+    #[test]
+    fn memory_is_counted_as_the_share_that_covers_it() {
+        let total = 40_960u64 << 20;
+        let share = GpuRequest::from_memory("4G").unwrap().share_of(total).unwrap();
+        assert_eq!(share.memory_limit_bytes, 4_000_000_000 / GRANULE_BYTES * GRANULE_BYTES);
+        assert_eq!(share.milli, Milli(94));
+        assert!(GpuRequest::from_memory("41Gi").unwrap().share_of(total).is_none());
+        let all = GpuRequest::from_memory("40Gi").unwrap().share_of(total).unwrap();
+        assert_eq!(all.milli, Milli::ONE);
+    }
+
+    #[test]
+    fn errors_say_what_would_be_right() {
+        assert_eq!(
+            GpuRequest::from_memory("8").unwrap_err().to_string(),
+            "\"8\" has no unit; write 8G (10^9 bytes each) or 8Gi (2^30 bytes each)"
+        );
+        assert!(GpuRequest::from_gpus("0").is_err());
+        assert!(GpuRequest::from_gpus("x").is_err());
+    }
+}
