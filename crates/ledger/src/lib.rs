@@ -1,1 +1,50 @@
-//! cantle: ledger
+//! The accounting region of one slice: what the tenant may use, and what each of its processes uses.
+//!
+//! Two files in one directory. `limits` is written by the agent and only ever mapped read-only by tenants; `usage` is
+//! shared by all processes of the slice. Every process owns one *slot*; every GPU has one *word* that holds the sum.
+//!
+//! * **Never over the limit.** A reservation is one compare-and-swap of the GPU's word, whose new value was checked
+//!   against the limit. There is no instant at which the sum exceeds it, with any number of processes.
+//! * **Exact through SIGKILL at any instruction.** The word carries the stamp of the operation that wrote it, so whoever
+//!   tidies up after a dead process can tell whether its last operation took effect ([`protocol`]).
+//! * **No lock that a dead process can hold.** The region has none; tidying up is lock-free and may itself be killed.
+//! * **A living process is never tidied away.** Life is a kernel lock that goes when the process's memory goes
+//!   ([`attach`]), not a pid.
+//!
+//! Bytes in `usage` belong to the tenant and may hold anything: each field read from it is bounds-checked, and the worst
+//! that wrong bytes can do is to make that tenant's own accounting wrong (the agent compares it with the driver's).
+#![no_std]
+
+#[cfg(feature = "std")]
+extern crate std;
+
+pub mod attach;
+#[cfg(feature = "std")]
+pub mod host;
+mod layout;
+mod map;
+mod proc_stat;
+pub mod protocol;
+
+pub use attach::{Account, Attachment, Ledger};
+pub use layout::{GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
+pub use map::OpenError;
+pub use protocol::Over;
+
+/// Memory is accounted in granules of this many bytes (the physical page of every NVIDIA GPU since Pascal).
+pub const GRANULE_BYTES: u64 = 2 << 20;
+
+/// Whole granules in a limit: a slice's limit is rounded down.
+#[must_use]
+pub const fn granules_within(bytes: u64) -> u32 {
+    let granules = bytes / GRANULE_BYTES;
+    if granules > protocol::MAX_GRANULES as u64 { protocol::MAX_GRANULES } else { granules as u32 }
+}
+
+/// Granules that hold an allocation: a request is rounded up. Beyond what a word can count it saturates, and no limit
+/// admits that many.
+#[must_use]
+pub const fn granules_holding(bytes: u64) -> u32 {
+    let granules = bytes.div_ceil(GRANULE_BYTES);
+    if granules > protocol::MAX_GRANULES as u64 { protocol::MAX_GRANULES + 1 } else { granules as u32 }
+}

@@ -1,0 +1,293 @@
+//! A process and its slot: taking one, using it, and telling whether another one's owner still lives.
+//!
+//! **Life.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
+//! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock is there as long
+//! as the process's memory is there, whatever the program does to its descriptors, and the kernel drops it when the last thread
+//! is gone, before the parent can learn of the death. It needs no `/proc`, works across pid namespaces and knows no reuse.
+//! Children don't inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
+//!
+//! Where a filesystem maps another file than the one that was opened (overlayfs), the lock would go with the descriptor. That is
+//! noticed when attaching; then the descriptor stays open, and such a slot counts as dead only if its lock is free *and* no
+//! process with its pid and start time is left.
+
+use core::ffi::{CStr, c_int};
+use core::sync::atomic::Ordering;
+
+use crate::layout::{
+    GpuCells, GpuEntry, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid, freed,
+    owner_pid, taken,
+};
+use crate::map::{self, Fd, Mapping, OpenError};
+use crate::protocol::{self, Cell, Over};
+use crate::{GRANULE_BYTES, proc_stat};
+
+const PATH_BYTES: usize = 256;
+
+/// A slice's two files, mapped.
+#[derive(Debug)]
+pub struct Ledger {
+    pub(crate) limits: Mapping<LimitsRegion>,
+    pub(crate) usage: Mapping<UsageRegion>,
+    usage_path: Path,
+}
+
+#[derive(Debug)]
+struct Path([u8; PATH_BYTES]);
+
+impl Path {
+    fn join(dir: &CStr, name: &CStr) -> Result<Self, OpenError> {
+        let mut path = [0; PATH_BYTES];
+        let bytes = dir.to_bytes().iter().chain(b"/").chain(name.to_bytes_with_nul());
+        let mut room = path.iter_mut();
+        for byte in bytes {
+            *room.next().ok_or(OpenError::PathTooLong)? = *byte;
+        }
+        Ok(Self(path))
+    }
+
+    fn as_c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
+    }
+}
+
+impl Ledger {
+    /// Maps `<dir>/limits` read-only and `<dir>/usage`. Takes no slot.
+    ///
+    /// # Errors
+    /// [`OpenError`] if a file is missing, truncated, or not one of ours.
+    pub fn open(dir: &CStr) -> Result<Self, OpenError> {
+        let usage_path = Path::join(dir, c"usage")?;
+        let fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;
+        Self::map(dir, usage_path, &fd)
+    }
+
+    fn map(dir: &CStr, usage_path: Path, usage: &Fd) -> Result<Self, OpenError> {
+        let limits = map::limits(Path::join(dir, c"limits")?.as_c_str(), false)?;
+        Ok(Self { limits, usage: map::usage(usage)?, usage_path })
+    }
+
+    /// The slice's GPUs, in the order of their indices.
+    #[must_use]
+    pub fn gpus(&self) -> &[GpuEntry] {
+        self.limits.gpus.get(..self.limits.gpu_count as usize).unwrap_or(&[])
+    }
+
+    /// Index of a GPU in the slice.
+    #[must_use]
+    pub fn gpu_index(&self, uuid: &Uuid) -> Option<usize> {
+        self.gpus().iter().position(|gpu| gpu.uuid == *uuid)
+    }
+
+    /// Granules in use on a GPU by all processes of the slice, dead ones included until they are settled.
+    #[must_use]
+    #[inline]
+    pub fn used(&self, gpu: usize) -> u32 {
+        self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.0)))
+    }
+
+    /// Returns what dead processes hold; gives the number of granules. Any process may call it at any time.
+    pub fn reap(&self) -> u32 {
+        let Ok(fd) = Fd::open(self.usage_path.as_c_str(), libc::O_RDWR) else { return 0 };
+        (0..self.usage.touched()).map(|slot| self.reap_slot(&fd, slot)).fold(0, u32::saturating_add)
+    }
+
+    fn reap_slot(&self, fd: &Fd, number: u32) -> u32 {
+        let Some(slot) = self.usage.slot(number) else { return 0 };
+        let owner = slot.owner.load(Ordering::Acquire);
+        if owner_pid(owner) == 0 || is_locked(fd, number) || !is_dead_once_unlocked(slot, owner) {
+            return 0;
+        }
+        self.settle(slot, number, owner)
+    }
+
+    /// Returns what a dead slot holds on every GPU, then frees it.
+    fn settle(&self, slot: &Slot, number: u32, owner: u64) -> u32 {
+        let still_dead = || slot.owner.load(Ordering::Acquire) == owner;
+        let mut returned = 0_u32;
+        for gpu in 0..MAX_GPUS {
+            if let Some(cells) = GpuCells::new(&self.usage, gpu) {
+                returned = returned.saturating_add(protocol::settle(&cells, number, still_dead));
+            }
+        }
+        // Fails if another settler was faster.
+        slot.owner.swap_if(owner, freed(owner));
+        returned
+    }
+
+    /// True if the slot's owner lives. For displays; it may die at any moment.
+    #[cfg(feature = "std")]
+    pub(crate) fn is_alive(&self, fd: &Fd, number: u32, owner: u64) -> bool {
+        let Some(slot) = self.usage.slot(number) else { return false };
+        is_locked(fd, number) || !is_dead_once_unlocked(slot, owner)
+    }
+
+    #[cfg(feature = "std")]
+    pub(crate) fn usage_fd(&self) -> Result<Fd, OpenError> {
+        Fd::open(self.usage_path.as_c_str(), libc::O_RDWR)
+    }
+}
+
+/// A process's own slot.
+#[derive(Debug)]
+pub struct Attachment {
+    ledger: Ledger,
+    slot: u32,
+    pid: u32,
+}
+
+impl Attachment {
+    /// Maps the slice's files and takes a slot for this process. What dead processes left is returned on the way.
+    ///
+    /// The mapping is not inherited by children: a child of `fork` must attach for itself and must not touch its parent's.
+    ///
+    /// # Errors
+    /// [`OpenError`]; the slice can't be accounted for then, and nothing should be allocated.
+    pub fn new(dir: &CStr) -> Result<Self, OpenError> {
+        let usage_path = Path::join(dir, c"usage")?;
+        let mut fd = Fd::open(usage_path.as_c_str(), libc::O_RDWR)?;
+        let ledger = Ledger::map(dir, usage_path, &fd)?;
+        if !ledger.usage.keep_from_children() {
+            return Err(OpenError::Io(map::errno()));
+        }
+        ledger.reap();
+        // SAFETY: always succeeds.
+        let pid = unsafe { libc::getpid() } as u32;
+        let start_ticks = proc_stat::start_ticks(pid).unwrap_or(0);
+        for number in 0..MAX_SLOTS as u32 {
+            let Some(slot) = ledger.usage.slot(number) else { break };
+            if owner_pid(slot.owner.load(Ordering::Acquire)) != 0 || !lock(&fd, number) {
+                continue;
+            }
+            if !take(&ledger.usage, slot, number, pid, start_ticks) {
+                unlock(&fd, number);
+                continue;
+            }
+            if outlives_descriptor(&mut fd, &ledger, number)? {
+                slot.lock_is_durable.store(1, Ordering::Release);
+            } else {
+                core::mem::forget(fd);
+            }
+            return Ok(Self { ledger, slot: number, pid });
+        }
+        Err(OpenError::Full)
+    }
+
+    /// The slice.
+    #[must_use]
+    pub const fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// This process's account on one GPU of the slice. Make one per GPU and keep it: two at a time would miscount.
+    #[must_use]
+    pub fn account(&self, gpu: usize) -> Option<Account<'_>> {
+        let entry = self.ledger.gpus().get(gpu)?;
+        Some(Account { attachment: self, cells: GpuCells::new(&self.ledger.usage, gpu)?, entry })
+    }
+}
+
+/// One process's account on one GPU.
+pub struct Account<'a> {
+    attachment: &'a Attachment,
+    cells: GpuCells<'a>,
+    entry: &'a GpuEntry,
+}
+
+impl Account<'_> {
+    /// Reserves granules, before anything is allocated. If the limit is in the way, what dead processes left is returned first.
+    ///
+    /// # Errors
+    /// [`Over`]: nothing was reserved. Call [`Account::refused`] if the program is told.
+    #[inline]
+    pub fn reserve(&mut self, granules: u32) -> Result<(), Over> {
+        let slot = self.attachment.slot;
+        protocol::reserve(&self.cells, slot, granules, self.entry.limit_granules()).or_else(|_| {
+            self.attachment.ledger.reap();
+            protocol::reserve(&self.cells, slot, granules, self.entry.limit_granules())
+        })
+    }
+
+    /// Gives granules back, after they were freed.
+    #[inline]
+    pub fn release(&mut self, granules: u32) {
+        protocol::release(&self.cells, self.attachment.slot, granules);
+    }
+
+    /// Charges this process with exactly `granules`, over the limit if need be: for memory that is in use already.
+    pub fn set_held(&mut self, granules: u32) {
+        protocol::set_held(&self.cells, self.attachment.slot, granules);
+    }
+
+    /// Granules that this process holds.
+    #[must_use]
+    pub fn held(&self) -> u32 {
+        protocol::held(&self.cells, self.attachment.slot)
+    }
+
+    /// Leaves a note for the agent that `asked_bytes` were refused.
+    pub fn refused(&self, over: Over, asked_bytes: u64) {
+        self.attachment.ledger.usage.record_refusal(&Refusal {
+            number: 0,
+            pid: self.attachment.pid,
+            gpu: self.cells.gpu as u32,
+            asked_bytes,
+            used_bytes: u64::from(over.used) * GRANULE_BYTES,
+            limit_bytes: u64::from(over.limit) * GRANULE_BYTES,
+        });
+    }
+}
+
+fn lock_command(fd: &Fd, command: c_int, kind: c_int, slot: u32) -> Option<c_int> {
+    // SAFETY: all-zero is a valid flock.
+    let mut request: libc::flock = unsafe { core::mem::zeroed() };
+    request.l_type = kind as libc::c_short;
+    request.l_whence = libc::SEEK_SET as libc::c_short;
+    request.l_start = libc::off_t::from(slot);
+    request.l_len = 1;
+    // SAFETY: `request` lives through the call.
+    let result = unsafe { libc::fcntl(fd.0, command, &raw mut request) };
+    (result == 0).then_some(c_int::from(request.l_type))
+}
+
+fn lock(fd: &Fd, slot: u32) -> bool {
+    lock_command(fd, libc::F_OFD_SETLK, libc::F_WRLCK, slot).is_some()
+}
+
+fn unlock(fd: &Fd, slot: u32) {
+    lock_command(fd, libc::F_OFD_SETLK, libc::F_UNLCK, slot);
+}
+
+/// Makes a slot whose lock we hold ours; false if it is not free. Until the lock is known to be durable, the pid counts too.
+fn take(usage: &UsageRegion, slot: &Slot, number: u32, pid: u32, start_ticks: u64) -> bool {
+    let owner = slot.owner.load(Ordering::Acquire);
+    if owner_pid(owner) != 0 {
+        return false;
+    }
+    slot.start_ticks.store(start_ticks, Ordering::Release);
+    slot.lock_is_durable.store(0, Ordering::Release);
+    usage.slots_touched.fetch_max(number.wrapping_add(1), Ordering::AcqRel);
+    slot.owner.swap_if(owner, taken(owner, pid))
+}
+
+/// True if another open file holds the slot's lock, or if that can't be told: better to keep a dead slot than to lose a living one.
+fn is_locked(fd: &Fd, slot: u32) -> bool {
+    lock_command(fd, libc::F_OFD_GETLK, libc::F_WRLCK, slot) != Some(libc::F_UNLCK)
+}
+
+fn is_dead_once_unlocked(slot: &Slot, owner: u64) -> bool {
+    slot.lock_is_durable.load(Ordering::Acquire) == 1
+        || proc_stat::is_gone(owner_pid(owner), slot.start_ticks.load(Ordering::Acquire))
+}
+
+/// Swaps `fd` for a fresh descriptor and tells whether the slot's lock survived, held by the mapping. If not, locks it again.
+fn outlives_descriptor(fd: &mut Fd, ledger: &Ledger, slot: u32) -> Result<bool, OpenError> {
+    *fd = Fd::open(ledger.usage_path.as_c_str(), libc::O_RDWR)?;
+    if is_locked(fd, slot) {
+        return Ok(true);
+    }
+    // Waits at most for another process to notice that the slot is taken.
+    match lock_command(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, slot) {
+        Some(_) => Ok(false),
+        None => Err(OpenError::Io(map::errno())),
+    }
+}

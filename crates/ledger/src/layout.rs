@@ -1,0 +1,201 @@
+//! What is in the two files, byte by byte.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::protocol::{self, Record};
+
+/// GPUs (or MIG instances) that one slice may span.
+pub const MAX_GPUS: usize = 16;
+/// Processes of one slice that may hold GPU memory at a time.
+pub const MAX_SLOTS: usize = 1024;
+/// Refusals kept for the agent; older ones are overwritten.
+pub(crate) const MAX_REFUSALS: usize = 64;
+
+pub(crate) const LIMITS_MAGIC: u64 = u64::from_le_bytes(*b"cantleLM");
+pub(crate) const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"cantleUS");
+/// Of both files. A shim refuses a version that it does not know.
+pub(crate) const VERSION: u32 = 1;
+/// Longest lease id kept in `limits`.
+pub(crate) const LEASE_BYTES: usize = 64;
+
+/// The 16 bytes of a GPU's or MIG instance's UUID, in the order in which they are printed.
+pub type Uuid = [u8; 16];
+
+/// The file `limits`.
+#[repr(C)]
+pub(crate) struct LimitsRegion {
+    pub(crate) magic: u64,
+    pub(crate) version: u32,
+    pub(crate) gpu_count: u32,
+    pub(crate) lease: [u8; LEASE_BYTES],
+    pub(crate) gpus: [GpuEntry; MAX_GPUS],
+}
+
+/// One GPU in the file `limits`.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct GpuEntry {
+    pub(crate) uuid: Uuid,
+    pub(crate) limit_bytes: AtomicU64,
+    pub(crate) context_bytes: u64,
+}
+
+impl GpuEntry {
+    /// The slice's limit on this GPU, in granules. The agent may change it at any time.
+    #[must_use]
+    #[inline]
+    pub fn limit_granules(&self) -> u32 {
+        crate::granules_within(self.limit_bytes.load(Ordering::Relaxed))
+    }
+
+    /// What one process's CUDA context costs on this GPU, in granules.
+    #[must_use]
+    pub fn context_granules(&self) -> u32 {
+        crate::granules_holding(self.context_bytes)
+    }
+
+    /// The GPU or MIG instance.
+    #[must_use]
+    pub const fn uuid(&self) -> &Uuid {
+        &self.uuid
+    }
+}
+
+/// The file `usage`.
+#[repr(C)]
+pub(crate) struct UsageRegion {
+    pub(crate) magic: u64,
+    pub(crate) version: u32,
+    /// Slots below this number have been used at some time.
+    pub(crate) slots_touched: AtomicU32,
+    pub(crate) refusal_count: AtomicU64,
+    pub(crate) words: [Word; MAX_GPUS],
+    pub(crate) refusals: [RefusalRecord; MAX_REFUSALS],
+    pub(crate) slots: [Slot; MAX_SLOTS],
+}
+
+/// One GPU's word, alone in its cache line: it is the only thing that all processes write.
+#[repr(C, align(64))]
+pub(crate) struct Word(pub(crate) AtomicU64);
+
+/// One process.
+#[repr(C, align(64))]
+pub(crate) struct Slot {
+    /// `[generation:32 | pid:32]`; pid 0 is a free slot.
+    pub(crate) owner: AtomicU64,
+    /// Start time of the process, in clock ticks since boot; with the pid it names one process for ever.
+    pub(crate) start_ticks: AtomicU64,
+    /// 1 if the kernel lock alone tells life ([`crate::attach`]).
+    pub(crate) lock_is_durable: AtomicU32,
+    pub(crate) records: [Record<AtomicU64>; MAX_GPUS],
+}
+
+/// The pid in a slot's owner field; 0 is nobody.
+pub(crate) const fn owner_pid(owner: u64) -> u32 {
+    owner as u32
+}
+
+/// The owner field of a free slot that follows `owner`: the next generation.
+pub(crate) const fn freed(owner: u64) -> u64 {
+    ((owner >> 32).wrapping_add(1) & 0xFFFF_FFFF) << 32
+}
+
+/// The owner field of a free slot once `pid` has taken it.
+pub(crate) const fn taken(owner: u64, pid: u32) -> u64 {
+    owner & !0xFFFF_FFFF | pid as u64
+}
+
+/// A refusal as it lies in the region. `stamp` is 0 while it is being written, so a torn record is never read as whole.
+#[repr(C, align(64))]
+pub(crate) struct RefusalRecord {
+    stamp: AtomicU64,
+    asked_bytes: AtomicU64,
+    used_bytes: AtomicU64,
+    limit_bytes: AtomicU64,
+    pid: AtomicU32,
+    gpu: AtomicU32,
+}
+
+/// An allocation that was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// Counts the slice's refusals, from 1.
+    pub number: u64,
+    /// The process, by the pid it knows itself by.
+    pub pid: u32,
+    /// Index into the slice's GPUs.
+    pub gpu: u32,
+    /// What the program asked for.
+    pub asked_bytes: u64,
+    /// In use by the whole slice at that moment.
+    pub used_bytes: u64,
+    /// The slice's limit at that moment.
+    pub limit_bytes: u64,
+}
+
+impl UsageRegion {
+    pub(crate) fn slot(&self, slot: u32) -> Option<&Slot> {
+        self.slots.get(slot as usize)
+    }
+
+    /// Slots worth looking at.
+    pub(crate) fn touched(&self) -> u32 {
+        self.slots_touched.load(Ordering::Acquire).min(MAX_SLOTS as u32)
+    }
+
+    pub(crate) fn record_refusal(&self, refusal: &Refusal) {
+        let number = self.refusal_count.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
+        let Some(record) = self.refusals.get(number as usize % MAX_REFUSALS) else { return };
+        record.stamp.store(0, Ordering::SeqCst);
+        record.asked_bytes.store(refusal.asked_bytes, Ordering::Relaxed);
+        record.used_bytes.store(refusal.used_bytes, Ordering::Relaxed);
+        record.limit_bytes.store(refusal.limit_bytes, Ordering::Relaxed);
+        record.pid.store(refusal.pid, Ordering::Relaxed);
+        record.gpu.store(refusal.gpu, Ordering::Relaxed);
+        record.stamp.store(number, Ordering::Release);
+    }
+
+    /// Refusal `number`, if it is still kept and completely written.
+    #[cfg(feature = "std")]
+    pub(crate) fn refusal(&self, number: u64) -> Option<Refusal> {
+        let record = self.refusals.get(number as usize % MAX_REFUSALS)?;
+        let stamp = record.stamp.load(Ordering::Acquire);
+        let refusal = Refusal {
+            number,
+            pid: record.pid.load(Ordering::Relaxed),
+            gpu: record.gpu.load(Ordering::Relaxed),
+            asked_bytes: record.asked_bytes.load(Ordering::Relaxed),
+            used_bytes: record.used_bytes.load(Ordering::Relaxed),
+            limit_bytes: record.limit_bytes.load(Ordering::Relaxed),
+        };
+        core::sync::atomic::fence(Ordering::Acquire);
+        (stamp == number && record.stamp.load(Ordering::Relaxed) == number).then_some(refusal)
+    }
+}
+
+/// One GPU of the region, as the protocol sees it.
+pub(crate) struct GpuCells<'a> {
+    pub(crate) usage: &'a UsageRegion,
+    pub(crate) word: &'a AtomicU64,
+    pub(crate) gpu: usize,
+}
+
+impl<'a> GpuCells<'a> {
+    pub(crate) fn new(usage: &'a UsageRegion, gpu: usize) -> Option<Self> {
+        Some(Self { usage, word: &usage.words.get(gpu)?.0, gpu })
+    }
+}
+
+impl protocol::Gpu for GpuCells<'_> {
+    type Cell = AtomicU64;
+
+    #[inline]
+    fn word(&self) -> &AtomicU64 {
+        self.word
+    }
+
+    #[inline]
+    fn record(&self, slot: u32) -> Option<&Record<AtomicU64>> {
+        self.usage.slots.get(slot as usize)?.records.get(self.gpu)
+    }
+}

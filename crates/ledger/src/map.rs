@@ -1,0 +1,142 @@
+//! Files into memory.
+
+use core::ffi::{CStr, c_int};
+use core::marker::PhantomData;
+use core::ops::Deref;
+use core::ptr::NonNull;
+
+use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, VERSION};
+
+/// Why a slice's files can't be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenError {
+    /// The file can't be opened or mapped; the value is `errno`.
+    Io(c_int),
+    /// The path does not fit.
+    PathTooLong,
+    /// The file is shorter than its layout.
+    Truncated,
+    /// The file is something else, or of a version that this build does not know.
+    Unknown,
+    /// All slots are held by living processes.
+    Full,
+}
+
+impl core::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Io(errno) => write!(f, "the slice's accounting can't be opened (errno {errno})"),
+            Self::PathTooLong => f.write_str("the path of the slice's accounting is too long"),
+            Self::Truncated => f.write_str("the slice's accounting is shorter than its layout"),
+            Self::Unknown => f.write_str("the slice's accounting is of an unknown kind or version"),
+            Self::Full => f.write_str("the slice has no slot left for another process"),
+        }
+    }
+}
+
+impl core::error::Error for OpenError {}
+
+pub(crate) fn errno() -> c_int {
+    // SAFETY: glibc's errno of this thread, always valid.
+    unsafe { *libc::__errno_location() }
+}
+
+/// An open file that closes itself.
+pub(crate) struct Fd(pub(crate) c_int);
+
+impl Fd {
+    pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Self, OpenError> {
+        // SAFETY: `path` is a C string; no mode is read without O_CREAT.
+        let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
+        if fd < 0 { Err(OpenError::Io(errno())) } else { Ok(Self(fd)) }
+    }
+
+    fn len(&self) -> Result<usize, OpenError> {
+        // Not fstat: its symbol needs a newer glibc than we promise.
+        // SAFETY: a plain system call on our own descriptor.
+        let len = unsafe { libc::lseek(self.0, 0, libc::SEEK_END) };
+        usize::try_from(len).map_err(|_| OpenError::Io(errno()))
+    }
+}
+
+impl Drop for Fd {
+    fn drop(&mut self) {
+        // SAFETY: our own descriptor, closed once.
+        unsafe { libc::close(self.0) };
+    }
+}
+
+/// A whole region in memory, unmapped on drop.
+pub(crate) struct Mapping<T> {
+    at: NonNull<T>,
+    region: PhantomData<T>,
+}
+
+impl<T> core::fmt::Debug for Mapping<T> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.at.fmt(f)
+    }
+}
+
+// SAFETY: the regions consist of atomics and of fields that nobody changes after creation.
+unsafe impl<T: Sync> Send for Mapping<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Mapping<T> {}
+
+impl<T> Mapping<T> {
+    /// `T` must be valid for any bytes.
+    fn new(fd: &Fd, writable: bool) -> Result<Self, OpenError> {
+        if fd.len()? < size_of::<T>() {
+            return Err(OpenError::Truncated);
+        }
+        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        // SAFETY: a fresh shared mapping at an address of the kernel's choice.
+        let at = unsafe {
+            libc::mmap(core::ptr::null_mut(), size_of::<T>(), protection, libc::MAP_SHARED, fd.0, 0)
+        };
+        match NonNull::new(at.cast::<T>()) {
+            Some(at) if at.as_ptr().cast() != libc::MAP_FAILED => Ok(Self { at, region: PhantomData }),
+            _ => Err(OpenError::Io(errno())),
+        }
+    }
+
+    /// Keeps the mapping out of children of this process.
+    pub(crate) fn keep_from_children(&self) -> bool {
+        // SAFETY: advice on our own mapping.
+        unsafe { libc::madvise(self.at.as_ptr().cast(), size_of::<T>(), libc::MADV_DONTFORK) == 0 }
+    }
+}
+
+impl<T> Deref for Mapping<T> {
+    type Target = T;
+
+    #[inline]
+    fn deref(&self) -> &T {
+        // SAFETY: mapped with the size of T until drop; every T here is valid for any bytes.
+        unsafe { self.at.as_ref() }
+    }
+}
+
+impl<T> Drop for Mapping<T> {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping, to which no reference can be left.
+        unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
+    }
+}
+
+pub(crate) fn limits(path: &CStr, writable: bool) -> Result<Mapping<LimitsRegion>, OpenError> {
+    let fd = Fd::open(path, if writable { libc::O_RDWR } else { libc::O_RDONLY })?;
+    let limits = Mapping::<LimitsRegion>::new(&fd, writable)?;
+    if limits.magic != LIMITS_MAGIC || limits.version != VERSION || limits.gpu_count as usize > MAX_GPUS {
+        return Err(OpenError::Unknown);
+    }
+    Ok(limits)
+}
+
+pub(crate) fn usage(fd: &Fd) -> Result<Mapping<UsageRegion>, OpenError> {
+    let usage = Mapping::<UsageRegion>::new(fd, true)?;
+    if usage.magic != USAGE_MAGIC || usage.version != VERSION {
+        return Err(OpenError::Unknown);
+    }
+    Ok(usage)
+}
