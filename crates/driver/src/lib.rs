@@ -1,1 +1,140 @@
-//! cantle: driver
+//! The agent's view of GPUs: one long-lived NVML session behind the [`Driver`] trait, real or simulated.
+//!
+//! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one: a [`Source`] says which library is
+//! loaded, nothing else differs. [`fault`] wraps a driver with scripted failures for tests.
+
+mod context;
+mod error;
+pub mod fault;
+mod libraries;
+mod nvml;
+pub mod sim;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_model::{Gpu, GpuUuid};
+
+pub use context::{ContextCache, probe_context_main};
+pub use error::DriverError;
+pub use libraries::{Libraries, Library};
+
+/// The first argument that makes the binary act as the context probe: see [`probe_context_main`].
+pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";
+
+type Result<T> = std::result::Result<T, DriverError>;
+
+/// Which GPUs are meant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The machine's own, through the installed NVIDIA driver.
+    Real,
+    /// Simulated ones.
+    Sim {
+        /// Where their state lives (`$CANTLE_SIM_DIR`).
+        dir: PathBuf,
+        /// cantle's library folder; the simulated driver is in `sim/` below it.
+        lib_dir: PathBuf,
+    },
+}
+
+/// Memory of one GPU, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// All of it.
+    pub total_bytes: u64,
+    /// In use by anybody, the driver's own reserve included.
+    pub used_bytes: u64,
+    /// The rest.
+    pub free_bytes: u64,
+}
+
+/// What one process holds of one GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessMemory {
+    /// Process id as the driver sees it (the machine's own pid namespace).
+    pub pid: u32,
+    /// Memory in bytes; `None` where the driver does not say (for example inside some containers).
+    pub used_bytes: Option<u64>,
+}
+
+/// Where a GPU is on its bus and in `/dev`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// PCI address as NVML writes it, e.g. `00000000:01:00.0`.
+    pub pci_bus_id: String,
+    /// `N` of `/dev/nvidiaN`.
+    pub minor: u32,
+}
+
+/// Versions of the parts of the driver.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// Kernel driver, e.g. `550.163.01`.
+    pub driver: String,
+    /// Highest CUDA version it supports, e.g. `12.4`.
+    pub cuda: String,
+    /// The NVML library, e.g. `12.550.163.01`.
+    pub nvml: String,
+}
+
+/// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware).
+pub trait Driver: Send + Sync {
+    /// All GPUs, in NVML's order.
+    ///
+    /// # Errors
+    /// If the driver fails; the error names the call and the GPU.
+    fn gpus(&self) -> Result<Vec<Gpu>>;
+
+    /// Memory of one GPU, whoever uses it.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory>;
+
+    /// Every process that holds memory of the GPU, each once, in ascending order of pid.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>>;
+
+    /// Bus address and device node.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn location(&self, gpu: &GpuUuid) -> Result<Location>;
+
+    /// Versions of the driver's parts.
+    fn versions(&self) -> Versions;
+
+    /// What a context costs on this GPU: memory that a process holds before it allocates anything, rounded up to
+    /// 2 MiB. Measured with a child process, which takes up to a second on real hardware; [`ContextCache`] remembers.
+    ///
+    /// # Errors
+    /// If the probe can't run, or the driver fails.
+    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64>;
+
+    /// The driver's libraries and all the names they have on this machine.
+    ///
+    /// # Errors
+    /// If a library can't be found.
+    fn libraries(&self) -> Result<Libraries>;
+}
+
+/// Opens the session; keep it for the life of the program (opening is what costs: about 10 ms on real hardware).
+///
+/// # Errors
+/// If there is no driver, no simulated GPU, or the driver refuses to start.
+pub fn open(source: &Source) -> Result<Arc<dyn Driver>> {
+    let probe_exe = PathBuf::from("/proc/self/exe");
+    Ok(Arc::new(nvml::Session::open(source, probe_exe)?))
+}
+
+/// As [`open`], with the program that is run as context probe: it must call [`probe_context_main`] when its first
+/// argument is [`PROBE_CONTEXT_COMMAND`]. [`open`] takes the running program itself.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with_probe(source: &Source, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
+    Ok(Arc::new(nvml::Session::open(source, probe_exe)?))
+}

@@ -1,0 +1,189 @@
+//! What a CUDA context costs. No API tells; it is measured: a child makes one, and NVML is read for that child.
+
+use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use cantle_model::{GRANULE_BYTES, GpuUuid};
+use libloading::Library;
+
+use crate::{Driver, DriverError, Memory, PROBE_CONTEXT_COMMAND, Result, Source};
+
+/// What the child says when its context exists; it keeps it until its stdin closes.
+const READY: &str = "ready";
+
+pub(crate) fn measure(
+    driver: &dyn Driver,
+    source: &Source,
+    probe_exe: &Path,
+    libcuda: &Path,
+    gpu: &GpuUuid,
+) -> Result<u64> {
+    let before = driver.memory(gpu)?;
+    let mut child = spawn(source, probe_exe, libcuda, gpu)?;
+    let ready = wait_ready(&mut child, gpu);
+    let measured = ready.and_then(|()| read_back(driver, gpu, child.id(), before));
+    drop(child.stdin.take());
+    // Its exit status says nothing more than the line it wrote, or did not.
+    let _ = child.wait();
+    measured.map(|bytes| bytes.next_multiple_of(GRANULE_BYTES))
+}
+
+fn spawn(source: &Source, exe: &Path, libcuda: &Path, gpu: &GpuUuid) -> Result<Child> {
+    let mut command = Command::new(exe);
+    command.arg(PROBE_CONTEXT_COMMAND).arg(libcuda);
+    if let Source::Sim { dir, .. } = source {
+        command.arg(dir);
+    }
+    command
+        .env("CUDA_VISIBLE_DEVICES", &gpu.0)
+        .env_remove("LD_PRELOAD")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command.spawn().map_err(|why| probe_error(gpu, format!("cannot start {}: {why}", exe.display())))
+}
+
+fn probe_error(gpu: &GpuUuid, why: impl Into<String>) -> DriverError {
+    DriverError::Probe { gpu: gpu.clone(), why: why.into() }
+}
+
+fn wait_ready(child: &mut Child, gpu: &GpuUuid) -> Result<()> {
+    let mut line = String::new();
+    let read = child.stdout.take().map(|out| BufReader::new(out).read_line(&mut line));
+    if line.trim() == READY {
+        return Ok(());
+    }
+    let mut said = String::new();
+    if let Some(err) = child.stderr.take() {
+        // A reader error leaves what was read so far, which is all there is to tell.
+        let _ = BufReader::new(err).read_line(&mut said);
+    }
+    let why = match (said.trim(), read) {
+        ("", Some(Err(why))) => why.to_string(),
+        ("", _) => "the probe ended without a word".to_owned(),
+        (said, _) => said.to_owned(),
+    };
+    Err(probe_error(gpu, why))
+}
+
+/// The child's own figure where NVML can tell processes apart, else how much more of the GPU is in use than before.
+fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Memory) -> Result<u64> {
+    let processes = driver.processes(gpu)?;
+    let own = processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
+    match own {
+        Some(bytes) => Ok(bytes),
+        None => Ok(driver.memory(gpu)?.used_bytes.saturating_sub(before.used_bytes)),
+    }
+}
+
+/// The child's `main`: makes a context on the one visible GPU, says so, and keeps it until stdin closes.
+/// `args` are those after [`PROBE_CONTEXT_COMMAND`]: the path of libcuda and, for simulated GPUs, their folder.
+#[must_use]
+pub fn probe_context_main(args: &[OsString]) -> ExitCode {
+    let outcome = match args {
+        [libcuda] => make_context(libcuda, None),
+        [libcuda, sim_dir] => make_context(libcuda, Some(sim_dir)),
+        _ => Err("usage: __probe-context LIBCUDA [SIM_DIR]".to_owned()),
+    };
+    match outcome {
+        Ok(_library) => {
+            let mut out = std::io::stdout();
+            if writeln!(out, "{READY}").and_then(|()| out.flush()).is_ok() {
+                // Ends when the parent closes the pipe, or dies.
+                let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            }
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            let _ = writeln!(std::io::stderr(), "{why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn make_context(libcuda: &OsStr, sim_dir: Option<&OsString>) -> std::result::Result<Library, String> {
+    // SAFETY: loading the driver's library runs its constructors, which is what its users expect.
+    let lib = unsafe { Library::new(libcuda) }.map_err(|why| why.to_string())?;
+    if let Some(dir) = sim_dir {
+        let dir = CString::new(dir.as_bytes()).map_err(|why| why.to_string())?;
+        call::<unsafe extern "C" fn(*const c_char) -> c_int>(&lib, "cantle_sim_use", |select| {
+            // SAFETY: the string is NUL-terminated and outlives the call.
+            unsafe { select(dir.as_ptr()) }
+        })?;
+    }
+    call::<unsafe extern "C" fn(c_uint) -> c_int>(&lib, "cuInit", |init| {
+        // SAFETY: flags must be 0.
+        unsafe { init(0) }
+    })?;
+    let mut context: *mut c_void = std::ptr::null_mut();
+    // The primary context is what CUDA's runtime makes; device 0 is the only visible one.
+    call::<unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int>(
+        &lib,
+        "cuDevicePrimaryCtxRetain",
+        |retain| {
+            // SAFETY: the out pointer is a live local.
+            unsafe { retain(&raw mut context, 0) }
+        },
+    )?;
+    Ok(lib)
+}
+
+fn call<F>(
+    lib: &Library,
+    name: &'static str,
+    f: impl FnOnce(&F) -> c_int,
+) -> std::result::Result<(), String> {
+    // SAFETY: the callers give the signatures of the CUDA header and of the simulated driver's control functions.
+    let function = unsafe { lib.get::<F>(name) }.map_err(|why| why.to_string())?;
+    match f(&function) {
+        0 => Ok(()),
+        code => Err(format!("{name} failed with CUDA error {code}")),
+    }
+}
+
+/// Remembers measured context sizes in a file, by driver version and GPU model: the only two things they depend on.
+#[derive(Debug)]
+pub struct ContextCache {
+    file: PathBuf,
+}
+
+impl ContextCache {
+    /// Keeps its figures in `file`, which is made at the first measurement.
+    #[must_use]
+    pub const fn new(file: PathBuf) -> Self {
+        Self { file }
+    }
+
+    /// [`Driver::context_bytes`] of the GPU, from the file if it is known there. A file that can't be read or written
+    /// costs a measurement, nothing else.
+    ///
+    /// # Errors
+    /// If it must be measured and can't be.
+    pub fn context_bytes(&self, driver: &dyn Driver, gpu: &cantle_model::Gpu) -> Result<u64> {
+        let key = format!("{} | {}", driver.versions().driver, gpu.model);
+        let mut known = self.load();
+        if let Some(bytes) = known.get(&key) {
+            return Ok(*bytes);
+        }
+        let bytes = driver.context_bytes(&gpu.uuid)?;
+        known.insert(key, bytes);
+        self.store(&known);
+        Ok(bytes)
+    }
+
+    fn load(&self) -> std::collections::BTreeMap<String, u64> {
+        let text = fs::read_to_string(&self.file).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    }
+
+    fn store(&self, known: &std::collections::BTreeMap<String, u64>) {
+        let Ok(text) = serde_json::to_string_pretty(known) else { return };
+        let fresh = self.file.with_extension(format!("{}.tmp", std::process::id()));
+        // Renamed into place so that a reader never sees half a file; see above for why a failure is no error.
+        let _ = fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &self.file));
+    }
+}

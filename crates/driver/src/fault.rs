@@ -1,0 +1,124 @@
+//! A driver whose calls fail as a script says: what the agent does about a sick GPU is tested with it.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cantle_model::{Gpu, GpuUuid};
+
+use crate::{Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Versions};
+
+/// The calls that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Call {
+    /// [`Driver::gpus`]
+    Gpus,
+    /// [`Driver::memory`]
+    Memory,
+    /// [`Driver::processes`]
+    Processes,
+    /// [`Driver::context_bytes`]
+    ContextBytes,
+}
+
+/// One failure: the next matching call returns `error` instead of reaching the driver.
+#[derive(Clone, Debug)]
+pub struct Fault {
+    /// Which call.
+    pub call: Call,
+    /// On which GPU; any if `None`.
+    pub gpu: Option<GpuUuid>,
+    /// How many matching calls pass before.
+    pub after: u32,
+    /// How many fail then; `u32::MAX` for ever.
+    pub times: u32,
+    /// What they fail with.
+    pub error: DriverError,
+}
+
+/// A GPU that fell off the bus, as NVML reports it.
+#[must_use]
+pub fn gpu_is_lost(gpu: &GpuUuid) -> DriverError {
+    DriverError::Nvml {
+        function: "nvmlDeviceGetMemoryInfo",
+        gpu: Some(gpu.clone()),
+        code: 15,
+        text: "GPU is lost".to_owned(),
+    }
+}
+
+/// Passes calls on to another driver, except those that the script lets fail.
+pub struct FaultyDriver {
+    inner: Arc<dyn Driver>,
+    script: Mutex<VecDeque<Fault>>,
+}
+
+impl FaultyDriver {
+    /// A driver without faults so far.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>) -> Self {
+        Self { inner, script: Mutex::default() }
+    }
+
+    /// Adds a failure.
+    pub fn inject(&self, fault: Fault) {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).push_back(fault);
+    }
+
+    /// The GPU is well again: forgets all failures.
+    pub fn heal(&self) {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    fn pass(&self, call: Call, gpu: Option<&GpuUuid>) -> Result<()> {
+        let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
+        let matches =
+            |fault: &Fault| fault.call == call && (fault.gpu.is_none() || fault.gpu.as_ref() == gpu);
+        let Some(index) = script.iter().position(|fault| matches(fault)) else { return Ok(()) };
+        let fault = &mut script[index];
+        if fault.after > 0 {
+            fault.after -= 1;
+            return Ok(());
+        }
+        let error = fault.error.clone();
+        match fault.times {
+            u32::MAX => {}
+            0 | 1 => drop(script.remove(index)),
+            _ => fault.times -= 1,
+        }
+        Err(error)
+    }
+}
+
+impl Driver for FaultyDriver {
+    fn gpus(&self) -> Result<Vec<Gpu>> {
+        self.pass(Call::Gpus, None)?;
+        self.inner.gpus()
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
+        self.pass(Call::Memory, Some(gpu))?;
+        self.inner.memory(gpu)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
+        self.pass(Call::Processes, Some(gpu))?;
+        self.inner.processes(gpu)
+    }
+
+    fn location(&self, gpu: &GpuUuid) -> Result<Location> {
+        self.inner.location(gpu)
+    }
+
+    fn versions(&self) -> Versions {
+        self.inner.versions()
+    }
+
+    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
+        self.pass(Call::ContextBytes, Some(gpu))?;
+        self.inner.context_bytes(gpu)
+    }
+
+    fn libraries(&self) -> Result<Libraries> {
+        self.inner.libraries()
+    }
+}

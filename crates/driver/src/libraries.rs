@@ -1,0 +1,188 @@
+//! Where the driver's libraries are, and under which names a program may open them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{DriverError, Result};
+
+pub(crate) const CUDA_SONAME: &str = "libcuda.so.1";
+pub(crate) const NVML_SONAME: &str = "libnvidia-ml.so.1";
+
+/// Folders where installers put the driver's libraries, besides those of `/etc/ld.so.conf*`: distributions, the
+/// container toolkit (`/usr/local/nvidia`), GKE, and CUDA's forward-compatibility packages.
+const USUAL_DIRS: [&str; 13] = [
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib64",
+    "/usr/lib64/nvidia",
+    "/usr/lib",
+    "/lib/x86_64-linux-gnu",
+    "/lib64",
+    "/usr/lib/wsl/lib",
+    "/usr/local/nvidia/lib64",
+    "/usr/local/nvidia/lib",
+    "/opt/nvidia/lib64",
+    "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+];
+
+/// One library of the driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Library {
+    /// The file itself.
+    pub real: PathBuf,
+    /// Every path on this machine that leads to this library or to another build of it (`cuda-compat`), symbolic
+    /// links included, sorted.
+    pub names: Vec<PathBuf>,
+}
+
+/// The two libraries through which programs reach the driver.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Libraries {
+    /// CUDA's driver API, `libcuda.so.1`.
+    pub cuda: Library,
+    /// NVML, `libnvidia-ml.so.1`.
+    pub nvml: Library,
+}
+
+pub(crate) fn sim_libraries(lib_dir: &Path) -> Result<Libraries> {
+    let library = |soname: &str| {
+        let real = lib_dir.join("sim").join(soname);
+        if !real.is_file() {
+            return Err(DriverError::NoSimDriver(real));
+        }
+        Ok(Library { names: vec![real.clone()], real })
+    };
+    Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
+}
+
+pub(crate) fn installed(driver_version: &str) -> Result<Libraries> {
+    let dirs = library_dirs(Path::new("/"));
+    let library = |soname| {
+        let found = find_in(&dirs, soname, driver_version);
+        found.ok_or_else(|| DriverError::NoLibrary { name: soname, looked_in: joined(&dirs) })
+    };
+    Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
+}
+
+/// The first file of that soname in the usual folders.
+pub(crate) fn find(soname: &str) -> Option<PathBuf> {
+    let candidates = library_dirs(Path::new("/")).into_iter().map(|dir| dir.join(soname));
+    candidates.into_iter().find(|path| path.is_file())
+}
+
+fn joined(dirs: &[PathBuf]) -> String {
+    dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// All folders that exist below `root`, in the order in which they are preferred.
+fn library_dirs(root: &Path) -> Vec<PathBuf> {
+    let below = |dir: &str| root.join(dir.trim_start_matches('/'));
+    let mut dirs: Vec<PathBuf> = USUAL_DIRS.iter().map(|dir| below(dir)).collect();
+    dirs.extend(configured_dirs(root).iter().map(|dir| below(dir)));
+    dirs.extend(compat_dirs(root));
+    let mut seen = BTreeSet::new();
+    dirs.retain(|dir| dir.is_dir() && seen.insert(dir.clone()));
+    dirs
+}
+
+/// The folders of `/etc/ld.so.conf` and the files next to it. Its `include` lines all mean `ld.so.conf.d/*.conf`.
+fn configured_dirs(root: &Path) -> Vec<String> {
+    let mut files = vec![root.join("etc/ld.so.conf")];
+    files.extend(entries(&root.join("etc/ld.so.conf.d")));
+    let texts = files.iter().filter_map(|file| fs::read_to_string(file).ok());
+    texts
+        .flat_map(|text| text.lines().map(|line| line.trim().to_owned()).collect::<Vec<_>>())
+        .filter(|line| line.starts_with('/'))
+        .collect()
+}
+
+/// CUDA's forward-compatibility packages bring their own libcuda: `/usr/local/cuda-12.4/compat`.
+fn compat_dirs(root: &Path) -> Vec<PathBuf> {
+    let toolkits = entries(&root.join("usr/local")).into_iter();
+    toolkits
+        .filter(|dir| dir.file_name().is_some_and(|name| name.to_string_lossy().starts_with("cuda")))
+        .map(|dir| dir.join("compat"))
+        .collect()
+}
+
+fn entries(dir: &Path) -> Vec<PathBuf> {
+    let mut found: Vec<PathBuf> =
+        fs::read_dir(dir).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
+    found.sort();
+    found
+}
+
+fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Library> {
+    let unversioned = soname.trim_end_matches(".1");
+    let versioned = format!("{unversioned}.{driver_version}");
+    let mut names = BTreeSet::new();
+    let mut real = None;
+    for dir in dirs {
+        for name in [versioned.as_str(), soname, unversioned] {
+            let path = dir.join(name);
+            let Ok(target) = path.canonicalize() else { continue };
+            // The installed build goes before a compatibility build, which only has another version's name.
+            if real.is_none() {
+                real = Some(target.clone());
+            }
+            names.extend([path, target]);
+        }
+    }
+    Some(Library { real: real?, names: names.into_iter().collect() })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn file(root: &Path, path: &str) {
+        let path = root.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, "").unwrap();
+    }
+
+    #[test]
+    fn every_name_of_a_library_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        file(&root, "usr/lib/x86_64-linux-gnu/libcuda.so.550.1");
+        symlink("libcuda.so.550.1", root.join("usr/lib/x86_64-linux-gnu/libcuda.so.1")).unwrap();
+        symlink("libcuda.so.1", root.join("usr/lib/x86_64-linux-gnu/libcuda.so")).unwrap();
+        file(&root, "usr/local/cuda-12.8/compat/libcuda.so.570.1");
+        symlink("libcuda.so.570.1", root.join("usr/local/cuda-12.8/compat/libcuda.so.1")).unwrap();
+        file(&root, "opt/odd/libcuda.so.1");
+        fs::create_dir_all(root.join("etc/ld.so.conf.d")).unwrap();
+        fs::write(root.join("etc/ld.so.conf.d/odd.conf"), "# odd\n/opt/odd\n").unwrap();
+
+        let found = find_in(&library_dirs(&root), CUDA_SONAME, "550.1").unwrap();
+
+        assert_eq!(found.real, root.join("usr/lib/x86_64-linux-gnu/libcuda.so.550.1"));
+        let names: Vec<_> =
+            found.names.iter().map(|name| name.strip_prefix(&root).unwrap().to_str().unwrap()).collect();
+        assert_eq!(
+            names,
+            [
+                "opt/odd/libcuda.so.1",
+                "usr/lib/x86_64-linux-gnu/libcuda.so",
+                "usr/lib/x86_64-linux-gnu/libcuda.so.1",
+                "usr/lib/x86_64-linux-gnu/libcuda.so.550.1",
+                "usr/local/cuda-12.8/compat/libcuda.so.1",
+                "usr/local/cuda-12.8/compat/libcuda.so.570.1",
+            ]
+        );
+        assert_eq!(find_in(&library_dirs(&root), NVML_SONAME, "550.1"), None);
+    }
+
+    #[test]
+    fn a_missing_simulated_driver_is_named() {
+        let error = sim_libraries(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error, DriverError::NoSimDriver("/nowhere/sim/libcuda.so.1".into()));
+        assert!(error.to_string().contains("make build"));
+    }
+}

@@ -1,0 +1,280 @@
+//! One NVML session: the library stays loaded and initialised, handles are cached. Opening and closing it per call is
+//! slow and racy.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_uint};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use cantle_model::{Gpu, GpuUuid};
+use nvml_wrapper_sys::bindings::{
+    NvmlLib, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+};
+
+use crate::libraries::{NVML_SONAME, sim_libraries};
+use crate::{
+    Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Source, Versions, context,
+    libraries,
+};
+
+const NVML_SUCCESS: nvmlReturn_t = 0;
+const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
+const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
+/// NVML's "not available" for a process's memory.
+const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
+/// Long enough for every name and version that NVML returns (its own limits are 80 to 96).
+const TEXT_LEN: usize = 128;
+
+/// Calls an NVML function and turns its code into a `Result`.
+macro_rules! nvml {
+    ($session:expr, $gpu:expr, $function:ident($($arg:expr),* $(,)?)) => {
+        match $session.lib.$function.as_ref() {
+            // SAFETY: the signature is the driver's own header's (nvml-wrapper-sys), the library is initialised and
+            // stays loaded while the session lives, and every pointer argument points to a live local of the caller.
+            Ok(function) => $session.check(stringify!($function), $gpu, unsafe { function($($arg),*) }),
+            Err(_) => Err(DriverError::TooOld { function: stringify!($function) }),
+        }
+    };
+}
+
+struct Device {
+    handle: nvmlDevice_t,
+    gpu: Gpu,
+}
+
+pub(crate) struct Session {
+    lib: NvmlLib,
+    source: Source,
+    probe_exe: PathBuf,
+    devices: BTreeMap<GpuUuid, Device>,
+}
+
+// SAFETY: NVML is thread-safe by its documentation, and the handles are opaque names valid in every thread.
+unsafe impl Send for Session {}
+// SAFETY: as above; nothing in the session is written after `open`.
+unsafe impl Sync for Session {}
+
+impl Session {
+    pub(crate) fn open(source: &Source, probe_exe: PathBuf) -> Result<Self> {
+        let lib = load(source)?;
+        let mut session = Self { lib, source: source.clone(), probe_exe, devices: BTreeMap::new() };
+        nvml!(session, None, nvmlInit_v2())?;
+        session.devices = session.find_devices()?;
+        Ok(session)
+    }
+
+    fn find_devices(&self) -> Result<BTreeMap<GpuUuid, Device>> {
+        let mut count: c_uint = 0;
+        nvml!(self, None, nvmlDeviceGetCount_v2(&raw mut count))?;
+        let mut devices = BTreeMap::new();
+        for index in 0..count {
+            let mut handle: nvmlDevice_t = std::ptr::null_mut();
+            nvml!(self, None, nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle))?;
+            let uuid = text(|buf, len| nvml!(self, None, nvmlDeviceGetUUID(handle, buf, len)))?;
+            let uuid = GpuUuid(uuid);
+            let model = text(|buf, len| nvml!(self, Some(&uuid), nvmlDeviceGetName(handle, buf, len)))?;
+            let memory_bytes = self.memory_of(handle, &uuid)?.total_bytes;
+            let mig = self.mig_mode(handle, &uuid)?;
+            let gpu = Gpu { uuid: uuid.clone(), index, model, memory_bytes, mig };
+            devices.insert(uuid, Device { handle, gpu });
+        }
+        Ok(devices)
+    }
+
+    fn device(&self, gpu: &GpuUuid) -> Result<nvmlDevice_t> {
+        let device = self.devices.get(gpu).ok_or_else(|| DriverError::NoSuchGpu(gpu.clone()))?;
+        Ok(device.handle)
+    }
+
+    fn memory_of(&self, handle: nvmlDevice_t, gpu: &GpuUuid) -> Result<Memory> {
+        let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
+        nvml!(self, Some(gpu), nvmlDeviceGetMemoryInfo(handle, &raw mut memory))?;
+        Ok(Memory { total_bytes: memory.total, used_bytes: memory.used, free_bytes: memory.free })
+    }
+
+    fn mig_mode(&self, handle: nvmlDevice_t, gpu: &GpuUuid) -> Result<bool> {
+        let (mut current, mut pending): (c_uint, c_uint) = (0, 0);
+        match nvml!(self, Some(gpu), nvmlDeviceGetMigMode(handle, &raw mut current, &raw mut pending)) {
+            Ok(()) => Ok(current == 1),
+            // A GPU without MIG, or a driver that has never heard of it.
+            Err(DriverError::Nvml { code: NVML_ERROR_NOT_SUPPORTED, .. } | DriverError::TooOld { .. }) => {
+                Ok(false)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check(&self, function: &'static str, gpu: Option<&GpuUuid>, code: nvmlReturn_t) -> Result<()> {
+        if code == NVML_SUCCESS {
+            return Ok(());
+        }
+        let text = match self.lib.nvmlErrorString.as_ref() {
+            Ok(error_string) => {
+                // SAFETY: takes any code and returns a static, NUL-terminated string.
+                unsafe { CStr::from_ptr(error_string(code)) }.to_string_lossy().into_owned()
+            }
+            Err(_) => "unknown error".to_owned(),
+        };
+        Err(DriverError::Nvml { function, gpu: gpu.cloned(), code, text })
+    }
+
+    /// Two-step protocol of NVML's lists: a buffer that is too small is answered with the size that would do.
+    fn process_list(
+        &self,
+        call: impl Fn(*mut c_uint, *mut nvmlProcessInfo_t) -> Result<()>,
+    ) -> Result<Vec<nvmlProcessInfo_t>> {
+        let empty = nvmlProcessInfo_t { pid: 0, usedGpuMemory: 0, gpuInstanceId: 0, computeInstanceId: 0 };
+        let mut infos = vec![empty; 32];
+        loop {
+            let mut count = c_uint::try_from(infos.len()).unwrap_or(c_uint::MAX);
+            match call(&raw mut count, infos.as_mut_ptr()) {
+                Ok(()) => {
+                    infos.truncate(count as usize);
+                    return Ok(infos);
+                }
+                Err(DriverError::Nvml { code: NVML_ERROR_INSUFFICIENT_SIZE, .. }) => {
+                    // Some head-room: processes come and go between the two calls.
+                    infos.resize(count as usize + 16, empty);
+                }
+                Err(DriverError::Nvml { code: NVML_ERROR_NOT_SUPPORTED, .. }) => return Ok(Vec::new()),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure, and the process goes on without NVML either way.
+        let _ = nvml!(self, None, nvmlShutdown());
+    }
+}
+
+impl Driver for Session {
+    fn gpus(&self) -> Result<Vec<Gpu>> {
+        let mut gpus = Vec::with_capacity(self.devices.len());
+        for (uuid, device) in &self.devices {
+            // The mode is the one thing of a GPU that can change while we run.
+            gpus.push(Gpu { mig: self.mig_mode(device.handle, uuid)?, ..device.gpu.clone() });
+        }
+        gpus.sort_by_key(|gpu| gpu.index);
+        Ok(gpus)
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
+        self.memory_of(self.device(gpu)?, gpu)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
+        let handle = self.device(gpu)?;
+        let compute = self.process_list(|count, infos| {
+            nvml!(self, Some(gpu), nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos))
+        })?;
+        let graphics = self.process_list(|count, infos| {
+            nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, infos))
+        })?;
+        // A process that does both is in both lists with the same figure: it counts once.
+        let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        for info in compute.into_iter().chain(graphics) {
+            let used_bytes = Some(info.usedGpuMemory).filter(|bytes| *bytes != VALUE_NOT_AVAILABLE);
+            let known = by_pid.entry(info.pid).or_default();
+            *known = (*known).max(used_bytes);
+        }
+        Ok(by_pid.into_iter().map(|(pid, used_bytes)| ProcessMemory { pid, used_bytes }).collect())
+    }
+
+    fn location(&self, gpu: &GpuUuid) -> Result<Location> {
+        let handle = self.device(gpu)?;
+        let mut pci = nvmlPciInfo_t {
+            busIdLegacy: [0; 16],
+            domain: 0,
+            bus: 0,
+            device: 0,
+            pciDeviceId: 0,
+            pciSubSystemId: 0,
+            busId: [0; 32],
+        };
+        nvml!(self, Some(gpu), nvmlDeviceGetPciInfo_v3(handle, &raw mut pci))?;
+        let mut minor: c_uint = 0;
+        nvml!(self, Some(gpu), nvmlDeviceGetMinorNumber(handle, &raw mut minor))?;
+        Ok(Location { pci_bus_id: until_nul(&pci.busId), minor })
+    }
+
+    fn versions(&self) -> Versions {
+        let unknown = |_| "unknown".to_owned();
+        let driver = text(|buf, len| nvml!(self, None, nvmlSystemGetDriverVersion(buf, len)));
+        let nvml = text(|buf, len| nvml!(self, None, nvmlSystemGetNVMLVersion(buf, len)));
+        let mut cuda = 0;
+        let asked = nvml!(self, None, nvmlSystemGetCudaDriverVersion_v2(&raw mut cuda));
+        let cuda = asked.map(|()| format!("{}.{}", cuda / 1000, cuda % 1000 / 10));
+        Versions {
+            driver: driver.unwrap_or_else(unknown),
+            cuda: cuda.unwrap_or_else(unknown),
+            nvml: nvml.unwrap_or_else(unknown),
+        }
+    }
+
+    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
+        let libcuda = self.libraries()?.cuda.real;
+        context::measure(self, &self.source, &self.probe_exe, &libcuda, gpu)
+    }
+
+    fn libraries(&self) -> Result<Libraries> {
+        match &self.source {
+            Source::Sim { lib_dir, .. } => sim_libraries(lib_dir),
+            Source::Real => libraries::installed(&self.versions().driver),
+        }
+    }
+}
+
+fn load(source: &Source) -> Result<NvmlLib> {
+    match source {
+        Source::Real => {
+            // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
+            let loaded = unsafe { NvmlLib::new(NVML_SONAME) };
+            loaded.or_else(|_| load_installed())
+        }
+        Source::Sim { dir, lib_dir } => {
+            let path = sim_libraries(lib_dir)?.nvml.real;
+            // SAFETY: our own library; it has no constructors.
+            let lib = unsafe { NvmlLib::new(&path) };
+            let lib = lib.map_err(|why| DriverError::Load { path: path.clone(), why: why.to_string() })?;
+            use_sim_dir(&lib, &path, dir)?;
+            Ok(lib)
+        }
+    }
+}
+
+/// Not on the loader's path: containers and hand-installed drivers keep it elsewhere.
+fn load_installed() -> Result<NvmlLib> {
+    let path = libraries::find(NVML_SONAME).ok_or(DriverError::NoDriver)?;
+    // SAFETY: as in `load`.
+    let loaded = unsafe { NvmlLib::new(&path) };
+    loaded.map_err(|why| DriverError::Load { path, why: why.to_string() })
+}
+
+/// Tells this copy of the simulated library where its state is, before it is initialised.
+fn use_sim_dir(lib: &NvmlLib, path: &Path, dir: &Path) -> Result<()> {
+    let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|e| DriverError::Sim(e.to_string()))?;
+    // SAFETY: the simulated driver declares the function so.
+    let found =
+        unsafe { lib.__library.get::<unsafe extern "C" fn(*const c_char) -> i32>(b"cantle_sim_use\0") };
+    let select = found.map_err(|why| DriverError::Load { path: path.to_owned(), why: why.to_string() })?;
+    // SAFETY: `dir` is NUL-terminated and outlives the call.
+    match unsafe { select(dir.as_ptr()) } {
+        0 => Ok(()),
+        code => Err(DriverError::Sim(format!("cannot use {} (code {code})", dir.to_string_lossy()))),
+    }
+}
+
+/// Lets `fill` write a C string into a buffer.
+fn text(fill: impl FnOnce(*mut c_char, c_uint) -> Result<()>) -> Result<String> {
+    let mut buf = [0 as c_char; TEXT_LEN];
+    fill(buf.as_mut_ptr(), TEXT_LEN as c_uint)?;
+    Ok(until_nul(&buf))
+}
+
+fn until_nul(chars: &[c_char]) -> String {
+    let bytes: Vec<u8> = chars.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,82 @@
+//! The simulated GPUs from outside: making them and asking what they really hold.
+//!
+//! The simulated `libcuda.so.1` exports three control functions of its own for this; the cli can't depend on the room
+//! that builds it, because that room is a library to be loaded by other programs.
+
+use std::ffi::{CString, c_char};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libloading::{Library, Symbol};
+
+use crate::libraries::sim_libraries;
+use crate::{DriverError, Result};
+
+type Use = unsafe extern "C" fn(*const c_char) -> i32;
+type Create = unsafe extern "C" fn(*const c_char, *const c_char, *mut c_char, usize) -> i32;
+type TruthJson = unsafe extern "C" fn(*const c_char, *mut c_char, usize) -> isize;
+
+/// Makes the simulated GPUs that `spec` names (`3xA100-40GB,1xT4-16GB`) in `dir`, unless they are there already.
+///
+/// # Errors
+/// If the spec is wrong, or `dir` holds other GPUs than those.
+pub fn create(dir: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
+    let lib = load(lib_dir)?;
+    let (dir, spec) = (c_path(dir)?, c_string(spec.as_bytes())?);
+    let create: Symbol<'_, Create> = symbol(&lib, b"cantle_sim_create\0")?;
+    let mut message = vec![0u8; 1024];
+    // SAFETY: both strings are NUL-terminated, and the buffer has the length that is given; all outlive the call.
+    let code = unsafe { create(dir.as_ptr(), spec.as_ptr(), message.as_mut_ptr().cast(), message.len()) };
+    if code == 0 {
+        return Ok(());
+    }
+    let end = message.iter().position(|byte| *byte == 0).unwrap_or(message.len());
+    Err(DriverError::Sim(String::from_utf8_lossy(&message[..end]).into_owned()))
+}
+
+/// What the simulated driver holds, as JSON: the outside witness of every test (`cantle sim truth`).
+///
+/// # Errors
+/// If there are no simulated GPUs in `dir`.
+pub fn truth_json(dir: &Path, lib_dir: &Path) -> Result<String> {
+    let lib = load(lib_dir)?;
+    let dir_text = c_path(dir)?;
+    let select: Symbol<'_, Use> = symbol(&lib, b"cantle_sim_use\0")?;
+    let no_gpus = || DriverError::Sim(format!("there are none in {}", dir.display()));
+    // SAFETY: the string is NUL-terminated and outlives the call.
+    if unsafe { select(dir_text.as_ptr()) } != 0 {
+        return Err(no_gpus());
+    }
+    let truth: Symbol<'_, TruthJson> = symbol(&lib, b"cantle_sim_truth_json\0")?;
+    let mut json: Vec<u8> = vec![0; 16 * 1024];
+    loop {
+        // SAFETY: as above; the buffer has the length that is given.
+        let needed = unsafe { truth(dir_text.as_ptr(), json.as_mut_ptr().cast(), json.len()) };
+        let needed = usize::try_from(needed).map_err(|_| no_gpus())?;
+        if needed < json.len() {
+            json.truncate(needed);
+            return String::from_utf8(json).map_err(|why| DriverError::Sim(why.to_string()));
+        }
+        // Processes may come between the two calls.
+        json.resize(needed + 4096, 0);
+    }
+}
+
+fn load(lib_dir: &Path) -> Result<Library> {
+    let path = sim_libraries(lib_dir)?.cuda.real;
+    // SAFETY: our own library; it has no constructors.
+    unsafe { Library::new(&path) }.map_err(|why| DriverError::Load { path, why: why.to_string() })
+}
+
+fn symbol<'lib, T>(lib: &'lib Library, name: &[u8]) -> Result<Symbol<'lib, T>> {
+    // SAFETY: the three functions are declared by the simulated driver as the types above say.
+    unsafe { lib.get(name) }.map_err(|why| DriverError::Sim(why.to_string()))
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    c_string(path.as_os_str().as_bytes())
+}
+
+fn c_string(bytes: &[u8]) -> Result<CString> {
+    CString::new(bytes).map_err(|why| DriverError::Sim(why.to_string()))
+}
