@@ -1,2 +1,79 @@
-//! xtask
-fn main() {}
+//! House keeping of the repository: `cargo xtask arch | deps | dist | verify-shim | test [SUITE…]`.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program for developers")]
+
+mod arch;
+mod build_shim;
+mod deps;
+mod dist;
+mod suites;
+mod verify_shim;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "usage: cargo xtask <command>
+  arch          check the arrows between the rooms and the dependencies of the pure ones
+  deps          check licences and banned crates against deny.toml
+  dist          build everything into dist/
+  verify-shim   check dist/lib/cantle/shim: libraries needed, glibc version, exported names, panics, size
+  test [SUITE]  run the test suites (all, or those named); `test --list` names them";
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let done = match words.as_slice() {
+        ["arch"] => arch::check(),
+        ["deps"] => deps::check(),
+        ["dist"] => dist::build(),
+        ["verify-shim"] => verify_shim::run(&root().join("dist")),
+        ["test", suites @ ..] => suites::run(suites),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The repository's root.
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
+
+/// Where cargo puts what it builds.
+#[expect(clippy::disallowed_methods, reason = "cargo's own variable")]
+fn target_dir() -> PathBuf {
+    std::env::var("CARGO_TARGET_DIR").map_or_else(|_| root().join("target"), PathBuf::from)
+}
+
+/// Runs a program in the root; its failure is an error that names it.
+fn run(program: &str, args: &[&str]) -> Result<()> {
+    let status = Command::new(program).args(args).current_dir(root()).status();
+    let status = status.with_context(|| format!("cannot start {program}"))?;
+    if !status.success() {
+        bail!("{program} {} failed: {status}", args.join(" "));
+    }
+    Ok(())
+}
+
+/// `cargo metadata` of the workspace.
+fn metadata(extra: &[&str]) -> Result<serde_json::Value> {
+    let output = Command::new("cargo")
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(extra)
+        .current_dir(root())
+        .output()
+        .context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("cargo metadata failed: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(serde_json::from_slice(&output.stdout)?)
+}

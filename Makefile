@@ -1,0 +1,27 @@
+# What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
+.PHONY: build demo test bench gpu-test soak setup clean
+
+build:
+	cargo xtask dist
+
+setup:
+	tests/setup.sh
+
+demo: build
+	tests/demo.sh
+
+test: build setup
+	cargo xtask test
+
+bench: build
+	tests/bench/run.sh
+
+# Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes.
+gpu-test:
+	tests/gpu/run.sh
+
+soak: build setup
+	tests/soak.sh
+
+clean:
+	rm -rf dist target

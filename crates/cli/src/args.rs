@@ -1,0 +1,353 @@
+//! Every command, flag and environment variable of `cantle`, declared once.
+
+use std::path::PathBuf;
+
+use cantle_model::{ComputeMode, GpuRequest, Isolation, RequestError};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::out::Format;
+
+/// cantle shares GPUs by the slice.
+#[derive(Parser, Debug)]
+#[command(name = "cantle", version, about, disable_help_subcommand = true, max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every command.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Global {
+    /// How to print
+    #[arg(short, long, value_enum, default_value_t = Format::Table, global = true)]
+    pub(crate) output: Format,
+    /// Leave out the header of tables
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+    /// Say less
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Say more (-vv: everything)
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+    /// Colours
+    #[arg(long, value_enum, default_value_t = Color::Auto, global = true)]
+    pub(crate) color: Color,
+    /// The server's address; default: the local one
+    #[arg(long, value_name = "URL", env = "CANTLE_SERVER", global = true)]
+    pub(crate) server: Option<String>,
+    /// Where cantle keeps its state; default: /var/lib/cantle for root, ~/.local/state/cantle otherwise
+    #[arg(long, value_name = "DIR", env = "CANTLE_STATE_DIR", global = true)]
+    pub(crate) state: Option<PathBuf>,
+    /// Use simulated GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB
+    #[arg(long, value_name = "SPEC", env = "CANTLE_SIM_GPUS", global = true)]
+    pub(crate) sim_gpus: Option<String>,
+    /// Where the simulated GPUs live; default: `sim` in the state directory
+    #[arg(long, value_name = "DIR", env = "CANTLE_SIM_DIR", global = true, hide = true)]
+    pub(crate) sim_dir: Option<PathBuf>,
+    /// Where cantle's libraries are; default: ../lib/cantle beside the program
+    #[arg(long, value_name = "DIR", env = "CANTLE_LIB_DIR", global = true, hide = true)]
+    pub(crate) lib_dir: Option<PathBuf>,
+    /// Access key of the server; default: that of the local server
+    #[arg(long, value_name = "KEY", env = "CLEARML_API_ACCESS_KEY", global = true, hide = true)]
+    pub(crate) access_key: Option<String>,
+    /// Secret key of the server
+    #[arg(long, value_name = "KEY", env = "CLEARML_API_SECRET_KEY", global = true, hide = true, hide_env_values = true)]
+    pub(crate) secret_key: Option<String>,
+}
+
+/// When to colour.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Color {
+    /// On terminals, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// What to do.
+#[derive(Subcommand, Debug)]
+pub(crate) enum Command {
+    /// Run one command now, here, in a slice of a GPU; no server needed
+    Run(RunArgs),
+    /// Start server and agent together, on this machine
+    Up(UpArgs),
+    /// Start the server: ClearML-compatible API and queues
+    Server(ServerArgs),
+    /// Start the agent: take tasks from queues and give each its slice of the GPUs here
+    Daemon(DaemonArgs),
+    /// Put a command into a queue; prints the task's id
+    Submit(SubmitArgs),
+    /// List tasks
+    Tasks(TasksArgs),
+    /// List GPUs and the slices on them
+    Gpus,
+    /// List queues
+    Queues,
+    /// List nodes
+    Nodes,
+    /// Show what was decided, and why
+    Events(EventsArgs),
+    /// Say why a task waits, or where it runs
+    Why(TaskArg),
+    /// Print a task's output
+    Logs(LogsArgs),
+    /// Stop tasks
+    Stop(TaskIds),
+    /// Put tasks back into their queue
+    Requeue(TaskIds),
+    /// Inside a task: show its limits and whether they are enforced
+    Limits,
+    /// Show the access and secret key of the local server
+    Credentials,
+    /// Simulated GPUs
+    #[command(subcommand)]
+    Sim(SimCommand),
+    /// Run a scheduling scenario and print what happens
+    Simulate(SimulateArgs),
+    /// Check this machine: driver, libraries, enforcement, server
+    Doctor,
+}
+
+/// How much GPU.
+#[derive(Args, Debug, Clone, Default)]
+#[group(multiple = false)]
+pub(crate) struct Amount {
+    /// A part of one GPU: more than 0, at most 1, in steps of 0.001
+    #[arg(long, value_name = "F", value_parser = fraction)]
+    pub(crate) gpu: Option<GpuRequest>,
+    /// Whole GPUs
+    #[arg(long, value_name = "N", value_parser = whole)]
+    pub(crate) gpus: Option<GpuRequest>,
+    /// So much GPU memory of one GPU, e.g. 4G or 4Gi
+    #[arg(long, value_name = "M", value_parser = memory)]
+    pub(crate) gpu_memory: Option<GpuRequest>,
+    /// A MIG profile, e.g. 2g.10gb
+    #[arg(long, value_name = "P", value_parser = profile)]
+    pub(crate) mig_profile: Option<GpuRequest>,
+}
+
+impl Amount {
+    /// The one that was given.
+    pub(crate) fn request(&self) -> Option<GpuRequest> {
+        [&self.gpu, &self.gpus, &self.gpu_memory, &self.mig_profile].into_iter().flatten().next().cloned()
+    }
+}
+
+fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_fraction(text)
+}
+
+fn whole(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_gpus(text)
+}
+
+fn memory(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_memory(text)
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "clap wants a Result; which profiles exist only the driver knows")]
+fn profile(text: &str) -> Result<GpuRequest, RequestError> {
+    Ok(GpuRequest::MigProfile(text.to_owned()))
+}
+
+fn compute(text: &str) -> Result<ComputeMode, String> {
+    match text {
+        "even" => Ok(ComputeMode::Even),
+        "fair" => Ok(ComputeMode::Fair),
+        "strict" => Ok(ComputeMode::Strict),
+        _ => Err(format!("\"{text}\" is not a compute mode; write even, fair or strict")),
+    }
+}
+
+fn isolation(text: &str) -> Result<Isolation, String> {
+    match text {
+        "any" => Ok(Isolation::Any),
+        "mig" => Ok(Isolation::Mig),
+        "shared" => Ok(Isolation::Shared),
+        _ => Err(format!("\"{text}\" is not an isolation; write any, mig or shared")),
+    }
+}
+
+/// `cantle run`
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    pub(crate) amount: Amount,
+    /// How compute time is divided among the tasks of a GPU: even, fair or strict
+    #[arg(long, value_name = "MODE", value_parser = compute, default_value = "even")]
+    pub(crate) compute: ComputeMode,
+    /// What must keep the slice apart: any, mig or shared
+    #[arg(long, value_name = "KIND", value_parser = isolation, default_value = "any")]
+    pub(crate) isolation: Isolation,
+    /// Wait so many seconds for room; default: give up at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) timeout: u64,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+/// `cantle server`
+#[derive(Args, Debug)]
+pub(crate) struct ServerArgs {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
+    pub(crate) listen: String,
+    /// Database; default: in the state directory
+    #[arg(long, value_name = "sqlite:PATH")]
+    pub(crate) db: Option<String>,
+}
+
+/// Which queues and GPUs an agent serves, in the words of `clearml-agent daemon`.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Serve {
+    /// Queues in order of priority, with --dynamic-gpus as NAME=SPEC: a=0.25 b=1 c=1-4 d=task
+    #[arg(long, value_name = "NAME[=SPEC]", num_args = 1..)]
+    pub(crate) queue: Vec<String>,
+    /// GPUs of this machine: 0-2, 0,1 or all
+    #[arg(long, value_name = "LIST", num_args = 1..)]
+    pub(crate) gpus: Vec<String>,
+    /// Make the queues that do not exist
+    #[arg(long)]
+    pub(crate) create_queue: bool,
+    /// Serve the queues in turn instead of by priority
+    #[arg(long)]
+    pub(crate) order_fairness: bool,
+    /// Let lower queues use what a blocked task can't, as long as it starts no later
+    #[arg(long)]
+    pub(crate) backfill: bool,
+    /// Seconds between two looks at the queues
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    pub(crate) polling_interval: f64,
+    /// The worker's name; default: the host's
+    #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
+    pub(crate) worker_name: Option<String>,
+}
+
+/// `cantle up`
+#[derive(Args, Debug)]
+pub(crate) struct UpArgs {
+    #[command(flatten)]
+    pub(crate) server: ServerArgs,
+    #[command(flatten)]
+    pub(crate) serve: Serve,
+}
+
+/// `cantle daemon`
+#[derive(Args, Debug)]
+pub(crate) struct DaemonArgs {
+    #[command(flatten)]
+    pub(crate) serve: Serve,
+    /// Cut GPUs into slices, as each queue's SPEC says
+    #[arg(long)]
+    pub(crate) dynamic_gpus: bool,
+    /// Stay in the foreground (the default)
+    #[arg(long)]
+    pub(crate) foreground: bool,
+}
+
+/// `cantle submit`
+#[derive(Args, Debug)]
+pub(crate) struct SubmitArgs {
+    /// The queue
+    #[arg(long, value_name = "Q", default_value = "default")]
+    pub(crate) queue: String,
+    #[command(flatten)]
+    pub(crate) amount: Amount,
+    /// What must keep the slice apart: any, mig or shared
+    #[arg(long, value_name = "KIND", value_parser = isolation, default_value = "any")]
+    pub(crate) isolation: Isolation,
+    /// What to call the task; default: the command
+    #[arg(long, value_name = "N")]
+    pub(crate) name: Option<String>,
+    /// The project it is counted to
+    #[arg(long, value_name = "P", default_value = "default")]
+    pub(crate) project: String,
+    /// Wait for its end; exit with its exit code
+    #[arg(long, conflicts_with = "follow")]
+    pub(crate) wait: bool,
+    /// Print its output until its end; exit with its exit code
+    #[arg(long)]
+    pub(crate) follow: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+/// `cantle tasks`
+#[derive(Args, Debug)]
+pub(crate) struct TasksArgs {
+    /// Only tasks of this queue
+    #[arg(long, value_name = "Q")]
+    pub(crate) queue: Option<String>,
+    /// Only tasks of this project
+    #[arg(long, value_name = "P")]
+    pub(crate) project: Option<String>,
+    /// Only tasks in this state (queued, in_progress, completed, …)
+    #[arg(long, value_name = "STATE")]
+    pub(crate) status: Vec<String>,
+    /// Only these tasks
+    #[arg(value_name = "TASK")]
+    pub(crate) tasks: Vec<String>,
+    /// At most so many, newest first
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) limit: u32,
+}
+
+/// One task.
+#[derive(Args, Debug)]
+pub(crate) struct TaskArg {
+    /// The task's id
+    #[arg(value_name = "TASK")]
+    pub(crate) task: String,
+}
+
+/// Some tasks.
+#[derive(Args, Debug)]
+pub(crate) struct TaskIds {
+    /// The tasks' ids
+    #[arg(value_name = "TASK", required = true)]
+    pub(crate) tasks: Vec<String>,
+}
+
+/// `cantle logs`
+#[derive(Args, Debug)]
+pub(crate) struct LogsArgs {
+    /// Go on until the task ends
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// The task's id
+    #[arg(value_name = "TASK")]
+    pub(crate) task: String,
+}
+
+/// `cantle events`
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// Only of this task
+    #[arg(long, value_name = "TASK")]
+    pub(crate) task: Option<String>,
+    /// At most so many, the newest
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub(crate) limit: u32,
+}
+
+/// `cantle sim …`
+#[derive(Subcommand, Debug)]
+pub(crate) enum SimCommand {
+    /// What the simulated driver itself holds: the outside witness of every test
+    Truth,
+}
+
+/// `cantle simulate`
+#[derive(Args, Debug)]
+pub(crate) struct SimulateArgs {
+    /// Scenario files
+    #[arg(value_name = "SCENARIO", required = true)]
+    pub(crate) scenarios: Vec<PathBuf>,
+}

@@ -1,0 +1,129 @@
+//! What `cantle` prints: data on stdout (tables, JSON, names), talk on stderr. Nothing else in this crate prints.
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "the one place that prints")]
+
+use std::io::{IsTerminal, Write};
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// How data is printed.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    /// Columns for people
+    Table,
+    /// More columns
+    Wide,
+    /// {"version":1,"items":[…]}
+    Json,
+    /// Names or ids, one a line
+    Name,
+    /// A ready clearml.conf (`credentials` only)
+    Conf,
+}
+
+/// One column of a table: its header, whether only `-o wide` shows it, and its cell.
+pub(crate) struct Column<T> {
+    pub(crate) head: &'static str,
+    pub(crate) wide: bool,
+    pub(crate) cell: fn(&T) -> String,
+}
+
+/// Prints for one command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Printer {
+    pub(crate) format: Format,
+    pub(crate) headers: bool,
+    pub(crate) quiet: bool,
+    pub(crate) color: bool,
+}
+
+impl Printer {
+    /// A list of things, in whatever way was asked for.
+    pub(crate) fn items<T: Serialize>(&self, items: &[T], name: fn(&T) -> String, columns: &[Column<T>]) {
+        match self.format {
+            Format::Json => self.json(&serde_json::json!({"version": 1, "items": items})),
+            Format::Name => items.iter().for_each(|item| line(&name(item))),
+            Format::Table | Format::Wide | Format::Conf => {
+                let wide = self.format == Format::Wide;
+                let columns: Vec<_> = columns.iter().filter(|c| wide || !c.wide).collect();
+                let mut rows: Vec<Vec<String>> = Vec::new();
+                if self.headers {
+                    rows.push(columns.iter().map(|c| c.head.to_owned()).collect());
+                }
+                rows.extend(items.iter().map(|item| columns.iter().map(|c| (c.cell)(item)).collect()));
+                layout(&rows).iter().for_each(|row| line(row));
+            }
+        }
+    }
+
+    /// A value as indented JSON.
+    pub(crate) fn json<T: Serialize>(&self, value: &T) {
+        // Serialising our own plain types cannot fail; an empty line would be noticed.
+        line(&serde_json::to_string_pretty(value).unwrap_or_default());
+    }
+
+    /// One line of data.
+    pub(crate) fn data(&self, text: &str) {
+        line(text);
+    }
+
+    /// Data without a line end of its own (a task's output).
+    pub(crate) fn raw(&self, text: &str) {
+        let mut out = std::io::stdout().lock();
+        // A closed pipe (`| head`) is the reader's wish, not an error.
+        let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+    }
+
+    /// Talk: on stderr, silent under `-q`.
+    pub(crate) fn say(&self, text: &str) {
+        if !self.quiet {
+            eprintln!("{text}");
+        }
+    }
+
+    /// Bold on a terminal that wants colour.
+    pub(crate) fn bold(&self, text: &str) -> String {
+        if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
+    }
+}
+
+/// An error: always one line on stderr.
+pub(crate) fn complain(text: &str) {
+    eprintln!("cantle: {text}");
+}
+
+/// Is stdout a terminal?
+pub(crate) fn on_terminal() -> bool {
+    std::io::stdout().is_terminal()
+}
+
+fn line(text: &str) {
+    let mut out = std::io::stdout().lock();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));
+}
+
+/// Pads cells to columns, two blanks between them, none at the end.
+fn layout(rows: &[Vec<String>]) -> Vec<String> {
+    let count = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..count).map(width).collect();
+    let row_text = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(row_text).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = vec![vec!["A".into(), "BB".into()], vec!["ccc".into(), "d".into()]];
+        assert_eq!(layout(&rows), ["A    BB", "ccc  d"]);
+        assert!(layout(&[]).is_empty());
+    }
+}

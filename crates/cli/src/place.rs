@@ -1,0 +1,69 @@
+//! Where things are: state, simulated GPUs, libraries, the server.
+
+use std::path::{Path, PathBuf};
+
+use cantle_driver::Source;
+
+use crate::args::Global;
+use crate::error::{CliError, Kind, as_kind};
+
+/// The directories and sources that this invocation uses.
+#[derive(Debug, Clone)]
+pub(crate) struct Places {
+    /// State directory.
+    pub(crate) state: PathBuf,
+    /// cantle's own libraries (`…/lib/cantle`).
+    pub(crate) lib: PathBuf,
+    /// Where simulated GPUs live.
+    pub(crate) sim: PathBuf,
+    sim_spec: Option<String>,
+}
+
+impl Places {
+    /// From flags and environment.
+    pub(crate) fn new(global: &Global) -> Result<Self, CliError> {
+        let state = match &global.state {
+            Some(dir) => absolute(dir)?,
+            None => default_state()?,
+        };
+        let sim = match &global.sim_dir {
+            Some(dir) => absolute(dir)?,
+            None => state.join("sim"),
+        };
+        let lib = match &global.lib_dir {
+            Some(dir) => absolute(dir)?,
+            None => beside_the_program()?,
+        };
+        Ok(Self { state, lib, sim, sim_spec: global.sim_gpus.clone() })
+    }
+
+    /// The GPUs to use: simulated ones if they were asked for (they are made at first use), the machine's otherwise.
+    pub(crate) fn source(&self) -> Result<Source, CliError> {
+        let Some(spec) = &self.sim_spec else { return Ok(Source::Real) };
+        let lib_dir = self.lib.clone();
+        cantle_driver::sim::create(&self.sim, spec, &lib_dir).map_err(as_kind(Kind::Usage))?;
+        Ok(Source::Sim { dir: self.sim.clone(), lib_dir })
+    }
+}
+
+fn absolute(dir: &Path) -> Result<PathBuf, CliError> {
+    std::path::absolute(dir).map_err(|e| CliError::new(Kind::Usage, format!("{}: {e}", dir.display())))
+}
+
+fn beside_the_program() -> Result<PathBuf, CliError> {
+    let program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
+    let bin = program.parent().unwrap_or_else(|| Path::new("/"));
+    Ok(bin.parent().unwrap_or(bin).join("lib/cantle"))
+}
+
+#[expect(clippy::disallowed_methods, reason = "the usual places of the user's state")]
+fn default_state() -> Result<PathBuf, CliError> {
+    if cantle_runtime::is_root() {
+        return Ok(PathBuf::from("/var/lib/cantle"));
+    }
+    let from_env = |name: &str| std::env::var(name).ok().filter(|v| v.starts_with('/')).map(PathBuf::from);
+    from_env("XDG_STATE_HOME")
+        .or_else(|| from_env("HOME").map(|home| home.join(".local/state")))
+        .map(|base| base.join("cantle"))
+        .ok_or_else(|| CliError::new(Kind::Usage, "no place for state: HOME is not set; give --state DIR"))
+}

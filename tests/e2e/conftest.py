@@ -1,0 +1,133 @@
+"""A whole cantle in a private folder: `cantle up` on simulated GPUs, and the commands a user would type."""
+
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CANTLE = ROOT / "dist/bin/cantle"
+FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
+FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
+
+
+class Cantle:
+    """One installation: its own state, its own simulated GPUs, its own server."""
+
+    def __init__(self, home, sim_gpus="3xA100-40GB"):
+        self.home = home
+        self.env = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(home),
+            "CANTLE_STATE_DIR": str(home / "state"),
+            "CANTLE_SIM_DIR": str(home / "sim"),
+            "CANTLE_SIM_GPUS": sim_gpus,
+        }
+        self.background = []
+
+    def cli(self, *words, code=0, timeout=60):
+        """Runs one command to its end and returns it; its exit code must be `code` (None: any)."""
+        done = subprocess.run(
+            [CANTLE, *map(str, words)], env=self.env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
+        )
+        assert code is None or done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def json(self, *words):
+        answer = json.loads(self.cli("-o", "json", *words).stdout)
+        assert answer["version"] == 1
+        return answer["items"]
+
+    def start(self, *words, log="cantle.log"):
+        """Starts a command that stays; it is stopped at the end of the test."""
+        out = open(self.home / log, "wb")
+        child = subprocess.Popen(
+            [CANTLE, *map(str, words)], env=self.env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+        )
+        self.background.append(child)
+        return child
+
+    def up(self, *words, port=0):
+        child = self.start("up", "--listen", f"127.0.0.1:{port}", *words, log="up.log")
+        wait_until(lambda: "cantle is up" in self.log("up.log") or child.poll() is not None, 20, "cantle up")
+        assert child.poll() is None, self.log("up.log")
+        return child
+
+    def log(self, name="up.log"):
+        return (self.home / name).read_text(errors="replace")
+
+    def submit(self, queue, *command, flags=()):
+        task = self.cli("submit", "--queue", queue, *flags, "--", *command).stdout.strip()
+        assert re.fullmatch(r"[0-9a-f]{32}", task), task
+        return task
+
+    def task(self, task):
+        (found,) = self.json("tasks", task)
+        return found
+
+    def wait_state(self, task, *states, seconds=20):
+        wait_until(lambda: self.task(task)["state"] in states, seconds, f"{task} in {states}: {self.task(task)}")
+        return self.task(task)
+
+    def output(self, task):
+        return self.cli("logs", task).stdout
+
+    def filled(self, task):
+        """What examples/fill_slice.py said in this task, one record per GPU."""
+        return [json.loads(line) for line in self.output(task).splitlines() if line.startswith("{")]
+
+    def truth(self):
+        return json.loads(self.cli("sim", "truth", "-o", "json").stdout)["gpus"]
+
+    def used(self):
+        return [gpu["used_bytes"] for gpu in self.truth()]
+
+    def stop(self):
+        for child in self.background:
+            if child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+        for child in self.background:
+            try:
+                child.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                child.wait()
+
+
+def wait_until(true, seconds, what):
+    """Asks until the answer is yes; fails with `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds} s: {what() if callable(what) else what}")
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def cantle(tmp_path):
+    """An installation with three simulated GPUs."""
+    found = Cantle(tmp_path)
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def make_cantle(tmp_path):
+    """Installations with other GPUs."""
+    made = []
+
+    def make(sim_gpus):
+        home = tmp_path / str(len(made))
+        home.mkdir()
+        made.append(Cantle(home, sim_gpus))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop()

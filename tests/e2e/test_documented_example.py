@@ -1,0 +1,86 @@
+"""The example of the documentation, as a user would run it, with the simulated driver as the outside witness."""
+
+import subprocess
+import sys
+
+from conftest import FILL, FOUR_QUEUES, ROOT, wait_until
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def hold(seconds):
+    return [*FILL, "--hold", str(seconds)]
+
+
+def test_four_queues_on_three_gpus(cantle):
+    cantle.up("--queue", *FOUR_QUEUES, "--gpus", "0-2")
+    dual = cantle.submit("dual_gpus", *hold(6))
+    quarter = cantle.submit("quarter_gpu", *hold(60))
+    half = cantle.submit("half_gpu", *hold(60))
+    single = cantle.submit("single_gpu", *hold(1))
+
+    for task in (dual, quarter, half):
+        cantle.wait_state(task, "in_progress")
+    uuids = [gpu["uuid"] for gpu in sorted(cantle.json("gpus"), key=lambda gpu: gpu["index"])]
+    assert cantle.task(dual)["gpus"] == uuids[:2]
+    assert cantle.task(quarter)["gpus"] == cantle.task(half)["gpus"] == [uuids[2]]
+    assert sum(cantle.task(task)["milli"] for task in (dual, quarter, half)) == 2750
+
+    # The whole-GPU task waits, and says why in the words of the documentation.
+    wait_until(lambda: cantle.task(single)["reason"], 5, "a reason")
+    assert cantle.task(single)["state"] == "queued"
+    assert cantle.task(single)["reason"].startswith("needs 1 GPU, free 0.25 of GPU 2")
+    why = cantle.cli("why", single).stdout
+    assert "needs 1 GPU, free 0.25 of GPU 2" in why and "2.75 of 3 in use" in why
+
+    # Each task got all of its slice and was refused the next 2 MiB; the driver's own count agrees byte for byte.
+    for task, limits in ((dual, [40 * GIB] * 2), (quarter, [10 * GIB]), (half, [20 * GIB])):
+        wait_until(lambda t=task, n=len(limits): len(cantle.filled(t)) == n, 15, lambda t=task: cantle.output(t))
+        for record, limit in zip(cantle.filled(task), limits, strict=True):
+            assert record["refused_code"] == 2 and record["refused_bytes"] == 2 * MIB
+            assert record["total_bytes"] == limit
+            assert record["free_bytes"] == 0
+            assert 0 < limit - record["allocated_bytes"] < GIB, "what is missing is the context"
+    assert cantle.used() == [40 * GIB, 40 * GIB, 30 * GIB]
+    for gpu in cantle.json("gpus"):
+        for piece in gpu["slices"]:
+            assert piece["memory_used_bytes"] == piece["memory_limit_bytes"]
+
+    # When the two GPUs come free the waiting task starts on the first of them and ends well.
+    cantle.wait_state(dual, "completed")
+    assert cantle.wait_state(single, "in_progress", "completed")["gpus"] == [uuids[0]]
+    assert cantle.wait_state(single, "completed")["exit_code"] == 0
+    wait_until(lambda: cantle.used() == [0, 0, 30 * GIB], 5, lambda: cantle.used())
+
+
+def test_without_cantle_nothing_refuses(cantle):
+    """Negative control: the same program alone takes more than any of the slices above."""
+    env = dict(cantle.env, LD_LIBRARY_PATH=str(ROOT / "dist/lib/cantle/sim"))
+    done = subprocess.run([*FILL, "--at-most", str(21 * GIB)], env=env, capture_output=True, text=True, check=True)
+    records = done.stdout.splitlines()
+    assert len(records) == 3
+    for record in records:
+        assert f'"allocated_bytes": {21 * GIB}' in record and '"refused_code": 0' in record
+
+
+def test_two_gpus_four_halves(cantle):
+    """`--gpus 0, 1`, as ClearML's pages print it: four tasks run at once, a fifth waits."""
+    cantle.up("--gpus", "0,", "1", "--queue", "half_gpu=0.5")
+    tasks = [cantle.submit("half_gpu", *hold(60)) for _ in range(5)]
+    for task in tasks[:4]:
+        cantle.wait_state(task, "in_progress")
+    wait_until(lambda: cantle.task(tasks[4])["reason"], 5, "a reason")
+    assert cantle.task(tasks[4])["state"] == "queued"
+    assert cantle.task(tasks[4])["reason"].startswith("needs 0.5 GPU, nothing free")
+    wait_until(lambda: cantle.used() == [40 * GIB, 40 * GIB, 0], 15, lambda: cantle.used())
+    cantle.cli("stop", tasks[1])
+    cantle.wait_state(tasks[1], "stopped")
+    cantle.wait_state(tasks[4], "in_progress")
+
+
+def test_demo_program_agrees(cantle):
+    """`make demo` is a program of its own; it must pass too."""
+    done = subprocess.run([sys.executable, str(ROOT / "examples/demo.py")], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2.75 of 3" in done.stdout

@@ -1,0 +1,105 @@
+"""`cantle run`: one task now, here, in its slice."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+
+from conftest import CANTLE, FILL, wait_until
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("flags", "limits"),
+    [
+        (["--gpu", "0.5"], [20 * GIB]),
+        (["--gpu", "0.333"], [int(40 * GIB * 0.333) // (2 * MIB) * 2 * MIB]),
+        (["--gpu-memory", "4G"], [4 * 10**9 // (2 * MIB) * 2 * MIB]),
+        (["--gpu-memory", "4Gi"], [4 * GIB]),
+        (["--gpus", "2"], [40 * GIB, 40 * GIB]),
+    ],
+)
+def test_a_slice_is_all_there_is(cantle, flags, limits):
+    done = cantle.cli("run", *flags, "--", *FILL)
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["total_bytes"] for record in records] == limits
+    assert all(record["refused_code"] == 2 and record["free_bytes"] == 0 for record in records)
+    assert cantle.used() == [0, 0, 0], "everything is given back"
+
+
+def test_exit_codes_are_the_tasks(cantle):
+    for code in (0, 1, 7, 42):
+        cantle.cli("run", "--gpu", "0.5", "--", "sh", "-c", f"exit {code}", code=code)
+    cantle.cli("run", "--gpu", "0.5", "--", "sh", "-c", "kill -TERM $$", code=128 + signal.SIGTERM)
+    cantle.cli("run", "--gpu", "0.5", "--", "/no/such/program", code=127)
+    cantle.cli("run", "--gpu", "0.5", "--", "/etc/passwd", code=126)
+
+
+def test_no_room_says_so(cantle):
+    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "60", log="holder.log")
+    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 15, lambda: cantle.used())
+    refused = cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
+    assert "needs 0.5 GPU, nothing free" in refused.stderr
+    holder.send_signal(signal.SIGTERM)
+    holder.wait(timeout=15)
+    cantle.cli("run", "--gpu", "0.5", "--", "true")
+
+
+def test_waits_for_room(cantle):
+    cantle.start("run", "--gpus", "3", "--", "sleep", "3", log="holder.log")
+    wait_until(lambda: cantle.cli("run", "--gpu", "0.5", "--", "true", code=None).returncode == 6, 10, "the GPUs are taken")
+    cantle.cli("run", "--timeout", "20", "--gpu", "0.5", "--", "true")
+
+
+def test_killed_supervisor_leaves_the_task_limited_and_its_slice_taken(cantle):
+    holder = cantle.start("run", "--gpus", "3", "--", *FILL, "--hold", "6", log="holder.log")
+    wait_until(lambda: all(used == 40 * GIB for used in cantle.used()), 15, lambda: cantle.used())
+    holder.kill()
+    holder.wait()
+    assert cantle.used() == [40 * GIB] * 3, "the task goes on"
+    cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
+    wait_until(lambda: cantle.used() == [0] * 3, 15, "the task ends")
+    cantle.cli("run", "--timeout", "5", "--gpu", "0.5", "--", "true")
+
+
+def test_limits_inside(cantle):
+    done = cantle.cli("run", "--gpu", "0.25", "--", CANTLE, "-o", "json", "limits")
+    (item,) = json.loads(done.stdout)["items"]
+    assert item["memory_limit_bytes"] == 10 * GIB
+    assert item["memory_used_bytes"] == 0
+    assert item["enforced"] is True
+    outside = cantle.cli("limits", code=7)
+    assert "not inside" in outside.stderr
+
+
+def test_says_how_it_enforces(cantle):
+    done = cantle.cli("run", "--gpu", "0.5", "--", "true")
+    expected = "mount namespace" if os.geteuid() == 0 else "preload"
+    assert expected in done.stderr and "20 GiB" in done.stderr
+
+
+def test_without_root_the_preload_library_enforces(cantle, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("already runs without root")
+    home = tmp_path / "nobody"
+    home.mkdir()
+    os.chmod(home, 0o777)
+    os.chmod(tmp_path, 0o755)
+    for parent in list(tmp_path.parents)[:3]:
+        os.chmod(parent, os.stat(parent).st_mode | 0o055)
+    env = dict(cantle.env, HOME=str(home), CANTLE_STATE_DIR=str(home / "state"), CANTLE_SIM_DIR=str(home / "sim"))
+    command = [str(CANTLE), "run", "--gpu", "0.5", "--", "/usr/bin/python3", FILL[1]]
+    done = subprocess.run(
+        command, env=env, capture_output=True, text=True, timeout=60, user=65534, group=65534, extra_groups=[], cwd="/"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "preload" in done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [record["total_bytes"] for record in records] == [20 * GIB]
+    assert records[0]["refused_code"] == 2
+
+

@@ -1,0 +1,112 @@
+//! The arrows of docs/ARCHITECTURE.md, read back from `cargo metadata`.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// Who may use whom. A room may also use whatever the rooms it names may use.
+const ARROWS: [(&str, &[&str]); 15] = [
+    ("model", &[]),
+    ("ledger", &[]),
+    ("simgpu", &[]),
+    ("mig", &["model"]),
+    ("sched", &["mig"]),
+    ("sim", &["sched"]),
+    ("shim", &["ledger"]),
+    ("driver", &["mig", "model"]),
+    ("runtime", &["model", "ledger"]),
+    ("store", &["model"]),
+    ("clearml", &["model"]),
+    ("server", &["clearml", "store", "sched"]),
+    ("agent", &["clearml", "sched", "driver", "runtime", "ledger"]),
+    ("kube", &["clearml", "sched", "driver", "runtime"]),
+    ("cli", &["agent", "server", "sim", "kube"]),
+];
+
+/// Crates from outside that the rooms without IO may use, and nothing else: no clock, randomness, network or runtime.
+const PURE: [(&str, &[&str]); 6] = [
+    ("model", &["serde", "thiserror"]),
+    ("mig", &["serde", "thiserror"]),
+    ("sched", &["serde", "thiserror"]),
+    ("sim", &["serde", "serde_json", "thiserror"]),
+    ("ledger", &["libc"]),
+    ("shim", &["libc"]),
+];
+
+/// Checks every dependency of every room (test-only ones are free).
+pub(crate) fn check() -> Result<()> {
+    let metadata = crate::metadata(&["--no-deps"])?;
+    let mut wrong = Vec::new();
+    let mut rooms = 0;
+    for package in metadata["packages"].as_array().context("no packages in cargo metadata")? {
+        let Some(room) = package["name"].as_str().and_then(room_of) else { continue };
+        rooms += 1;
+        wrong.extend(check_room(room, package));
+    }
+    if !wrong.is_empty() {
+        bail!("{} arrow(s) that docs/ARCHITECTURE.md does not have:\n  {}", wrong.len(), wrong.join("\n  "));
+    }
+    println!("arch: {rooms} rooms, every arrow allowed");
+    Ok(())
+}
+
+fn check_room(room: &str, package: &Value) -> Vec<String> {
+    let arrows: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+    if !arrows.contains_key(room) {
+        return vec![format!("{room}: not a room of docs/ARCHITECTURE.md")];
+    }
+    let allowed = reach(room, &arrows);
+    let pure = PURE.iter().find(|(name, _)| *name == room).map(|(_, crates)| *crates);
+    let dependencies = package["dependencies"].as_array().into_iter().flatten();
+    let normal = dependencies.filter(|d| d["kind"].is_null());
+    normal
+        .filter_map(|d| d["name"].as_str())
+        .filter_map(|name| match (room_of(name), pure) {
+            (Some(other), _) if !allowed.contains(other) => Some(format!("{room} → {other}")),
+            (None, Some(crates)) if !crates.contains(&name) => {
+                Some(format!("{room} → {name} (this room may use only {})", crates.join(", ")))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn room_of(package: &str) -> Option<&str> {
+    package.strip_prefix("cantle-")
+}
+
+fn reach<'a>(room: &str, arrows: &BTreeMap<&str, &'a [&'a str]>) -> BTreeSet<&'a str> {
+    let mut found = BTreeSet::new();
+    let mut open: Vec<&'a str> = arrows.get(room).map(|next| next.to_vec()).unwrap_or_default();
+    while let Some(next) = open.pop() {
+        if found.insert(next) {
+            open.extend(arrows.get(next).copied().unwrap_or_default());
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_house_as_drawn() {
+        let arrows: BTreeMap<&str, &[&str]> = ARROWS.into_iter().collect();
+        assert!(reach("agent", &arrows).contains("model"));
+        assert!(!reach("cli", &arrows).contains("shim"), "the cli never links what sits in users' processes");
+        assert!(!reach("cli", &arrows).contains("simgpu"));
+        assert!(!reach("sched", &arrows).contains("driver"));
+    }
+
+    #[test]
+    fn an_arrow_that_is_not_drawn_is_found() {
+        let package = serde_json::json!({"dependencies": [
+            {"name": "cantle-driver", "kind": null}, {"name": "tokio", "kind": null}, {"name": "proptest", "kind": "dev"}
+        ]});
+        let wrong = check_room("sched", &package);
+        assert_eq!(wrong.len(), 2, "{wrong:?}");
+        assert!(wrong[0].starts_with("sched → driver") && wrong[1].starts_with("sched → tokio"));
+    }
+}
