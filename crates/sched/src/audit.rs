@@ -1,0 +1,197 @@
+//! Proves that a plan takes nothing twice and gives each task what it asked for. Written apart from the planner: it
+//! shares the model with it and nothing else, so that one mistake is not made in both.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_model::{GpuRequest, GpuUuid, QueueWant, Slice, TaskId};
+
+use crate::{GpuState, Node, Plan, Queue, Start, State, Waiting};
+
+/// What is wrong with a plan. Any one of them forbids to execute it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Violation {
+    /// More compute share than a GPU has.
+    #[error("GPU {gpu}: {milli} thousandths given out, it has 1000")]
+    OverCompute {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Given out, in thousandths.
+        milli: u64,
+    },
+    /// More memory than a GPU has.
+    #[error("GPU {gpu}: limits and foreign use add up to {bytes} bytes, it has {memory_bytes}")]
+    OverMemory {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Sum of limits and foreign use, in bytes.
+        bytes: u64,
+        /// What it has, in bytes.
+        memory_bytes: u64,
+    },
+    /// More CPU or memory than a host has.
+    #[error("node {node}: more CPU or memory given out than it has")]
+    OverHost {
+        /// The node.
+        node: String,
+    },
+    /// A slice of a GPU that is not on the node, or not usable, or in MIG mode.
+    #[error("task {task}: GPU {gpu} can't be used on node {node}")]
+    BadGpu {
+        /// The task.
+        task: TaskId,
+        /// The GPU.
+        gpu: GpuUuid,
+        /// The node.
+        node: String,
+    },
+    /// Two slices of one GPU for one task.
+    #[error("task {task}: two slices of GPU {gpu}")]
+    TwoSlices {
+        /// The task.
+        task: TaskId,
+        /// The GPU.
+        gpu: GpuUuid,
+    },
+    /// Not what was asked for.
+    #[error("task {task}: gets {got} slices that are not what its queue {queue} gives")]
+    NotAsAsked {
+        /// The task.
+        task: TaskId,
+        /// The queue.
+        queue: String,
+        /// Number of slices given.
+        got: usize,
+    },
+    /// Started although it does not wait in that queue, or already runs, or is started twice.
+    #[error("task {task}: not waiting in queue {queue}, or started twice")]
+    NotWaiting {
+        /// The task.
+        task: TaskId,
+        /// The queue.
+        queue: String,
+    },
+    /// Neither started nor given a reason to wait.
+    #[error("task {task}: forgotten")]
+    Forgotten {
+        /// The task.
+        task: TaskId,
+    },
+}
+
+/// All violations of `plan` against `state`; empty means it may be executed.
+#[must_use]
+pub fn audit(state: &State, plan: &Plan) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    tasks(state, plan, &mut violations);
+    for start in &plan.starts {
+        request(state, start, &mut violations);
+    }
+    for node in &state.nodes {
+        capacity(state, plan, node, &mut violations);
+    }
+    violations
+}
+
+fn waiting<'a>(state: &'a State, start: &Start) -> Option<(&'a Queue, &'a Waiting)> {
+    let queue = state.queues.iter().find(|queue| queue.spec.name == start.queue)?;
+    Some((queue, queue.waiting.iter().find(|waiting| waiting.task == start.task)?))
+}
+
+fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+    let running: BTreeSet<&TaskId> = state.running.iter().map(|running| &running.task).collect();
+    let mut started = BTreeSet::new();
+    for start in &plan.starts {
+        let first = started.insert(&start.task);
+        if !first || running.contains(&start.task) || waiting(state, start).is_none() {
+            violations.push(Violation::NotWaiting { task: start.task.clone(), queue: start.queue.clone() });
+        }
+    }
+    let waits: BTreeSet<&TaskId> = plan.waits.iter().map(|wait| &wait.task).collect();
+    for task in state.queues.iter().flat_map(|queue| &queue.waiting).map(|waiting| &waiting.task) {
+        if started.contains(task) == waits.contains(task) {
+            violations.push(Violation::Forgotten { task: task.clone() });
+        }
+    }
+}
+
+fn request(state: &State, start: &Start, violations: &mut Vec<Violation>) {
+    let gpu_of = |slice: &Slice| {
+        let node = state.nodes.iter().find(|node| node.name == start.node)?;
+        node.gpus.iter().find(|gpu| gpu.gpu.uuid == slice.gpu && gpu.usable && !gpu.gpu.mig)
+    };
+    let mut seen = BTreeSet::new();
+    for slice in &start.slices {
+        let (task, gpu) = (start.task.clone(), slice.gpu.clone());
+        if gpu_of(slice).is_none() {
+            violations.push(Violation::BadGpu { task, gpu, node: start.node.clone() });
+        } else if !seen.insert(&slice.gpu) {
+            violations.push(Violation::TwoSlices { task, gpu });
+        }
+    }
+    let Some((queue, waiting)) = waiting(state, start) else { return };
+    let as_asked = count_as_asked(queue, waiting, start.slices.len())
+        && start
+            .slices
+            .iter()
+            .all(|slice| gpu_of(slice).is_none_or(|gpu| as_asked(queue, waiting, slice, gpu)));
+    if !as_asked {
+        let (task, queue) = (start.task.clone(), start.queue.clone());
+        violations.push(Violation::NotAsAsked { task, queue, got: start.slices.len() });
+    }
+}
+
+fn count_as_asked(queue: &Queue, waiting: &Waiting, got: usize) -> bool {
+    match (&queue.spec.want, &waiting.request) {
+        (QueueWant::Range { min, max }, _) => (*min as usize..=*max as usize).contains(&got),
+        (QueueWant::Fixed(GpuRequest::Gpus(n)), _) | (QueueWant::Task, Some(GpuRequest::Gpus(n))) => {
+            got == *n as usize
+        }
+        (QueueWant::Task, None) => got == 1,
+        _ => got == waiting.devices.max(1) as usize,
+    }
+}
+
+fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> bool {
+    let share = queue.spec.want.request_for(waiting.request.as_ref()).share_of(gpu.gpu.memory_bytes);
+    let model_ok = waiting.models.is_empty() || waiting.models.contains(&gpu.gpu.model);
+    model_ok
+        && share.is_some_and(|share| {
+            share.milli == slice.milli && share.memory_limit_bytes == slice.memory_limit_bytes
+        })
+}
+
+/// Only what the plan touches is its fault: foreign use may have grown under a slice that runs.
+fn capacity(state: &State, plan: &Plan, node: &Node, violations: &mut Vec<Violation>) {
+    let starts: Vec<&Start> = plan.starts.iter().filter(|start| start.node == node.name).collect();
+    let touched: BTreeSet<&GpuUuid> =
+        starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
+    let running = || state.running.iter().filter(|running| running.node == node.name);
+    let mut sums: BTreeMap<&GpuUuid, (u64, u64)> = BTreeMap::new();
+    let held = running().flat_map(|running| &running.slices);
+    for slice in held.chain(starts.iter().flat_map(|start| &start.slices)) {
+        let sum = sums.entry(&slice.gpu).or_default();
+        sum.0 += u64::from(slice.milli.0);
+        sum.1 += slice.memory_limit_bytes;
+    }
+    for gpu in node.gpus.iter().filter(|gpu| touched.contains(&gpu.gpu.uuid)) {
+        let (milli, limits) = sums[&gpu.gpu.uuid];
+        let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
+        if milli > 1000 {
+            violations.push(Violation::OverCompute { gpu: uuid.clone(), milli });
+        }
+        let bytes = limits.saturating_add(gpu.foreign_bytes);
+        if bytes > memory_bytes {
+            violations.push(Violation::OverMemory { gpu: uuid, bytes, memory_bytes });
+        }
+    }
+    let Some(host) = node.host else { return };
+    let asked = starts.iter().filter_map(|start| waiting(state, start)).map(|(_, waiting)| waiting.host);
+    let (mut cpu_milli, mut memory_bytes) = (0u64, 0u64);
+    for taken in running().map(|running| running.host).chain(asked) {
+        cpu_milli += taken.cpu_milli;
+        memory_bytes += taken.memory_bytes;
+    }
+    if !starts.is_empty() && (cpu_milli > host.cpu_milli || memory_bytes > host.memory_bytes) {
+        violations.push(Violation::OverHost { node: node.name.clone() });
+    }
+}

@@ -1,0 +1,184 @@
+//! What is free, GPU by GPU, while a plan is made or a simulation runs.
+
+use std::collections::BTreeMap;
+
+use cantle_model::{GpuUuid, Milli, Share, Slice};
+
+use crate::demand::Class;
+use crate::{Demand, Host, Node, Running, Shape, State};
+
+/// What is free of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GpuFree {
+    /// Index into the cluster's classes.
+    pub(crate) class: usize,
+    /// Free thousandths.
+    pub(crate) milli: u32,
+    /// Free memory in bytes.
+    pub(crate) bytes: u64,
+    /// May anything start here?
+    pub(crate) usable: bool,
+}
+
+impl GpuFree {
+    /// Is there room for `share`?
+    pub(crate) const fn fits(&self, share: Share) -> bool {
+        self.usable && share.milli.0 <= self.milli && share.memory_limit_bytes <= self.bytes
+    }
+}
+
+/// What is free of one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NodeFree {
+    /// Its GPUs in index order.
+    pub(crate) gpus: Vec<GpuFree>,
+    /// CPU and memory; the greatest numbers if they are not counted.
+    pub(crate) host: Host,
+}
+
+/// A choice: a node and what is taken of its GPUs and host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Position of the node.
+    pub node: usize,
+    /// Positions of GPUs on the node and what is taken of each.
+    pub gpus: Vec<(usize, Share)>,
+    /// What is taken of the host.
+    pub host: Host,
+}
+
+/// The free amounts of all nodes.
+#[derive(Clone, Debug)]
+pub struct Cluster {
+    pub(crate) classes: Vec<Class>,
+    pub(crate) nodes: Vec<NodeFree>,
+    names: Vec<Names>,
+}
+
+/// Names of a node and its GPUs; kept apart from the amounts, which are read far more often.
+#[derive(Clone, Debug)]
+struct Names {
+    node: String,
+    gpus: Vec<(GpuUuid, u32)>,
+}
+
+impl Cluster {
+    /// All that the nodes could offer: everything free and usable.
+    #[must_use]
+    pub fn nominal(nodes: &[Node]) -> Self {
+        let mut cluster = Self::empty(nodes);
+        for gpu in cluster.nodes.iter_mut().flat_map(|node| &mut node.gpus) {
+            gpu.usable = true;
+            gpu.bytes = cluster.classes[gpu.class].memory_bytes;
+        }
+        cluster
+    }
+
+    /// Everything free except foreign use.
+    #[must_use]
+    pub fn empty(nodes: &[Node]) -> Self {
+        let class_of = |gpu: &cantle_model::Gpu| Class {
+            model: gpu.model.clone(),
+            memory_bytes: gpu.memory_bytes,
+            mig: gpu.mig,
+        };
+        let mut classes: Vec<Class> =
+            nodes.iter().flat_map(|node| &node.gpus).map(|gpu| class_of(&gpu.gpu)).collect();
+        classes.sort();
+        classes.dedup();
+        let free = |state: &crate::GpuState| GpuFree {
+            class: classes.partition_point(|class| *class < class_of(&state.gpu)),
+            milli: Milli::ONE.0,
+            bytes: state.gpu.memory_bytes.saturating_sub(state.foreign_bytes),
+            usable: state.usable,
+        };
+        let unlimited = Host { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
+        let amounts = nodes.iter().map(|node| NodeFree {
+            gpus: node.gpus.iter().map(free).collect(),
+            host: node.host.unwrap_or(unlimited),
+        });
+        let amounts = amounts.collect();
+        let names = nodes.iter().map(|node| Names {
+            node: node.name.clone(),
+            gpus: node.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu.gpu.index)).collect(),
+        });
+        let names = names.collect();
+        Self { classes, nodes: amounts, names }
+    }
+
+    /// What `state` leaves free.
+    #[must_use]
+    pub fn of(state: &State) -> Self {
+        let mut cluster = Self::empty(&state.nodes);
+        let index = cluster.by_name();
+        for running in &state.running {
+            if let Some(place) = cluster.place_of(&index, running) {
+                cluster.take(&place);
+            }
+        }
+        cluster
+    }
+
+    /// Positions of nodes by name.
+    pub(crate) fn by_name(&self) -> BTreeMap<String, usize> {
+        self.names.iter().enumerate().map(|(at, names)| (names.node.clone(), at)).collect()
+    }
+
+    /// What a running task holds; `None` if its node is not here (then it holds nothing here either).
+    pub(crate) fn place_of(&self, by_name: &BTreeMap<String, usize>, running: &Running) -> Option<Place> {
+        let node = *by_name.get(&running.node)?;
+        let at = |slice: &Slice| self.names[node].gpus.iter().position(|(uuid, _)| *uuid == slice.gpu);
+        let share =
+            |slice: &Slice| Share { milli: slice.milli, memory_limit_bytes: slice.memory_limit_bytes };
+        let gpus = running.slices.iter().filter_map(|slice| Some((at(slice)?, share(slice)))).collect();
+        Some(Place { node, gpus, host: running.host })
+    }
+
+    /// Works a demand out for this cluster's GPUs.
+    #[must_use]
+    pub fn shape(&self, demand: &Demand) -> Shape {
+        Shape::new(demand, &self.classes)
+    }
+
+    /// Takes a place. What is already over (foreign use may grow under a slice) stays at nothing free.
+    pub fn take(&mut self, place: &Place) {
+        let node = &mut self.nodes[place.node];
+        for (gpu, share) in &place.gpus {
+            let free = &mut node.gpus[*gpu];
+            free.milli = free.milli.saturating_sub(share.milli.0);
+            free.bytes = free.bytes.saturating_sub(share.memory_limit_bytes);
+        }
+        node.host.cpu_milli = node.host.cpu_milli.saturating_sub(place.host.cpu_milli);
+        node.host.memory_bytes = node.host.memory_bytes.saturating_sub(place.host.memory_bytes);
+    }
+
+    /// The slices that a place means.
+    #[must_use]
+    pub fn slices(&self, place: &Place) -> Vec<Slice> {
+        let slice = |(gpu, share): &(usize, Share)| Slice {
+            gpu: self.names[place.node].gpus[*gpu].0.clone(),
+            milli: share.milli,
+            memory_limit_bytes: share.memory_limit_bytes,
+            mig: None,
+        };
+        place.gpus.iter().map(slice).collect()
+    }
+
+    /// Name of a node.
+    #[must_use]
+    pub fn node_name(&self, node: usize) -> &str {
+        &self.names[node].node
+    }
+
+    /// NVML index of a GPU.
+    pub(crate) fn gpu_index(&self, node: usize, gpu: usize) -> u32 {
+        self.names[node].gpus[gpu].1
+    }
+
+    /// Free part of a GPU: the lesser of its free compute share and its free memory, in thousandths.
+    pub(crate) fn free_milli(&self, gpu: &GpuFree) -> Milli {
+        let total = self.classes[gpu.class].memory_bytes.max(1);
+        let by_bytes = u128::from(gpu.bytes) * 1000 / u128::from(total);
+        Milli(gpu.milli.min(u32::try_from(by_bytes).unwrap_or(Milli::ONE.0)))
+    }
+}

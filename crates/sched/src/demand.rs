@@ -1,0 +1,129 @@
+//! What a task needs, and what that means on each kind of GPU of a cluster.
+
+use std::fmt;
+
+use cantle_model::{GpuRequest, Milli, QueueWant, Share};
+
+use crate::{Host, Queue, Waiting};
+
+/// What is wanted of GPUs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ask {
+    /// No GPU at all.
+    Nothing,
+    /// The same part of each of `devices` GPUs of one node.
+    Part {
+        /// A fraction, an amount of memory or a MIG profile.
+        request: GpuRequest,
+        /// Number of GPUs, at least 1.
+        devices: u32,
+    },
+    /// As many untouched GPUs of one node as are free, from `min` to `max`.
+    Whole {
+        /// At least so many.
+        min: u32,
+        /// At most so many.
+        max: u32,
+    },
+}
+
+impl Ask {
+    /// Least and greatest number of GPUs.
+    #[must_use]
+    pub const fn devices(&self) -> (u32, u32) {
+        match self {
+            Self::Nothing => (0, 0),
+            Self::Part { devices, .. } => (*devices, *devices),
+            Self::Whole { min, max } => (*min, *max),
+        }
+    }
+}
+
+/// As a reason names it: `0.5 GPU`, `2 GPUs`, `1 to 4 GPUs`, `10 GiB of GPU memory on each of 2 GPUs`.
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => write!(f, "no GPU"),
+            Self::Part { request, devices: 1 } => write!(f, "{request}"),
+            Self::Part { request, devices } => write!(f, "{request} on each of {devices} GPUs"),
+            Self::Whole { min, max } if min == max => write!(f, "{}", GpuRequest::Gpus(*min)),
+            Self::Whole { min, max } => write!(f, "{min} to {max} GPUs"),
+        }
+    }
+}
+
+/// All that one task needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// GPUs.
+    pub ask: Ask,
+    /// GPU models that will do; empty means any.
+    pub models: Vec<String>,
+    /// CPU and main memory.
+    pub host: Host,
+}
+
+impl Demand {
+    /// What `task` needs when it is taken from `queue`.
+    #[must_use]
+    pub fn of(queue: &Queue, task: &Waiting) -> Self {
+        let ask = match &queue.spec.want {
+            QueueWant::Range { min, max } => Ask::Whole { min: *min, max: *max },
+            want => match want.request_for(task.request.as_ref()) {
+                GpuRequest::Gpus(n) => Ask::Whole { min: n, max: n },
+                request => Ask::Part { request, devices: task.devices.max(1) },
+            },
+        };
+        Self { ask, models: task.models.clone(), host: task.host }
+    }
+}
+
+/// A kind of GPU: what can't be told apart by a request.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Class {
+    /// Product name.
+    pub(crate) model: String,
+    /// Total memory in bytes.
+    pub(crate) memory_bytes: u64,
+    /// In MIG mode?
+    pub(crate) mig: bool,
+}
+
+/// A [`Demand`] worked out for the GPU classes of one cluster. Equal shapes are placed alike.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Shape {
+    /// Least number of GPUs.
+    pub(crate) min: u32,
+    /// Greatest number of GPUs.
+    pub(crate) max: u32,
+    /// CPU and main memory.
+    pub(crate) host: Host,
+    /// For each class: milli-GPU and bytes taken of one GPU, or `None` if such a GPU won't do.
+    shares: Vec<Option<(u32, u64)>>,
+}
+
+impl Shape {
+    pub(crate) fn new(demand: &Demand, classes: &[Class]) -> Self {
+        let (min, max) = demand.ask.devices();
+        let shares = classes.iter().map(|class| share(demand, class)).collect();
+        Self { min, max, host: demand.host, shares }
+    }
+
+    /// What it takes of a GPU of this class.
+    pub(crate) fn share(&self, class: usize) -> Option<Share> {
+        self.shares[class].map(|(milli, bytes)| Share { milli: Milli(milli), memory_limit_bytes: bytes })
+    }
+}
+
+fn share(demand: &Demand, class: &Class) -> Option<(u32, u64)> {
+    let model_ok = demand.models.is_empty() || demand.models.contains(&class.model);
+    if !model_ok || class.mig {
+        return None;
+    }
+    let share = match &demand.ask {
+        Ask::Nothing => None,
+        Ask::Part { request, .. } => request.share_of(class.memory_bytes),
+        Ask::Whole { .. } => GpuRequest::Gpus(1).share_of(class.memory_bytes),
+    };
+    share.map(|share| (share.milli.0, share.memory_limit_bytes))
+}

@@ -1,0 +1,156 @@
+//! Why a task waits, in one line.
+
+use std::fmt;
+
+use cantle_model::{Milli, TaskId};
+
+use crate::{Cluster, Shape};
+
+/// How much of the GPUs is in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// In use, foreign use included.
+    pub used: Milli,
+    /// All usable GPUs.
+    pub total: Milli,
+}
+
+/// A part of a GPU that is free but not enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FreePart {
+    /// Free part of the GPU.
+    pub milli: Milli,
+    /// Name of the node; `None` where there is only one.
+    pub node: Option<String>,
+    /// NVML index of the GPU.
+    pub gpu: u32,
+}
+
+impl fmt::Display for FreePart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.node {
+            None => write!(f, "{} of GPU {}", self.milli, self.gpu),
+            Some(node) => write!(f, "{} of GPU {} on {node}", self.milli, self.gpu),
+        }
+    }
+}
+
+/// Why a task does not start now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Not enough is free in one place.
+    NoRoom {
+        /// What it needs, in words.
+        needs: String,
+        /// What is free on GPUs that would do, the largest first.
+        free: Vec<FreePart>,
+        /// How much is in use.
+        in_use: Use,
+    },
+    /// GPUs would do, but no node with them has the CPU or memory that it needs beside them.
+    NoHost {
+        /// What it needs, in words.
+        needs: String,
+        /// CPU it needs, in thousandths of a core.
+        cpu_milli: u64,
+        /// Main memory it needs, in bytes.
+        memory_bytes: u64,
+    },
+    /// What is free is kept for a larger task ahead of it.
+    Reserved {
+        /// What it needs, in words.
+        needs: String,
+        /// The task ahead.
+        task: TaskId,
+    },
+    /// Another task of its turn order waits already.
+    Behind {
+        /// The waiting task ahead.
+        task: TaskId,
+        /// The queue of that task.
+        queue: String,
+        /// What that task needs, in words.
+        needs: String,
+    },
+    /// Even an idle cluster could not run it.
+    Never {
+        /// What it needs, in words.
+        needs: String,
+        /// The largest that is possible, in words.
+        largest: String,
+    },
+}
+
+/// Free parts named before "and N more".
+const NAMED: usize = 3;
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoRoom { needs, free, in_use } => {
+                write!(f, "needs {needs}, ")?;
+                parts(f, free)?;
+                write!(f, " ({} of {} in use)", in_use.used, in_use.total)
+            }
+            Self::NoHost { needs, cpu_milli, memory_bytes } => {
+                let memory = cantle_model::Bytes(*memory_bytes);
+                let cores = cores(*cpu_milli);
+                write!(
+                    f,
+                    "needs {needs} with {cores} CPU cores and {memory} of memory, no node has both free"
+                )
+            }
+            Self::Reserved { needs, task } => {
+                write!(f, "needs {needs}, what is free is kept for task {task}, which is ahead of it")
+            }
+            Self::Behind { task, queue, needs } => {
+                write!(f, "behind task {task} of queue {queue}, which needs {needs}")
+            }
+            Self::Never { needs, largest } => write!(f, "needs {needs}, can never run here: {largest}"),
+        }
+    }
+}
+
+fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
+    if free.is_empty() {
+        return write!(f, "nothing free");
+    }
+    let named: Vec<String> = free.iter().take(NAMED).map(ToString::to_string).collect();
+    write!(f, "free {}", named.join(", "))?;
+    match free.len().saturating_sub(NAMED) {
+        0 => Ok(()),
+        more => write!(f, " and parts of {more} more"),
+    }
+}
+
+fn cores(milli: u64) -> String {
+    u32::try_from(milli).map_or_else(|_| format!("{}", milli / 1000), |milli| Milli(milli).to_string())
+}
+
+impl Cluster {
+    /// Use of all usable GPUs together.
+    #[must_use]
+    pub fn in_use(&self) -> Use {
+        let usable = || self.nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.usable);
+        let total: Milli = usable().map(|_| Milli::ONE).sum();
+        let free: Milli = usable().map(|gpu| self.free_milli(gpu)).sum();
+        Use { used: total.saturating_sub(free), total }
+    }
+
+    /// Free parts of the GPUs that `shape` could use, the largest first.
+    pub(crate) fn free_parts(&self, shape: &Shape) -> Vec<FreePart> {
+        let one_node = self.nodes.len() == 1;
+        let mut parts = Vec::new();
+        for (at, node) in self.nodes.iter().enumerate() {
+            for (gpu, free) in node.gpus.iter().enumerate() {
+                let milli = self.free_milli(free);
+                if free.usable && milli > Milli(0) && shape.share(free.class).is_some() {
+                    let node = (!one_node).then(|| self.node_name(at).to_owned());
+                    parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu) });
+                }
+            }
+        }
+        parts.sort_by_key(|part| std::cmp::Reverse(part.milli));
+        parts
+    }
+}

@@ -1,0 +1,67 @@
+//! A reservation for a blocked task: the place that is likely to be free soonest is kept for it, so that those who
+//! start past it can't keep it waiting for ever. Nothing new lands on a held place, so from one round to the next the
+//! held place only gets nearer to free, and a change of choice is always to a nearer one.
+
+use cantle_model::{Milli, Share};
+
+use crate::{Cluster, Place, Shape, State};
+
+/// How far a GPU is from having room: the end of the last task on it (the greatest number if unknown), then how much
+/// of it is in use. Zero if it has room now.
+type Distance = (i64, u32);
+
+/// Holds a place for `shape` in `cluster` and returns when it will be free at the latest, if that is known.
+/// `None` if no place would do even when all that runs has ended.
+pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Option<i64> {
+    let ends = ends(cluster, state);
+    let nearest =
+        (0..cluster.nodes.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape)).min();
+    let ((free_at_ms, _), node, gpus) = nearest?;
+    let share = |gpu: usize| {
+        let free = &cluster.nodes[node].gpus[gpu];
+        let whole = shape.share(free.class)?;
+        let milli = Milli(whole.milli.0.min(free.milli));
+        Some((gpu, Share { milli, memory_limit_bytes: whole.memory_limit_bytes.min(free.bytes) }))
+    };
+    let gpus = gpus.into_iter().filter_map(share).collect();
+    cluster.take(&Place { node, gpus, host: shape.host });
+    Some(free_at_ms)
+}
+
+/// For each GPU of each node: when the last task on it ends.
+fn ends(cluster: &Cluster, state: &State) -> Vec<Vec<i64>> {
+    let mut ends: Vec<Vec<i64>> = cluster.nodes.iter().map(|node| vec![i64::MIN; node.gpus.len()]).collect();
+    let by_name = cluster.by_name();
+    for running in &state.running {
+        let Some(place) = cluster.place_of(&by_name, running) else { continue };
+        for (gpu, _) in place.gpus {
+            let end = &mut ends[place.node][gpu];
+            *end = (*end).max(running.ends_at_ms.unwrap_or(i64::MAX));
+        }
+    }
+    ends
+}
+
+/// The GPUs of one node that will have room for `shape` first.
+fn nearest_on(
+    cluster: &Cluster,
+    ends: &[i64],
+    node: usize,
+    shape: &Shape,
+) -> Option<(Distance, usize, Vec<usize>)> {
+    let gpus = cluster.nodes[node].gpus.iter().enumerate().filter_map(|(at, gpu)| {
+        let share = shape.share(gpu.class)?;
+        let distance = if gpu.fits(share) { (i64::MIN, 0) } else { (ends[at], Milli::ONE.0 - gpu.milli) };
+        gpu.usable.then_some((distance, at))
+    });
+    let mut gpus: Vec<(Distance, usize)> = gpus.collect();
+    let wanted = shape.min as usize;
+    if gpus.len() < wanted {
+        return None;
+    }
+    gpus.sort_unstable();
+    gpus.truncate(wanted);
+    let end = gpus.iter().map(|(distance, _)| distance.0).max().unwrap_or(i64::MIN);
+    let used = gpus.iter().map(|(distance, _)| distance.1).sum();
+    Some(((end, used), node, gpus.into_iter().map(|(_, at)| at).collect()))
+}

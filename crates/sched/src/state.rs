@@ -1,0 +1,165 @@
+//! What the scheduler is told: nodes, who runs where, who waits. Built by constructors, so that a new field does not
+//! break its callers.
+
+use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
+
+/// One moment of the world.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct State {
+    /// Nodes, in the order in which equals are preferred.
+    pub nodes: Vec<Node>,
+    /// Every grant that holds a slice, whoever started it.
+    pub running: Vec<Running>,
+    /// Queues by priority, the first one first.
+    pub queues: Vec<Queue>,
+    /// Name of the queue that was served last; matters to [`crate::Order::Fair`] only.
+    pub last_served: Option<String>,
+}
+
+impl State {
+    /// A state of these parts.
+    #[must_use]
+    pub const fn new(nodes: Vec<Node>, running: Vec<Running>, queues: Vec<Queue>) -> Self {
+        Self { nodes, running, queues, last_served: None }
+    }
+}
+
+/// Processor time and memory of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Host {
+    /// Thousandths of a CPU core.
+    pub cpu_milli: u64,
+    /// Main memory in bytes.
+    pub memory_bytes: u64,
+}
+
+/// A machine with GPUs.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Node {
+    /// Its name, unique in the state.
+    pub name: String,
+    /// Its GPUs, in index order.
+    pub gpus: Vec<GpuState>,
+    /// What its host offers to tasks; `None` if that is not counted.
+    pub host: Option<Host>,
+}
+
+impl Node {
+    /// A node whose CPU and memory are not counted.
+    #[must_use]
+    pub fn new(name: impl Into<String>, gpus: Vec<GpuState>) -> Self {
+        Self { name: name.into(), gpus, host: None }
+    }
+}
+
+/// A GPU and what cantle can't decide about it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GpuState {
+    /// As the driver shows it.
+    pub gpu: Gpu,
+    /// Memory held by processes that cantle did not start, in bytes.
+    pub foreign_bytes: u64,
+    /// False while nothing new may start on it (lost, drained, given to somebody else).
+    pub usable: bool,
+}
+
+impl GpuState {
+    /// A healthy GPU that nobody else uses.
+    #[must_use]
+    pub const fn new(gpu: Gpu) -> Self {
+        Self { gpu, foreign_bytes: 0, usable: true }
+    }
+}
+
+/// A grant that holds slices now.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Running {
+    /// The lease.
+    pub lease: LeaseId,
+    /// The task it was given to.
+    pub task: TaskId,
+    /// Name of its node.
+    pub node: String,
+    /// What it holds, at most one slice per GPU.
+    pub slices: Vec<Slice>,
+    /// What it takes of the host.
+    pub host: Host,
+    /// When it started, in milliseconds since the epoch.
+    pub started_at_ms: i64,
+    /// When it will have ended at the latest, if that is known.
+    pub ends_at_ms: Option<i64>,
+}
+
+impl Running {
+    /// What a lease on `node` holds.
+    #[must_use]
+    pub fn of_lease(lease: &Lease, node: impl Into<String>, started_at_ms: i64) -> Self {
+        Self {
+            lease: lease.id.clone(),
+            task: lease.task.clone(),
+            node: node.into(),
+            slices: lease.slices.clone(),
+            host: Host::default(),
+            started_at_ms,
+            ends_at_ms: None,
+        }
+    }
+}
+
+/// A queue and who stands in it.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Queue {
+    /// Its name and what its tasks get.
+    pub spec: QueueSpec,
+    /// Waiting tasks, the first one first.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Queue {
+    /// A queue with these tasks.
+    #[must_use]
+    pub const fn new(spec: QueueSpec, waiting: Vec<Waiting>) -> Self {
+        Self { spec, waiting }
+    }
+}
+
+/// A task that waits.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Waiting {
+    /// The task.
+    pub task: TaskId,
+    /// Its own wish; heeded by queues with [`cantle_model::QueueWant::Task`].
+    pub request: Option<GpuRequest>,
+    /// How many GPUs a fraction or an amount of memory is wanted on; 1 or more, all on one node.
+    pub devices: u32,
+    /// GPU models that will do, by their exact names; empty means any.
+    pub models: Vec<String>,
+    /// What it takes of the host.
+    pub host: Host,
+    /// When it was enqueued, in milliseconds since the epoch.
+    pub enqueued_at_ms: i64,
+    /// How long it runs at most, in milliseconds, if it said so.
+    pub max_run_ms: Option<i64>,
+}
+
+impl Waiting {
+    /// A task that takes what its queue gives.
+    #[must_use]
+    pub fn new(task: TaskId, enqueued_at_ms: i64) -> Self {
+        let host = Host::default();
+        Self { task, request: None, devices: 1, models: Vec::new(), host, enqueued_at_ms, max_run_ms: None }
+    }
+
+    /// The same with its own wish.
+    #[must_use]
+    pub fn wanting(mut self, request: GpuRequest) -> Self {
+        self.request = Some(request);
+        self
+    }
+}

@@ -1,0 +1,87 @@
+//! Why one task waits, node by node, and what would let it start.
+
+use cantle_model::TaskId;
+
+use crate::{Cluster, Demand, Policy, Reason, State, plan, turns};
+
+/// The answer to "why does my task not run?".
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The task.
+    pub task: TaskId,
+    /// In one line.
+    pub summary: String,
+    /// Waiting tasks that get their chance before it, in that order.
+    pub ahead: Vec<TaskId>,
+    /// What each node lacks at the moment.
+    pub nodes: Vec<NodeLack>,
+    /// What would let it start.
+    pub remedy: String,
+}
+
+/// What one node lacks for a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLack {
+    /// Name of the node.
+    pub node: String,
+    /// In one line.
+    pub lacks: String,
+}
+
+/// Explains what `plan` would decide about `task` at `now_ms`; `None` if it does not wait.
+#[must_use]
+pub fn why(state: &State, policy: &Policy, task: &TaskId, now_ms: i64) -> Option<Explanation> {
+    let order = turns::turns(state, policy.order);
+    let id = |&(queue, at): &(usize, usize)| &state.queues[queue].waiting[at].task;
+    let turn = order.iter().position(|position| id(position) == task)?;
+    let (queue, at) = order[turn];
+    let demand = Demand::of(&state.queues[queue], &state.queues[queue].waiting[at]);
+    let decided = plan(state, policy, now_ms);
+    let reason = decided.waits.iter().find(|wait| wait.task == *task).map(|wait| &wait.reason);
+    let (summary, remedy) = match reason {
+        None => ("starts now".to_owned(), "nothing".to_owned()),
+        Some(reason) => (reason.to_string(), remedy(reason, &demand)),
+    };
+    let starts = |id: &&TaskId| decided.starts.iter().any(|start| start.task == **id);
+    let ahead = order[..turn].iter().map(id).filter(|id| !starts(id)).cloned().collect();
+    Some(Explanation { task: task.clone(), summary, ahead, nodes: lacks(state, &demand), remedy })
+}
+
+fn remedy(reason: &Reason, demand: &Demand) -> String {
+    let needs = &demand.ask;
+    match reason {
+        Reason::NoRoom { .. } => format!("a running task that ends and leaves {needs} free on one node"),
+        Reason::NoHost { .. } => {
+            "a running task that ends on a node with free GPUs, or asking less CPU and memory".into()
+        }
+        Reason::Reserved { task, .. } => format!("task {task} starting, or more free GPUs"),
+        Reason::Behind { task, .. } => format!("task {task} starting, or backfill switched on"),
+        Reason::Never { .. } => "asking for less, or a larger node".into(),
+    }
+}
+
+fn lacks(state: &State, demand: &Demand) -> Vec<NodeLack> {
+    let cluster = Cluster::of(state);
+    let shape = cluster.shape(demand);
+    let lack = |(at, node): (usize, &crate::Node)| {
+        let free = &cluster.nodes[at];
+        let room =
+            |gpu: &&crate::cluster::GpuFree| shape.share(gpu.class).is_some_and(|share| gpu.fits(share));
+        let (fitting, wanted) = (free.gpus.iter().filter(room).count(), shape.min as usize);
+        let suitable =
+            node.gpus.len() - free.gpus.iter().filter(|gpu| shape.share(gpu.class).is_none()).count();
+        let lacks = if suitable < wanted {
+            format!("has {suitable} suitable GPUs of {wanted}")
+        } else if fitting < wanted {
+            format!("{fitting} of {wanted} GPUs have room")
+        } else if shape.host.cpu_milli > free.host.cpu_milli
+            || shape.host.memory_bytes > free.host.memory_bytes
+        {
+            "GPUs have room, CPU or memory of the host has not".to_owned()
+        } else {
+            "nothing".to_owned()
+        };
+        NodeLack { node: node.name.clone(), lacks }
+    };
+    state.nodes.iter().enumerate().map(lack).collect()
+}
