@@ -1,0 +1,310 @@
+//! `cantle.*`: what ClearML's services lack. Nodes report what they hold; people and tools ask.
+
+use cantle_model::{GpuMode, MigInstance, Slice, TaskStatus};
+use serde::{Deserialize, Serialize};
+
+use crate::Empty;
+use crate::wire::{endpoint, one_or_many};
+
+/// `cantle.report_node`: from the agent, at each change and at least every [`ReportNode::interval_ms`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReportNode {
+    /// Name of the node.
+    pub node: String,
+    /// Worker id of its agent.
+    pub worker: String,
+    /// Queues that it serves, in order of priority.
+    pub queues: Vec<NodeQueue>,
+    /// Its GPUs and who holds what.
+    pub gpus: Vec<GpuView>,
+    /// Tasks that it looked at and could not start, with the reason.
+    #[serde(default)]
+    pub waiting: Vec<Waiting>,
+    /// A node that is silent for longer than a few of these counts as gone.
+    pub interval_ms: u64,
+}
+endpoint!("cantle.report_node", ReportNode => Empty);
+
+/// A queue that a node serves.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeQueue {
+    /// Its name.
+    pub name: String,
+    /// What its tasks get, as written on the command line: `0.5`, `2`, `1-4`, `task`.
+    pub spec: String,
+}
+
+/// A GPU and who holds what of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GpuView {
+    /// Index on its node.
+    pub index: u32,
+    /// Its name for ever.
+    pub uuid: String,
+    /// Product name.
+    pub model: String,
+    /// All its memory.
+    pub memory_bytes: u64,
+    /// How it is used.
+    pub mode: GpuMode,
+    /// How much of it is given out, in thousandths.
+    pub allocated_milli: u32,
+    /// To whom.
+    pub slices: Vec<SliceView>,
+}
+
+/// A slice that is given out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SliceView {
+    /// Task that holds it.
+    pub task: String,
+    /// Under which lease.
+    pub lease: String,
+    /// Its part of the GPU in thousandths.
+    pub milli: u32,
+    /// What the task may use.
+    pub memory_limit_bytes: u64,
+    /// What it does use.
+    pub memory_used_bytes: u64,
+    /// The instance, on a MIG GPU.
+    pub mig: Option<MigInstance>,
+}
+
+/// A task that can't start, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// The task's id.
+    pub task: String,
+    /// For people: `needs 1 GPU, free 0.25 of GPU 2`.
+    pub reason: String,
+}
+
+/// `cantle.get_nodes`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetNodes {}
+endpoint!("cantle.get_nodes", GetNodes => Nodes);
+
+/// Answer of `cantle.get_nodes`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Nodes {
+    /// All nodes that ever reported, by name.
+    pub nodes: Vec<NodeView>,
+}
+
+/// A node as it last reported.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct NodeView {
+    /// Its name.
+    pub node: String,
+    /// Worker id of its agent.
+    pub worker: String,
+    /// Last report, RFC 3339.
+    pub last_seen: String,
+    /// It reported lately.
+    pub alive: bool,
+    /// Queues that it serves, in order of priority.
+    pub queues: Vec<NodeQueue>,
+    /// Its GPUs and who holds what.
+    pub gpus: Vec<GpuView>,
+}
+
+/// `cantle.report_task`: from the agent, before the task starts (with its slices) and after it ended (with its exit code).
+///
+/// The first report claims the task for this lease: if another lease holds it, the call is refused (400/110) and the
+/// agent must not start it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ReportTask {
+    /// The task's id.
+    pub task: String,
+    /// Where it runs.
+    pub node: String,
+    /// Under which lease.
+    pub lease: String,
+    /// What it got.
+    #[serde(default)]
+    pub slices: Vec<Slice>,
+    /// How it ended; absent while it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// A line for people: why it ended so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub message: Option<String>,
+}
+endpoint!("cantle.report_task", ReportTask => Empty);
+
+/// `cantle.get_tasks`: newest first.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetTasks {
+    /// These only.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub id: Vec<String>,
+    /// In one of these states.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub status: Vec<TaskStatus>,
+    /// From this queue (name or id).
+    pub queue: Option<String>,
+    /// Of this project (name or id).
+    pub project: Option<String>,
+    /// At most so many; 500 if not said.
+    pub limit: Option<u64>,
+}
+endpoint!("cantle.get_tasks", GetTasks => TaskViews);
+
+/// Answer of `cantle.get_tasks`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TaskViews {
+    /// What was found.
+    pub tasks: Vec<TaskView>,
+}
+
+/// A task as people want to see it: names, not ids.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TaskView {
+    /// 32 hex digits.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// Name of its project.
+    pub project: Option<String>,
+    /// Name of the queue that it is in or came from.
+    pub queue: Option<String>,
+    /// Its state.
+    pub state: TaskStatus,
+    /// Where it runs or ran.
+    pub node: Option<String>,
+    /// UUIDs of the GPUs that it holds or held.
+    pub gpus: Vec<String>,
+    /// What it holds or held, in thousandths of a GPU, over all its GPUs.
+    pub milli: u32,
+    /// Its memory limit, over all its GPUs.
+    pub memory_limit_bytes: u64,
+    /// Why it waits, or why it ended.
+    pub reason: Option<String>,
+    /// How it ended.
+    pub exit_code: Option<i32>,
+    /// RFC 3339.
+    pub created: String,
+    /// RFC 3339.
+    pub started: Option<String>,
+    /// RFC 3339.
+    pub ended: Option<String>,
+}
+
+/// `cantle.get_queues`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetQueues {}
+endpoint!("cantle.get_queues", GetQueues => QueueViews);
+
+/// Answer of `cantle.get_queues`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct QueueViews {
+    /// All queues, by name.
+    pub queues: Vec<QueueView>,
+}
+
+/// A queue as people want to see it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct QueueView {
+    /// Its name.
+    pub name: String,
+    /// 32 hex digits.
+    pub id: String,
+    /// How many tasks wait.
+    pub waiting: u64,
+    /// How many of its tasks run.
+    pub running: u64,
+    /// Ids of the waiting tasks, first one first.
+    pub tasks: Vec<String>,
+    /// Nodes that serve it and are alive.
+    pub nodes: Vec<String>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EventView {
+    /// Position in the order of events; given by the server.
+    pub id: i64,
+    /// When, RFC 3339; given by the server.
+    pub time: String,
+    /// One word: `enqueue`, `dequeue`, `start`, `stop`, `end`, `place`, `refuse`…
+    pub kind: String,
+    /// The task it is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
+    /// The queue it is about (name).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<String>,
+    /// The node it happened on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// For people.
+    pub message: String,
+}
+
+/// `cantle.add_events`: from the agent. Ids and times are the server's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AddEvents {
+    /// What happened.
+    pub events: Vec<EventView>,
+}
+endpoint!("cantle.add_events", AddEvents => Empty);
+
+/// `cantle.get_events`: in the order in which they happened.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetEvents {
+    /// About this task only.
+    pub task: Option<String>,
+    /// After the event with this id; without it the newest ones.
+    pub after: Option<i64>,
+    /// At most so many; 200 if not said.
+    pub limit: Option<u64>,
+}
+endpoint!("cantle.get_events", GetEvents => EventViews);
+
+/// Answer of `cantle.get_events`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct EventViews {
+    /// Oldest first.
+    pub events: Vec<EventView>,
+}
+
+/// `cantle.explain_task`: why does it wait, or what became of it?
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ExplainTask {
+    /// The task's id.
+    pub task: String,
+}
+endpoint!("cantle.explain_task", ExplainTask => Explanation);
+
+/// Answer of `cantle.explain_task`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Explanation {
+    /// The task's id.
+    pub task: String,
+    /// Its name.
+    pub name: String,
+    /// Its state.
+    pub state: TaskStatus,
+    /// Name of its queue.
+    pub queue: Option<String>,
+    /// Its place in the queue; 0 is the front.
+    pub position: Option<u64>,
+    /// The answer in one line.
+    pub reason: String,
+    /// What each node that serves the queue says.
+    pub nodes: Vec<NodeReason>,
+}
+
+/// What one node says about a waiting task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeReason {
+    /// Its name.
+    pub node: String,
+    /// It reported lately.
+    pub alive: bool,
+    /// What it says; absent if it has not looked at the task yet.
+    pub reason: Option<String>,
+}

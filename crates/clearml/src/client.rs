@@ -1,0 +1,201 @@
+//! The asynchronous client.
+
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::Value;
+
+use crate::events::{AddBatch, AddBatchReply, Event};
+use crate::{Envelope, Error, Request, without_nulls};
+
+/// Key pair of a user, as in `clearml.conf`.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Credentials {
+    /// `api.credentials.access_key`.
+    pub access_key: String,
+    /// `api.credentials.secret_key`.
+    pub secret_key: String,
+}
+
+/// Without the secret: this ends up in logs.
+impl fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credentials").field("access_key", &self.access_key).finish_non_exhaustive()
+    }
+}
+
+/// A ClearML server seen from outside. Logs in at the first call, and once more when its token is no longer taken.
+#[derive(Debug)]
+pub struct Client {
+    http: reqwest::Client,
+    url: String,
+    credentials: Credentials,
+    token: Mutex<Option<String>>,
+}
+
+const JSON: &str = "application/json";
+const JSON_LINES: &str = "application/json-lines";
+
+impl Client {
+    /// A client for the server at `base_url`, for example `http://127.0.0.1:8008`. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// If `base_url` is not an http(s) address.
+    pub fn new(base_url: &str, credentials: Credentials) -> Result<Self, Error> {
+        let url = base_url.trim_end_matches('/').to_owned();
+        let address = || Error::Address { url: url.clone() };
+        let parsed = reqwest::Url::parse(&url).map_err(|_| address())?;
+        if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
+            return Err(address());
+        }
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .timeout(Duration::from_secs(30))
+            .build()
+            .map_err(|error| Error::Unreachable { url: url.clone(), reason: innermost(&error) })?;
+        Ok(Self { http, url, credentials, token: Mutex::new(None) })
+    }
+
+    /// The server's address, without a slash at its end.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Sends one request and reads its answer.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn call<R: Request>(&self, request: &R) -> Result<R::Response, Error> {
+        let endpoint = R::ENDPOINT;
+        let encode = |source| Error::Encode { endpoint: endpoint.to_owned(), source };
+        let body = serde_json::to_value(request).map(without_nulls).map_err(encode)?;
+        let data = self.call_value(endpoint, &body).await?;
+        serde_json::from_value(without_nulls(data)).map_err(|error| self.odd(endpoint, error.to_string()))
+    }
+
+    /// Sends JSON to any endpoint: for what has no type here.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn call_value(&self, endpoint: &str, body: &Value) -> Result<Value, Error> {
+        self.send(endpoint, JSON, body.to_string()).await
+    }
+
+    /// Reports log lines and scalars (`events.add_batch`, one JSON object per line).
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn add_batch(&self, events: &[Event]) -> Result<AddBatchReply, Error> {
+        let endpoint = AddBatch::ENDPOINT;
+        let mut lines = String::new();
+        for event in events {
+            let encode = |source| Error::Encode { endpoint: endpoint.to_owned(), source };
+            lines.push_str(&serde_json::to_string(event).map_err(encode)?);
+            lines.push('\n');
+        }
+        let data = self.send(endpoint, JSON_LINES, lines).await?;
+        serde_json::from_value(data).map_err(|error| self.odd(endpoint, error.to_string()))
+    }
+
+    async fn send(&self, endpoint: &str, content_type: &'static str, body: String) -> Result<Value, Error> {
+        let (token, fresh) = match self.known_token() {
+            Some(token) => (token, false),
+            None => (self.log_in().await?, true),
+        };
+        match self.post(endpoint, content_type, body.clone(), &format!("Bearer {token}")).await {
+            // The token may have expired, or the server may have a new secret: log in again, once.
+            Err(Error::Unauthorized { .. }) if !fresh => {
+                let token = self.log_in().await?;
+                self.post(endpoint, content_type, body, &format!("Bearer {token}")).await
+            }
+            answer => answer,
+        }
+    }
+
+    fn known_token(&self) -> Option<String> {
+        self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    async fn log_in(&self) -> Result<String, Error> {
+        let Credentials { access_key, secret_key } = &self.credentials;
+        let basic = format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}")));
+        let data = self.post("auth.login", JSON, "{}".to_owned(), &basic).await?;
+        let Some(token) = data.get("token").and_then(Value::as_str) else {
+            return Err(self.odd("auth.login", "no token in it".to_owned()));
+        };
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.to_owned());
+        Ok(token.to_owned())
+    }
+
+    async fn post(
+        &self,
+        endpoint: &str,
+        content_type: &str,
+        body: String,
+        authorization: &str,
+    ) -> Result<Value, Error> {
+        let unreachable =
+            |error: reqwest::Error| Error::Unreachable { url: self.url.clone(), reason: innermost(&error) };
+        let request = self.http.post(format!("{}/{endpoint}", self.url));
+        let request = request.header("Content-Type", content_type).header("Authorization", authorization);
+        let response = request.body(body).send().await.map_err(unreachable)?;
+        let status = response.status().as_u16();
+        let bytes = response.bytes().await.map_err(unreachable)?;
+        let Ok(Envelope { meta, data }) = serde_json::from_slice(&bytes) else {
+            return Err(match status {
+                // A proxy in between answers in its own words.
+                429 | 502..=504 => refused(endpoint, status, 0, format!("HTTP status {status}")),
+                _ => self.odd(endpoint, format!("HTTP status {status} and no ClearML envelope")),
+            });
+        };
+        match meta.result_code {
+            200..=299 => Ok(data),
+            401 => Err(Error::Unauthorized { url: self.url.clone(), message: meta.result_msg }),
+            code => Err(refused(endpoint, code, meta.result_subcode, meta.result_msg)),
+        }
+    }
+
+    fn odd(&self, endpoint: &str, detail: String) -> Error {
+        Error::Answer { endpoint: endpoint.to_owned(), url: self.url.clone(), detail }
+    }
+}
+
+fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> Error {
+    Error::Refused { endpoint: endpoint.to_owned(), code, subcode, message }
+}
+
+/// The last link of the chain says it best: "connection refused" rather than "error sending request".
+fn innermost(error: &reqwest::Error) -> String {
+    let mut inner: &dyn std::error::Error = error;
+    while let Some(source) = inner.source() {
+        inner = source;
+    }
+    if error.is_timeout() { "no answer in time".to_owned() } else { inner.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys() -> Credentials {
+        Credentials { access_key: "A".into(), secret_key: "very secret".into() }
+    }
+
+    #[test]
+    fn addresses() {
+        assert_eq!(Client::new("http://127.0.0.1:8008/", keys()).unwrap().url(), "http://127.0.0.1:8008");
+        for url in ["", "localhost:8008", "ftp://host", "http://"] {
+            assert!(matches!(Client::new(url, keys()), Err(Error::Address { .. })), "{url}");
+        }
+    }
+
+    #[test]
+    fn secrets_stay_out_of_logs() {
+        let client = Client::new("http://127.0.0.1:8008", keys()).unwrap();
+        assert!(!format!("{client:?}").contains("very secret"));
+    }
+}

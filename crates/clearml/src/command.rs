@@ -1,0 +1,255 @@
+//! How a task carries a plain command and its request for GPU: in its parameters, section [`SECTION`].
+//!
+//! Parameters survive cloning and can be edited wherever ClearML's tasks can be edited.
+
+use std::collections::BTreeMap;
+
+use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, RequestError};
+use serde_json::Value;
+
+use crate::tasks::{HyperParams, Param};
+
+/// The section of a task's parameters that is cantle's.
+pub const SECTION: &str = "cantle";
+
+/// What a task asks cantle for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TaskRequest {
+    /// Program and arguments; empty for a task whose code is in ClearML's own fields.
+    pub command: Vec<String>,
+    /// Where to start it.
+    pub cwd: Option<String>,
+    /// How much GPU; the queue decides if absent.
+    pub gpu: Option<GpuRequest>,
+    /// What keeps it apart from its neighbours.
+    pub isolation: Isolation,
+    /// How compute time is divided.
+    pub compute: ComputeMode,
+}
+
+impl TaskRequest {
+    /// Reads the request out of a task's parameters; `None` if there is none.
+    ///
+    /// # Errors
+    /// Names the parameter that is wrong: people edit them by hand.
+    pub fn from_hyperparams(params: &HyperParams) -> Result<Option<Self>, TaskRequestError> {
+        let Some(section) = params.get(SECTION) else {
+            return Ok(None);
+        };
+        let text = |name: &str| section.get(name).map(|p| p.value.trim()).filter(|v| !v.is_empty());
+        let command = match text("command") {
+            None => Vec::new(),
+            Some(json) => {
+                serde_json::from_str(json).map_err(|_| TaskRequestError::Command(json.to_owned()))?
+            }
+        };
+        Ok(Some(Self {
+            command,
+            cwd: text("cwd").map(str::to_owned),
+            gpu: gpu_request(text)?,
+            isolation: word("isolation", text("isolation"), "any, mig or shared")?,
+            compute: word("compute", text("compute"), "even, fair or strict")?,
+        }))
+    }
+
+    /// The parameters that carry this request, to be put into a task.
+    #[must_use]
+    pub fn to_hyperparams(&self) -> HyperParams {
+        let mut section = BTreeMap::new();
+        let mut put = |name: &str, value: String| {
+            let (section_name, name) = (SECTION.to_owned(), name.to_owned());
+            let param = Param { section: section_name, name: name.clone(), value, ..Param::default() };
+            section.insert(name, param);
+        };
+        if !self.command.is_empty() {
+            put("command", Value::from(self.command.clone()).to_string());
+        }
+        if let Some(cwd) = &self.cwd {
+            put("cwd", cwd.clone());
+        }
+        match &self.gpu {
+            None => {}
+            Some(GpuRequest::Fraction(milli)) => put("gpu", milli.to_string()),
+            Some(GpuRequest::Gpus(n)) => put("gpus", n.to_string()),
+            Some(GpuRequest::Memory(bytes)) => put("gpu_memory", quantity(*bytes)),
+            Some(GpuRequest::MigProfile(profile)) => put("mig_profile", profile.clone()),
+        }
+        if self.isolation != Isolation::default() {
+            put("isolation", json_word(&self.isolation));
+        }
+        if self.compute != ComputeMode::default() {
+            put("compute", json_word(&self.compute));
+        }
+        HyperParams::from([(SECTION.to_owned(), section)])
+    }
+
+    /// The command as a person would type it into a shell.
+    #[must_use]
+    pub fn shell_command(&self) -> String {
+        self.command.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuRequest>, TaskRequestError> {
+    let wrong = |name: &'static str| move |source| TaskRequestError::Gpu { name, source };
+    let mut found = Vec::new();
+    if let Some(value) = text("gpu") {
+        found.push(GpuRequest::from_fraction(value).map_err(wrong("gpu"))?);
+    }
+    if let Some(value) = text("gpus") {
+        found.push(GpuRequest::from_gpus(value).map_err(wrong("gpus"))?);
+    }
+    if let Some(value) = text("gpu_memory") {
+        found.push(GpuRequest::from_memory(value).map_err(wrong("gpu_memory"))?);
+    }
+    if let Some(value) = text("mig_profile") {
+        found.push(GpuRequest::MigProfile(value.to_owned()));
+    }
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        _ => Err(TaskRequestError::Several),
+    }
+}
+
+fn word<T>(name: &'static str, text: Option<&str>, legal: &'static str) -> Result<T, TaskRequestError>
+where
+    T: Default + serde::de::DeserializeOwned,
+{
+    let Some(text) = text else {
+        return Ok(T::default());
+    };
+    serde_json::from_value(Value::from(text)).map_err(|_| TaskRequestError::Word {
+        name,
+        given: text.to_owned(),
+        legal,
+    })
+}
+
+fn json_word<T: serde::Serialize>(value: &T) -> String {
+    match serde_json::to_value(value) {
+        Ok(Value::String(word)) => word,
+        _ => String::new(),
+    }
+}
+
+/// Exact, in the unit that is shortest to read: `4Gi`, `512Mi`, else decimal `1.234567891G`.
+fn quantity(Bytes(bytes): Bytes) -> String {
+    const GIB: u64 = 1 << 30;
+    const MIB: u64 = 1 << 20;
+    if bytes.is_multiple_of(GIB) {
+        return format!("{}Gi", bytes / GIB);
+    }
+    if bytes.is_multiple_of(MIB) {
+        return format!("{}Mi", bytes / MIB);
+    }
+    let decimal = format!("{}.{:09}", bytes / 1_000_000_000, bytes % 1_000_000_000);
+    format!("{}G", decimal.trim_end_matches('0').trim_end_matches('.'))
+}
+
+fn shell_quote(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,@%+".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Why a task's parameters are not a request.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TaskRequestError {
+    /// `command` is not what it should be.
+    #[error(
+        "parameter cantle/command is {0}; write a JSON array of words, for example [\"python3\", \"train.py\"]"
+    )]
+    Command(String),
+    /// An amount is wrong.
+    #[error("parameter cantle/{name}: {source}")]
+    Gpu {
+        /// Which.
+        name: &'static str,
+        /// How.
+        source: RequestError,
+    },
+    /// More than one amount.
+    #[error(
+        "parameters of section cantle ask for GPU in several ways; keep one of gpu, gpus, gpu_memory, mig_profile"
+    )]
+    Several,
+    /// Not one of the legal words.
+    #[error("parameter cantle/{name} is \"{given}\"; write {legal}")]
+    Word {
+        /// Which.
+        name: &'static str,
+        /// What it says.
+        given: String,
+        /// What it may say.
+        legal: &'static str,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(request: &TaskRequest) {
+        let params = request.to_hyperparams();
+        assert_eq!(TaskRequest::from_hyperparams(&params), Ok(Some(request.clone())));
+    }
+
+    #[test]
+    fn requests_survive_the_parameters() {
+        let command = vec!["sh".to_owned(), "-c".to_owned(), "echo 'a b' \"ü\"\n".to_owned()];
+        for gpu in [
+            None,
+            Some(GpuRequest::Fraction(cantle_model::Milli(125))),
+            Some(GpuRequest::Gpus(2)),
+            Some(GpuRequest::Memory(Bytes(4_000_000_000))),
+            Some(GpuRequest::Memory(Bytes(4 << 30))),
+            Some(GpuRequest::Memory(Bytes(12_345_678_901))),
+            Some(GpuRequest::MigProfile("2g.10gb".into())),
+        ] {
+            round_trip(&TaskRequest {
+                command: command.clone(),
+                cwd: Some("/data".into()),
+                gpu,
+                isolation: Isolation::Mig,
+                compute: ComputeMode::Strict,
+            });
+        }
+        round_trip(&TaskRequest::default());
+        assert_eq!(TaskRequest::from_hyperparams(&HyperParams::new()), Ok(None));
+    }
+
+    #[test]
+    fn amounts_are_readable() {
+        assert_eq!(quantity(Bytes(4_000_000_000)), "4G");
+        assert_eq!(quantity(Bytes(4 << 30)), "4Gi");
+        assert_eq!(quantity(Bytes(512 << 20)), "512Mi");
+        assert_eq!(quantity(Bytes(2_500_000_000)), "2.5G");
+    }
+
+    #[test]
+    fn edited_by_hand() {
+        let with = |pairs: &[(&str, &str)]| {
+            let param = |v: &str| Param { value: v.to_owned(), ..Param::default() };
+            let section = pairs.iter().map(|(name, value)| ((*name).to_owned(), param(value))).collect();
+            TaskRequest::from_hyperparams(&HyperParams::from([(SECTION.to_owned(), section)]))
+        };
+        let says = |pairs: &[(&str, &str)]| with(pairs).unwrap_err().to_string();
+        assert!(says(&[("gpu", "2")]).contains("cantle/gpu"));
+        assert!(says(&[("gpu_memory", "8")]).contains("has no unit"));
+        assert!(says(&[("gpu", "0.5"), ("gpus", "1")]).contains("keep one of"));
+        assert!(says(&[("command", "python x.py")]).contains("JSON array"));
+        assert!(says(&[("compute", "fast")]).contains("even, fair or strict"));
+        assert_eq!(with(&[("gpu", " ")]).unwrap().unwrap().gpu, None, "emptied in the web page");
+    }
+
+    #[test]
+    fn shell_words() {
+        let request = TaskRequest {
+            command: ["echo", "", "a b", "it's", "--x=1"].map(str::to_owned).to_vec(),
+            ..TaskRequest::default()
+        };
+        assert_eq!(request.shell_command(), r"echo '' 'a b' 'it'\''s' --x=1");
+    }
+}

@@ -1,0 +1,78 @@
+//! Why a call failed.
+
+/// Each variant is one line: what is wrong and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The address can't be one.
+    #[error("server address \"{url}\" is not a URL; write for example http://127.0.0.1:8008")]
+    Address {
+        /// As given.
+        url: String,
+    },
+    /// Nobody answers there.
+    #[error("cannot reach the server at {url}: {reason}; is it running, and is the address right?")]
+    Unreachable {
+        /// The server's address.
+        url: String,
+        /// The innermost cause.
+        reason: String,
+    },
+    /// The access key or the secret key is wrong.
+    #[error("the server at {url} refused the credentials ({message}); check access key and secret key")]
+    Unauthorized {
+        /// The server's address.
+        url: String,
+        /// The server's own words.
+        message: String,
+    },
+    /// The server understood and said no.
+    #[error("{endpoint}: {message} (error {code}/{subcode})")]
+    Refused {
+        /// `service.action`.
+        endpoint: String,
+        /// HTTP status.
+        code: u16,
+        /// ClearML's subcode.
+        subcode: u32,
+        /// The server's own words.
+        message: String,
+    },
+    /// What came back is not ClearML's answer to this call.
+    #[error("{endpoint}: the server at {url} answered something unexpected: {detail}")]
+    Answer {
+        /// `service.action`.
+        endpoint: String,
+        /// The server's address.
+        url: String,
+        /// What is odd about it.
+        detail: String,
+    },
+    /// A request that JSON can't carry.
+    #[error("{endpoint}: the request can't be written as JSON: {source}")]
+    Encode {
+        /// `service.action`.
+        endpoint: String,
+        /// The cause.
+        source: serde_json::Error,
+    },
+}
+
+impl Error {
+    /// The server said no with exactly this subcode.
+    #[must_use]
+    pub fn is_subcode(&self, wanted: u32) -> bool {
+        matches!(self, Self::Refused { code: 400, subcode, .. } if *subcode == wanted)
+    }
+
+    /// Trying again later may help: the server is away or busy.
+    #[must_use]
+    pub const fn is_temporary(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Refused { code: 429 | 502 | 503 | 504, .. })
+    }
+
+    /// The server does not have this endpoint (ClearML's open-source server lacks some).
+    #[must_use]
+    pub fn is_unknown_endpoint(&self) -> bool {
+        matches!(self, Self::Refused { code: 400 | 404, subcode: 0, .. })
+    }
+}

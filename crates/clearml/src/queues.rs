@@ -1,0 +1,270 @@
+//! `queues.*`.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::projects::Created;
+use crate::wire::{endpoint, one_or_many};
+use crate::{Empty, Updated};
+
+/// A queue with the tasks that wait in it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Queue {
+    /// 32 hex digits.
+    pub id: String,
+    /// Its name, unique.
+    pub name: String,
+    /// Waiting tasks, first one first.
+    pub entries: Vec<Entry>,
+    /// Free words; the agent looks for `force_workers:on`.
+    pub tags: Vec<String>,
+    /// The system's words; `default` marks the default queue.
+    pub system_tags: Vec<String>,
+    /// Anything; an object, never a list (clients check).
+    pub metadata: Map<String, Value>,
+    /// When it was made, RFC 3339.
+    pub created: String,
+    /// Last change of the queue itself, RFC 3339.
+    pub last_update: String,
+}
+
+/// A task in a queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Entry {
+    /// The task's id.
+    pub task: String,
+    /// Since when, RFC 3339.
+    pub added: String,
+}
+
+/// `queues.get_all`: by id or by name (a regular expression).
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetAll {
+    /// These only.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub id: Vec<String>,
+    /// Regular expression on the name.
+    pub name: Option<String>,
+    /// Fields to answer with; empty for all.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub only_fields: Vec<String>,
+    /// Page number from 0; all in one answer without it.
+    pub page: Option<u64>,
+    /// Queues per page.
+    pub page_size: Option<u64>,
+}
+endpoint!("queues.get_all", GetAll => Queues);
+
+/// Answer with queues.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Queues {
+    /// What was found.
+    pub queues: Vec<Queue>,
+}
+
+/// `queues.get_by_id`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GetById {
+    /// The queue's id.
+    pub queue: String,
+}
+endpoint!("queues.get_by_id", GetById => OneQueue);
+
+/// Answer with one queue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct OneQueue {
+    /// It.
+    pub queue: Queue,
+}
+
+/// `queues.create`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Create {
+    /// Its name; must be new.
+    pub name: String,
+    /// Further fields (tags, system_tags, metadata), kept as they are.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+endpoint!("queues.create", Create => Created);
+
+/// `queues.update`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Update {
+    /// The queue's id.
+    pub queue: String,
+    /// New values.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+endpoint!("queues.update", Update => Updated);
+
+/// `queues.delete`: refused while tasks wait in it, unless forced.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Delete {
+    /// The queue's id.
+    pub queue: String,
+    /// Also if tasks wait in it; they become drafts again.
+    pub force: bool,
+}
+endpoint!("queues.delete", Delete => Deleted);
+
+/// Answer of `queues.delete`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Deleted {
+    /// How many queues are gone.
+    pub deleted: u64,
+}
+
+/// `queues.get_default`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetDefault {}
+endpoint!("queues.get_default", GetDefault => DefaultQueue);
+
+/// Answer of `queues.get_default`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DefaultQueue {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// `queues.get_next_task`: takes the first task out of the queue; nobody else gets it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetNextTask {
+    /// The queue's id.
+    pub queue: String,
+    /// Answer with `task_info` too.
+    pub get_task_info: Option<bool>,
+    /// cantle's own: only if the first task is this one, so that a decision made a moment ago is still right.
+    /// ClearML's open server ignores it.
+    pub task: Option<String>,
+}
+endpoint!("queues.get_next_task", GetNextTask => NextTask);
+
+/// Answer of `queues.get_next_task`; no entry from an empty queue.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct NextTask {
+    /// The task that was taken out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entry: Option<Entry>,
+    /// Owner of the task, if asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task_info: Option<TaskInfo>,
+}
+
+/// Owner of a task.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TaskInfo {
+    /// Company's id.
+    pub company: String,
+    /// User's id.
+    pub user: String,
+}
+
+/// Requests that name one task in one queue.
+macro_rules! queue_and_task {
+    ($($(#[$doc:meta])* $endpoint:literal $name:ident => $answer:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Default, Serialize, Deserialize)]
+        pub struct $name {
+            /// The queue's id.
+            pub queue: String,
+            /// The task's id.
+            pub task: String,
+        }
+        endpoint!($endpoint, $name => $answer);
+    )*};
+}
+
+queue_and_task! {
+    /// `queues.add_task`: at the end.
+    "queues.add_task" AddTask => Added;
+    /// `queues.remove_task`: the task becomes a draft again.
+    "queues.remove_task" RemoveTask => Removed;
+    /// `queues.move_task_to_front`.
+    "queues.move_task_to_front" MoveTaskToFront => Position;
+    /// `queues.move_task_to_back`.
+    "queues.move_task_to_back" MoveTaskToBack => Position;
+}
+
+/// Answer of `queues.add_task`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Added {
+    /// How many tasks were added.
+    pub added: u64,
+}
+
+/// Answer of `queues.remove_task`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Removed {
+    /// How many tasks were removed.
+    pub removed: u64,
+}
+
+/// Where a task is in its queue now; 0 is the front.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Position {
+    /// The place.
+    pub position: u64,
+}
+
+/// `queues.move_task_forward`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MoveTaskForward {
+    /// The queue's id.
+    pub queue: String,
+    /// The task's id.
+    pub task: String,
+    /// By how many places; 1 if not said.
+    pub count: Option<u64>,
+}
+endpoint!("queues.move_task_forward", MoveTaskForward => Position);
+
+/// `queues.move_task_backward`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MoveTaskBackward {
+    /// The queue's id.
+    pub queue: String,
+    /// The task's id.
+    pub task: String,
+    /// By how many places; 1 if not said.
+    pub count: Option<u64>,
+}
+endpoint!("queues.move_task_backward", MoveTaskBackward => Position);
+
+/// `queues.get_num_entries`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GetNumEntries {
+    /// The queue's id.
+    pub queue: String,
+}
+endpoint!("queues.get_num_entries", GetNumEntries => NumEntries);
+
+/// Answer of `queues.get_num_entries`.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NumEntries {
+    /// How many tasks wait.
+    pub num: u64,
+}
+
+/// `queues.clear_queue`: all its tasks become drafts again.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct ClearQueue {
+    /// The queue's id.
+    pub queue: String,
+}
+endpoint!("queues.clear_queue", ClearQueue => Empty);

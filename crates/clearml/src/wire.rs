@@ -1,0 +1,134 @@
+//! What all endpoints share: the envelope, the meaning of `null`, and the link from a request to its answer.
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
+
+/// A request that knows its endpoint and its answer.
+pub trait Request: Serialize + DeserializeOwned + Send + Sync {
+    /// `service.action`.
+    const ENDPOINT: &'static str;
+    /// The `data` part of the answer, as a client reads it.
+    type Response: DeserializeOwned;
+}
+
+macro_rules! endpoint {
+    ($name:literal, $request:ty => $response:ty) => {
+        impl $crate::Request for $request {
+            const ENDPOINT: &'static str = $name;
+            type Response = $response;
+        }
+    };
+}
+pub(crate) use endpoint;
+
+/// Error subcodes of ClearML's server that clients act upon (all with code 400).
+pub mod subcode {
+    /// No such task.
+    pub const INVALID_TASK_ID: u32 = 101;
+    /// The task's status does not allow it.
+    pub const INVALID_TASK_STATUS: u32 = 110;
+    /// A field is missing or has the wrong type.
+    pub const VALIDATION: u32 = 12;
+    /// No such project.
+    pub const INVALID_PROJECT_ID: u32 = 401;
+    /// No such queue.
+    pub const INVALID_QUEUE_ID: u32 = 701;
+    /// The task is not in that queue.
+    pub const TASK_NOT_IN_QUEUE: u32 = 703;
+    /// The task is in a queue already.
+    pub const TASK_ALREADY_QUEUED: u32 = 706;
+    /// No queue is tagged as the default one.
+    pub const NO_DEFAULT_QUEUE: u32 = 707;
+    /// No such worker.
+    pub const INVALID_WORKER_ID: u32 = 1001;
+}
+
+/// Every answer, good or bad.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    /// What was asked and how it went.
+    pub meta: Meta,
+    /// The answer itself; an empty object on errors.
+    #[serde(default)]
+    pub data: Value,
+}
+
+/// Head of an [`Envelope`].
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Meta {
+    /// Id of the call.
+    pub id: String,
+    /// Transaction id; clients may choose it.
+    pub trx: String,
+    /// What was called.
+    pub endpoint: MetaEndpoint,
+    /// HTTP status.
+    pub result_code: u16,
+    /// Which error (see [`subcode`]); 0 for none.
+    pub result_subcode: u32,
+    /// One line for people.
+    pub result_msg: String,
+    /// Always null: a stack trace is nothing for a client.
+    pub error_stack: Option<String>,
+    /// Details of an error.
+    pub error_data: Map<String, Value>,
+}
+
+/// What was called.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MetaEndpoint {
+    /// `service.action`.
+    pub name: String,
+    /// Version in the path.
+    pub requested_version: String,
+    /// Version that answered.
+    pub actual_version: String,
+}
+
+/// An answer or request without content.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Empty {}
+
+/// The answer of calls that change one object.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Updated {
+    /// How many objects changed.
+    pub updated: u64,
+    /// The fields that changed, with their new values.
+    pub fields: Map<String, Value>,
+}
+
+/// Removes all object members that are `null`: ClearML's clients and servers write `null` where they mean absent.
+#[must_use]
+pub fn without_nulls(value: Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.into_iter().filter(|(_, v)| !v.is_null());
+            Value::Object(kept.map(|(k, v)| (k, without_nulls(v))).collect())
+        }
+        Value::Array(items) => Value::Array(items.into_iter().map(without_nulls).collect()),
+        other => other,
+    }
+}
+
+/// For filters: clients write one value where the schema says a list.
+pub(crate) fn one_or_many<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany<T> {
+        Many(Vec<T>),
+        One(T),
+    }
+    Ok(match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::Many(items) => items,
+        OneOrMany::One(item) => vec![item],
+    })
+}
