@@ -1,2 +1,119 @@
-//! cantle: the one binary.
-fn main() {}
+//! `cantle`, the one binary: reads the command line, calls the room that does the work, prints what it says.
+
+mod args;
+mod cmd;
+mod connect;
+mod error;
+mod out;
+mod place;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use args::{Cli, Color, Command, Global, SimCommand};
+use cmd::Context;
+use error::{CliError, Kind, Outcome};
+use out::Printer;
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    // Two hidden commands are steps of starting a task or measuring a GPU: they must be quick and need no parser.
+    match words.get(1).and_then(|word| word.to_str()) {
+        Some(cantle_runtime::TASK_INIT_COMMAND) => return cantle_runtime::task_init_main(&words[2..]),
+        Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
+        _ => {}
+    }
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    log_to_stderr(&cli.global);
+    dispatch(cli).unwrap_or_else(|error| {
+        out::complain(error.text());
+        error.code()
+    })
+}
+
+fn dispatch(cli: Cli) -> Outcome {
+    let context = Context::new(&cli.global)?;
+    match cli.command {
+        Command::Run(args) => cmd::run::run(&context, args),
+        Command::Up(args) => cmd::up::up(&context, args),
+        Command::Server(args) => cmd::up::server(&context, args),
+        Command::Daemon(args) => cmd::up::daemon(&context, args),
+        Command::Submit(args) => cmd::submit::submit(&context, args),
+        Command::Tasks(args) => cmd::list::tasks(&context, args),
+        Command::Gpus => cmd::list::gpus(&context),
+        Command::Queues => cmd::list::queues(&context),
+        Command::Nodes => cmd::list::nodes(&context),
+        Command::Events(args) => cmd::list::events(&context, args),
+        Command::Why(args) => cmd::task::why(&context, &args.task),
+        Command::Logs(args) => cmd::task::logs(&context, &args),
+        Command::Stop(args) => cmd::task::stop(&context, &args.tasks),
+        Command::Requeue(args) => cmd::task::requeue(&context, &args.tasks),
+        Command::Limits => cmd::limits::limits(&context),
+        Command::Credentials => cmd::up::credentials(&context),
+        Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
+        Command::Simulate(args) => cmd::sim::simulate(&context, &args.scenarios),
+        Command::Doctor => cmd::doctor::doctor(&context),
+    }
+}
+
+impl Context {
+    fn new(global: &Global) -> Result<Self, CliError> {
+        let printer = Printer {
+            format: global.output,
+            headers: !global.no_headers,
+            quiet: global.quiet,
+            color: wants_color(global.color),
+        };
+        Ok(Self { printer, places: place::Places::new(global)?, global: global.clone() })
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "NO_COLOR is a convention of its own, see no-color.org")]
+fn wants_color(color: Color) -> bool {
+    match color {
+        Color::Always => true,
+        Color::Never => false,
+        Color::Auto => out::on_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+    }
+}
+
+/// Help and version go to stdout; anything else is one line and exit code 2.
+fn refuse(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() {
+        // Printing to a closed pipe is not our error.
+        let _ = error.print();
+        return ExitCode::SUCCESS;
+    }
+    let text = error.to_string();
+    let paragraph = text.split("\n\n").next().unwrap_or_default();
+    let line = paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
+    let line = line.strip_prefix("error: ").unwrap_or(&line);
+    // clap puts its own words before what our parsers said, which is complete without them.
+    let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value")).map(|(_, said)| said);
+    let error = match ours {
+        Some(said) => CliError::new(Kind::Usage, said),
+        None => CliError::new(Kind::Usage, format!("{line}; see cantle --help")),
+    };
+    out::complain(error.text());
+    error.code()
+}
+
+fn log_to_stderr(global: &Global) {
+    let level = match (global.quiet, global.verbose) {
+        (true, _) => "error",
+        (false, 0) => "warn,cantle=info",
+        (false, 1) => "info,cantle=debug",
+        (false, _) => "trace",
+    };
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+        .with_writer(std::io::stderr)
+        .with_ansi(wants_color(global.color))
+        .with_target(false)
+        .init();
+}

@@ -9,6 +9,7 @@ pub mod fault;
 mod libraries;
 mod nvml;
 pub mod sim;
+mod visible;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use cantle_model::{Gpu, GpuUuid};
 pub use context::{ContextCache, probe_context_main};
 pub use error::DriverError;
 pub use libraries::{Libraries, Library};
+pub use visible::visible_memory;
 
 /// The first argument that makes the binary act as the context probe: see [`probe_context_main`].
 pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";

@@ -1,0 +1,73 @@
+//! `cantle limits`: inside a task, what it may use, what it uses, and whether that is enforced.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cantle_ledger::host::Observer;
+use cantle_model::Bytes;
+use serde::Serialize;
+
+use super::Context;
+use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::out::Column;
+
+#[derive(Serialize)]
+struct Limit {
+    lease: String,
+    gpu: String,
+    memory_limit_bytes: u64,
+    memory_used_bytes: u64,
+    processes: usize,
+    /// CUDA itself shows the limit: the library that keeps it is in the way of this very process.
+    enforced: bool,
+}
+
+const COLUMNS: [Column<Limit>; 6] = [
+    Column { head: "GPU", wide: false, cell: |l| l.gpu.clone() },
+    Column { head: "LIMIT", wide: false, cell: |l| Bytes(l.memory_limit_bytes).to_string() },
+    Column { head: "USED", wide: false, cell: |l| Bytes(l.memory_used_bytes).to_string() },
+    Column { head: "PROCESSES", wide: false, cell: |l| l.processes.to_string() },
+    Column { head: "ENFORCED", wide: false, cell: |l| if l.enforced { "yes" } else { "NO" }.to_owned() },
+    Column { head: "LEASE", wide: true, cell: |l| l.lease.clone() },
+];
+
+/// Exit code 0 only if every limit is in force for this process.
+pub(crate) fn limits(context: &Context) -> Outcome {
+    let dir = slice_dir().ok_or_else(|| {
+        CliError::new(Kind::Unavailable, "not inside a task: there is no slice here; try cantle run --gpu 0.5 -- cantle limits")
+    })?;
+    let snapshot = Observer::open(&dir).and_then(|o| o.snapshot()).map_err(as_kind(Kind::Unavailable))?;
+    let visible = cantle_driver::visible_memory();
+    let limits: Vec<Limit> = snapshot
+        .gpus
+        .iter()
+        .map(|gpu| Limit {
+            lease: snapshot.lease.clone(),
+            gpu: gpu_name(&gpu.uuid),
+            memory_limit_bytes: gpu.limit_bytes,
+            memory_used_bytes: gpu.used_bytes,
+            processes: snapshot.processes.iter().filter(|p| p.alive).count(),
+            enforced: visible.iter().any(|(uuid, bytes)| *uuid == gpu.uuid && *bytes == gpu.limit_bytes),
+        })
+        .collect();
+    context.printer.items(&limits, |l| l.gpu.clone(), &COLUMNS);
+    if limits.iter().all(|l| l.enforced) {
+        return Ok(ExitCode::SUCCESS);
+    }
+    Err(CliError::new(Kind::Unavailable, "the limits are not in force for this process; see cantle doctor"))
+}
+
+/// Where the runtime put the slice: a fixed place in a mount namespace, else the directory in the environment.
+#[expect(clippy::disallowed_methods, reason = "written by cantle's own runtime for this task")]
+fn slice_dir() -> Option<PathBuf> {
+    let mounted = Path::new("/run/cantle/slice");
+    if mounted.join("limits").exists() {
+        return Some(mounted.to_owned());
+    }
+    std::env::var("CANTLE_SLICE_DIR").ok().map(PathBuf::from).filter(|dir| dir.join("limits").exists())
+}
+
+fn gpu_name(uuid: &cantle_ledger::Uuid) -> String {
+    let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}

@@ -1,0 +1,216 @@
+//! `cantle tasks | gpus | queues | nodes | events`: lists from the server.
+
+use std::process::ExitCode;
+
+use cantle_clearml::cantle::{
+    EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
+};
+use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
+use serde::Serialize;
+
+use super::Context;
+use crate::args::{EventsArgs, TasksArgs};
+use crate::connect::{Server, no_task};
+use crate::error::{CliError, Kind, Outcome};
+use crate::out::Column;
+
+const TASK_COLUMNS: [Column<TaskView>; 10] = [
+    Column { head: "ID", wide: false, cell: |t| t.id.clone() },
+    Column { head: "NAME", wide: false, cell: |t| clip(&t.name, 32) },
+    Column { head: "PROJECT", wide: true, cell: |t| or_dash(t.project.as_deref()) },
+    Column { head: "QUEUE", wide: false, cell: |t| or_dash(t.queue.as_deref()) },
+    Column { head: "STATE", wide: false, cell: |t| t.state.to_string() },
+    Column { head: "GPU", wide: false, cell: |t| amount(t.milli) },
+    Column { head: "MEMORY", wide: false, cell: |t| memory(t.memory_limit_bytes) },
+    Column { head: "NODE", wide: false, cell: |t| or_dash(t.node.as_deref()) },
+    Column { head: "CREATED", wide: true, cell: |t| t.created.clone() },
+    Column { head: "REASON", wide: false, cell: |t| t.reason.clone().unwrap_or_default() },
+];
+
+/// Tasks, newest first.
+pub(crate) fn tasks(context: &Context, args: TasksArgs) -> Outcome {
+    let status = args.status.iter().map(|word| word.parse::<TaskStatus>());
+    let status = status.collect::<Result<Vec<_>, _>>().map_err(|e| CliError::new(Kind::Usage, e))?;
+    let request = GetTasks {
+        id: args.tasks.clone(),
+        status,
+        queue: args.queue,
+        project: args.project,
+        limit: Some(args.limit.into()),
+    };
+    let found = Server::find(context)?.call(&request)?.tasks;
+    if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
+        return Err(no_task(missing));
+    }
+    context.printer.items(&found, |t| t.id.clone(), &TASK_COLUMNS);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A GPU with the node it is in.
+#[derive(Serialize)]
+struct NodeGpu {
+    node: String,
+    #[serde(flatten)]
+    gpu: GpuView,
+}
+
+const GPU_COLUMNS: [Column<NodeGpu>; 9] = [
+    Column { head: "NODE", wide: false, cell: |g| g.node.clone() },
+    Column { head: "GPU", wide: false, cell: |g| g.gpu.index.to_string() },
+    Column { head: "NAME", wide: false, cell: |g| g.gpu.model.clone() },
+    Column { head: "MODE", wide: false, cell: |g| mode(g.gpu.mode).to_owned() },
+    Column { head: "SLICES", wide: false, cell: |g| bar(&g.gpu) },
+    Column { head: "GIVEN", wide: false, cell: |g| amount(g.gpu.allocated_milli) },
+    Column { head: "USED / LIMIT / TOTAL", wide: false, cell: |g| use_of(&g.gpu) },
+    Column { head: "TASKS", wide: false, cell: |g| g.gpu.slices.len().to_string() },
+    Column { head: "UUID", wide: true, cell: |g| g.gpu.uuid.clone() },
+];
+
+/// GPUs of the nodes that are there, with their slices.
+pub(crate) fn gpus(context: &Context) -> Outcome {
+    let nodes = Server::find(context)?.call(&GetNodes {})?.nodes;
+    let gpus = nodes.into_iter().filter(|node| node.alive).flat_map(|NodeView { node, gpus, .. }| {
+        gpus.into_iter().map(move |gpu| NodeGpu { node: node.clone(), gpu })
+    });
+    let gpus: Vec<NodeGpu> = gpus.collect();
+    context.printer.items(&gpus, |g| g.gpu.uuid.clone(), &GPU_COLUMNS);
+    Ok(ExitCode::SUCCESS)
+}
+
+const QUEUE_COLUMNS: [Column<QueueView>; 5] = [
+    Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
+    Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
+    Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
+    Column { head: "SERVED BY", wide: false, cell: |q| or_dash(Some(&q.nodes.join(","))) },
+    Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
+];
+
+/// Queues by name.
+pub(crate) fn queues(context: &Context) -> Outcome {
+    let queues = Server::find(context)?.call(&GetQueues {})?.queues;
+    context.printer.items(&queues, |q| q.name.clone(), &QUEUE_COLUMNS);
+    Ok(ExitCode::SUCCESS)
+}
+
+const NODE_COLUMNS: [Column<NodeView>; 6] = [
+    Column { head: "NODE", wide: false, cell: |n| n.node.clone() },
+    Column { head: "STATE", wide: false, cell: |n| if n.alive { "up" } else { "gone" }.to_owned() },
+    Column { head: "GPUS", wide: false, cell: |n| n.gpus.len().to_string() },
+    Column { head: "GIVEN", wide: false, cell: |n| amount(n.gpus.iter().map(|g| g.allocated_milli).sum()) },
+    Column { head: "QUEUES", wide: false, cell: queues_of },
+    Column { head: "LAST SEEN", wide: true, cell: |n| n.last_seen.clone() },
+];
+
+/// Nodes that ever reported.
+pub(crate) fn nodes(context: &Context) -> Outcome {
+    let nodes = Server::find(context)?.call(&GetNodes {})?.nodes;
+    context.printer.items(&nodes, |n| n.node.clone(), &NODE_COLUMNS);
+    Ok(ExitCode::SUCCESS)
+}
+
+const EVENT_COLUMNS: [Column<EventView>; 6] = [
+    Column { head: "TIME", wide: false, cell: |e| e.time.clone() },
+    Column { head: "KIND", wide: false, cell: |e| e.kind.clone() },
+    Column { head: "TASK", wide: false, cell: |e| or_dash(e.task.as_deref()) },
+    Column { head: "QUEUE", wide: true, cell: |e| or_dash(e.queue.as_deref()) },
+    Column { head: "NODE", wide: true, cell: |e| or_dash(e.node.as_deref()) },
+    Column { head: "MESSAGE", wide: false, cell: |e| e.message.clone() },
+];
+
+/// What happened, oldest first.
+pub(crate) fn events(context: &Context, args: EventsArgs) -> Outcome {
+    let request = GetEvents { task: args.task, after: None, limit: Some(args.limit.into()) };
+    let events = Server::find(context)?.call(&request)?.events;
+    context.printer.items(&events, |e| e.id.to_string(), &EVENT_COLUMNS);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn queues_of(node: &NodeView) -> String {
+    node.queues.iter().map(|q| format!("{}={}", q.name, q.spec)).collect::<Vec<_>>().join(" ")
+}
+
+const fn mode(mode: GpuMode) -> &'static str {
+    match mode {
+        GpuMode::Idle => "idle",
+        GpuMode::Shared => "shared",
+        GpuMode::Whole => "whole",
+        GpuMode::Mig => "mig",
+    }
+}
+
+/// The GPU's eighths: a letter per eighth of each slice, in their order, and dots for what is free.
+fn bar(gpu: &GpuView) -> String {
+    let mut cells = String::new();
+    for (slice, letter) in gpu.slices.iter().zip(('A'..='Z').cycle()) {
+        let eighths = slice.milli.div_ceil(125);
+        cells.extend(std::iter::repeat_n(letter, usize::try_from(eighths).unwrap_or(0)));
+    }
+    cells.truncate(8);
+    format!("[{cells:.<8}]")
+}
+
+fn use_of(gpu: &GpuView) -> String {
+    let sum = |part: fn(&cantle_clearml::cantle::SliceView) -> u64| Bytes(gpu.slices.iter().map(part).sum());
+    let (used, limit) = (sum(|s| s.memory_used_bytes), sum(|s| s.memory_limit_bytes));
+    format!("{used} / {limit} / {}", Bytes(gpu.memory_bytes))
+}
+
+fn amount(milli: u32) -> String {
+    if milli == 0 { "-".to_owned() } else { Milli(milli).to_string() }
+}
+
+fn memory(bytes: u64) -> String {
+    if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() }
+}
+
+fn or_dash(text: Option<&str>) -> String {
+    text.filter(|t| !t.is_empty()).unwrap_or("-").to_owned()
+}
+
+fn clip(text: &str, most: usize) -> String {
+    if text.chars().count() <= most {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(most.saturating_sub(1)).collect();
+    format!("{kept}…")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use cantle_clearml::cantle::SliceView;
+
+    fn gpu(millis: &[u32]) -> GpuView {
+        let slice = |&milli: &u32| SliceView {
+            task: "t".into(),
+            lease: "l".into(),
+            milli,
+            memory_limit_bytes: 2 << 30,
+            memory_used_bytes: 1 << 30,
+            mig: None,
+        };
+        GpuView {
+            index: 0,
+            uuid: "GPU-0".into(),
+            model: "X".into(),
+            memory_bytes: 40 << 30,
+            mode: GpuMode::Shared,
+            allocated_milli: millis.iter().sum(),
+            slices: millis.iter().map(slice).collect(),
+        }
+    }
+
+    #[test]
+    fn a_gpu_is_drawn_in_eighths() {
+        assert_eq!(bar(&gpu(&[250, 500])), "[AABBBB..]");
+        assert_eq!(bar(&gpu(&[])), "[........]");
+        assert_eq!(bar(&gpu(&[1000])), "[AAAAAAAA]");
+        assert_eq!(use_of(&gpu(&[250, 500])), "2 GiB / 4 GiB / 40 GiB");
+    }
+
+    #[test]
+    fn long_names_are_clipped() {
+        assert_eq!(clip("abcdef", 4), "abc…");
+        assert_eq!(clip("äöü", 3), "äöü");
+    }
+}

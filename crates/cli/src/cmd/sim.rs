@@ -1,0 +1,40 @@
+//! `cantle sim truth`, `cantle simulate`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use super::Context;
+use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::out::Format;
+
+/// What the simulated driver itself holds. JSON is the driver's own text, so that nothing of ours stands between.
+pub(crate) fn truth(context: &Context) -> Outcome {
+    let places = &context.places;
+    let json = cantle_driver::sim::truth_json(&places.sim, &places.lib).map_err(as_kind(Kind::Unavailable))?;
+    if context.printer.format == Format::Json {
+        context.printer.data(&json);
+        return Ok(ExitCode::SUCCESS);
+    }
+    let truth: serde_json::Value = serde_json::from_str(&json).map_err(as_kind(Kind::Failed))?;
+    for gpu in truth["gpus"].as_array().into_iter().flatten() {
+        let mib = |value: &serde_json::Value| value.as_u64().unwrap_or(0) >> 20;
+        let (used, total) = (mib(&gpu["used_bytes"]), mib(&gpu["memory_bytes"]));
+        context.printer.data(&format!("{}  {used} / {total} MiB", gpu["uuid"].as_str().unwrap_or("?")));
+        for process in gpu["processes"].as_array().into_iter().flatten() {
+            context.printer.data(&format!("  pid {}  {} MiB", process["pid"], mib(&process["used_bytes"])));
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs scenario files and prints what happens.
+pub(crate) fn simulate(context: &Context, scenarios: &[PathBuf]) -> Outcome {
+    for path in scenarios {
+        let text = std::fs::read_to_string(path)
+            .map_err(|e| CliError::new(Kind::NotFound, format!("{}: {e}", path.display())))?;
+        let output = cantle_sim::run_scenario(&text)
+            .map_err(|e| CliError::new(Kind::Usage, format!("{}: {e}", path.display())))?;
+        context.printer.raw(&output);
+    }
+    Ok(ExitCode::SUCCESS)
+}

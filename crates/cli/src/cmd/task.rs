@@ -1,0 +1,137 @@
+//! `cantle why | logs | stop | requeue`: about tasks that exist.
+
+use std::process::ExitCode;
+
+use cantle_clearml::cantle::{ExplainTask, GetTasks, TaskView};
+use cantle_clearml::events::GetTaskLog;
+use cantle_clearml::tasks::{Enqueue, GetById, Reset, Stop};
+use cantle_model::TaskStatus;
+
+use super::Context;
+use crate::args::LogsArgs;
+use crate::connect::{Server, no_task};
+use crate::error::{CliError, Kind, Outcome};
+use crate::out::{Format, Printer};
+
+/// Events of a task's log that are asked for at a time.
+const LOG_PAGE: u64 = 500;
+
+/// Why does it wait, or what became of it?
+pub(crate) fn why(context: &Context, task: &str) -> Outcome {
+    let found = Server::find(context)?.about(task, &ExplainTask { task: task.to_owned() })?;
+    let printer = &context.printer;
+    if printer.format == Format::Json {
+        printer.json(&serde_json::json!({"version": 1, "items": [found]}));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let place = match (&found.queue, found.position) {
+        (Some(queue), Some(0)) => format!(", first in {queue}"),
+        (Some(queue), Some(n)) => format!(", behind {n} in {queue}"),
+        (Some(queue), None) => format!(", from {queue}"),
+        (None, _) => String::new(),
+    };
+    printer.data(&printer.bold(&format!("{} ({}) is {}{place}", found.name, found.task, found.state)));
+    printer.data(&format!("  {}", found.reason));
+    for node in &found.nodes {
+        let gone = if node.alive { "" } else { " (gone)" };
+        let says = node.reason.as_deref().unwrap_or("has not looked at it yet");
+        printer.data(&format!("  node {}{gone}: {says}", node.node));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A task's output.
+pub(crate) fn logs(context: &Context, args: &LogsArgs) -> Outcome {
+    let server = Server::find(context)?;
+    view(&server, &args.task)?;
+    let mut position = print_log(&server, &context.printer, &args.task, 0)?;
+    while args.follow && !view(&server, &args.task)?.state.is_final() {
+        server.pause();
+        position = print_log(&server, &context.printer, &args.task, position)?;
+    }
+    print_log(&server, &context.printer, &args.task, position)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Waits for a task's end, printing its output if `follow`; ends with its exit code.
+pub(crate) fn wait(server: &Server, printer: &Printer, task: &str, follow: bool) -> Outcome {
+    let mut position = 0;
+    loop {
+        let ended = Some(view(server, task)?).filter(|t| t.state.is_final());
+        if follow {
+            position = print_log(server, printer, task, position)?;
+        }
+        if let Some(ended) = ended {
+            return exit_of(&ended);
+        }
+        server.pause();
+    }
+}
+
+fn exit_of(task: &TaskView) -> Outcome {
+    let code = task.exit_code.and_then(|code| u8::try_from(code).ok());
+    match (task.state, code) {
+        (TaskStatus::Completed, None | Some(0)) => Ok(ExitCode::SUCCESS),
+        (_, Some(code)) if code != 0 => Ok(ExitCode::from(code)),
+        (state, _) => {
+            let reason = task.reason.as_deref().unwrap_or("no reason given");
+            Err(CliError::new(Kind::Failed, format!("task {} is {state}: {reason}", task.id)))
+        }
+    }
+}
+
+fn view(server: &Server, task: &str) -> Result<TaskView, CliError> {
+    let request = GetTasks { id: vec![task.to_owned()], ..GetTasks::default() };
+    server.call(&request)?.tasks.pop().ok_or_else(|| no_task(task))
+}
+
+fn print_log(server: &Server, printer: &Printer, task: &str, mut after: i64) -> Result<i64, CliError> {
+    loop {
+        let request = GetTaskLog {
+            task: task.to_owned(),
+            batch_size: Some(LOG_PAGE),
+            after: Some(after),
+            ..GetTaskLog::default()
+        };
+        let page = server.about(task, &request)?;
+        for text in page.events.iter().filter_map(|event| event.msg.as_deref()) {
+            printer.raw(text);
+            if !text.ends_with('\n') {
+                printer.raw("\n");
+            }
+        }
+        if page.events.is_empty() || page.position <= after {
+            return Ok(after);
+        }
+        after = page.position;
+    }
+}
+
+/// Asks whoever runs them to stop them.
+pub(crate) fn stop(context: &Context, tasks: &[String]) -> Outcome {
+    let server = Server::find(context)?;
+    for task in tasks {
+        server.about(task, &Stop { task: task.clone(), ..Stop::default() })?;
+        context.printer.say(&format!("{task}: stopping"));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Puts ended tasks back into the queue they came from.
+pub(crate) fn requeue(context: &Context, tasks: &[String]) -> Outcome {
+    let server = Server::find(context)?;
+    for task in tasks {
+        let found = server.about(task, &GetById { task: task.clone() })?.task;
+        let queue = found.execution.queue.ok_or_else(|| {
+            CliError::new(Kind::Refused, format!("task {task} was never in a queue; put it into one with cantle submit"))
+        })?;
+        if !found.status.is_some_and(|status| status.is_final() || status == TaskStatus::Created) {
+            let state = found.status.unwrap_or(TaskStatus::Unknown);
+            return Err(CliError::new(Kind::Conflict, format!("task {task} is {state}; stop it first: cantle stop {task}")));
+        }
+        server.about(task, &Reset { task: task.clone(), force: true, ..Reset::default() })?;
+        server.about(task, &Enqueue { task: task.clone(), queue: Some(queue), ..Enqueue::default() })?;
+        context.printer.say(&format!("{task}: queued again"));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,49 @@
+//! What CUDA shows to this very process, filters included: how a task finds out whether its limits are in force.
+
+use std::ffi::{c_int, c_uint};
+
+use libloading::{Library, Symbol};
+
+/// UUID and total memory in bytes of each device that CUDA shows to this process, found the way any program finds it
+/// (`libcuda.so.1` by name). Empty if there is no driver or no device.
+#[must_use]
+pub fn visible_memory() -> Vec<([u8; 16], u64)> {
+    // SAFETY: loading the driver's library runs its constructors, which is what its users expect.
+    let Ok(lib) = (unsafe { Library::new("libcuda.so.1") }) else { return Vec::new() };
+    devices(&lib).unwrap_or_default()
+}
+
+fn devices(lib: &Library) -> Option<Vec<([u8; 16], u64)>> {
+    let init: Symbol<'_, unsafe extern "C" fn(c_uint) -> c_int> = symbol(lib, b"cuInit\0")?;
+    let count_of: Symbol<'_, unsafe extern "C" fn(*mut c_int) -> c_int> = symbol(lib, b"cuDeviceGetCount\0")?;
+    let get: Symbol<'_, unsafe extern "C" fn(*mut c_int, c_int) -> c_int> = symbol(lib, b"cuDeviceGet\0")?;
+    let uuid_of: Symbol<'_, unsafe extern "C" fn(*mut [u8; 16], c_int) -> c_int> =
+        symbol(lib, b"cuDeviceGetUuid\0")?;
+    let total_of: Symbol<'_, unsafe extern "C" fn(*mut usize, c_int) -> c_int> =
+        symbol(lib, b"cuDeviceTotalMem_v2\0")?;
+    let mut count = 0;
+    // SAFETY: flags must be 0; the out pointer is a live local.
+    ok(unsafe { init(0) })?;
+    // SAFETY: the out pointer is a live local.
+    ok(unsafe { count_of(&raw mut count) })?;
+    let one = |ordinal| {
+        let (mut device, mut uuid, mut total) = (0, [0u8; 16], 0usize);
+        // SAFETY: the out pointer is a live local; a wrong ordinal is refused by the driver.
+        ok(unsafe { get(&raw mut device, ordinal) })?;
+        // SAFETY: CUuuid is 16 bytes.
+        ok(unsafe { uuid_of(&raw mut uuid, device) })?;
+        // SAFETY: the out pointer is a live local.
+        ok(unsafe { total_of(&raw mut total, device) })?;
+        Some((uuid, u64::try_from(total).ok()?))
+    };
+    (0..count).map(one).collect()
+}
+
+fn ok(code: c_int) -> Option<()> {
+    (code == 0).then_some(())
+}
+
+fn symbol<'lib, T>(lib: &'lib Library, name: &[u8]) -> Option<Symbol<'lib, T>> {
+    // SAFETY: the callers give the signatures of the CUDA header.
+    unsafe { lib.get(name) }.ok()
+}

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Installs what the suites need: a Python environment in .venv, the real nvidia-smi 535 and 550 in .cache. Quick when done before.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+tests/setup-venv.sh
+tests/setup-nvidia-smi.sh || [ $? -eq 77 ]   # 77: can't be had here; the tests that need it skip and say so
