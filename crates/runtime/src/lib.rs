@@ -1,1 +1,38 @@
-//! cantle: runtime
+//! Starts, watches and stops a task, with the shim in its way.
+//!
+//! - [`start_attached`]: the task is a child of this very process and shares its terminal (`cantle run`).
+//! - [`start_detached`]: the task has a supervisor of its own and outlives this process (the daemon); [`adopt`] finds it
+//!   again after a restart.
+//!
+//! Both give a [`Running`]. How the shim gets in the way is the [`Backend`]: the task's own mount namespace in which the
+//! driver's libraries are replaced, or `LD_PRELOAD` where mounts are impossible.
+
+mod attached;
+mod detached;
+mod environment;
+mod error;
+mod namespace;
+mod processes;
+mod running;
+mod spawn;
+mod spec;
+mod supervisor;
+mod tail;
+
+pub use attached::start_attached;
+pub use detached::{adopt, start_detached};
+pub use error::StartError;
+pub use processes::{alive, holder_of};
+pub use running::{Exit, Running, Stopper};
+pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+pub use supervisor::task_init_main;
+pub use tail::Tail;
+
+/// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
+pub const TASK_INIT_COMMAND: &str = "__task-init";
+
+/// Is this process itself inside a slice? Then a task started from here would be confined twice.
+#[must_use]
+pub fn inside_slice() -> bool {
+    std::path::Path::new(namespace::SLICE_DIR).join("limits").exists()
+}

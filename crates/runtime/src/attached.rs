@@ -1,0 +1,101 @@
+//! A task as a child of this process, on its terminal: `cantle run`.
+
+use std::fs::OpenOptions;
+use std::io;
+use std::thread;
+
+use cantle_model::Holder;
+use nix::sys::prctl::set_child_subreaper;
+use nix::sys::signal::{Signal, kill};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::processes::{Scope, pid_of};
+use crate::running::Kind;
+use crate::spawn::{Group, Stdio3, spawn};
+use crate::{Backend, Exit, Running, StartError, TaskSpec, holder_of, supervisor};
+
+#[derive(Debug)]
+pub(crate) struct Attached {
+    pub(crate) scope: Scope,
+    pub(crate) backend: Backend,
+    ended: oneshot::Receiver<Exit>,
+    exit: Option<Exit>,
+    signals: mpsc::UnboundedReceiver<Signal>,
+}
+
+/// Starts a task with this process's own stdin, stdout and stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT that this
+/// process gets while it waits go to the task. Needs a tokio runtime.
+///
+/// One such task per process: this process becomes the reaper of everything the task leaves behind, so it must have
+/// no other children.
+///
+/// # Errors
+/// If the task does not start; nothing is left behind then.
+pub fn start_attached(spec: &TaskSpec) -> Result<Running, StartError> {
+    let setup = |what: &'static str| move |why: nix::Error| StartError::setup(what, why);
+    set_child_subreaper(true).map_err(setup("adopt the task's orphans"))?;
+    let own = std::process::id();
+    let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
+    let interactive = has_terminal();
+    // Before the task exists: a signal in between must not end this process and leave the task alone.
+    let signals = forwarded_signals(interactive).map_err(|why| StartError::setup("signals", why))?;
+    let group = if interactive { Group::Shared } else { Group::Own };
+    let spawned = spawn(spec, Stdio3::Inherit, group)?;
+    let scope = Scope { root, leader: spawned.leader, mount_ns: spawned.mount_ns };
+    let (tell, ended) = oneshot::channel();
+    let waiting = scope.clone();
+    // A thread of its own, not the async runtime's pool: that one would have to end before the runtime can.
+    thread::spawn(move || tell.send(supervisor::wait_for_all(&waiting)));
+    drop(spawned.child);
+    let task = Attached { scope, backend: spawned.backend, ended, exit: None, signals };
+    Ok(Running { kind: Kind::Attached(task) })
+}
+
+impl Attached {
+    pub(crate) async fn wait(&mut self) -> Exit {
+        loop {
+            if let Some(exit) = self.exit {
+                return exit;
+            }
+            tokio::select! {
+                exit = &mut self.ended => self.exit = Some(exit.unwrap_or(Exit::Lost)),
+                Some(signal) = self.signals.recv() => forward(&self.scope.leader, signal),
+            }
+        }
+    }
+}
+
+/// Whether there is a terminal that sends signals to the foreground process group, ours and the task's.
+fn has_terminal() -> bool {
+    OpenOptions::new().read(true).open("/dev/tty").is_ok()
+}
+
+/// With a terminal, Ctrl-C and Ctrl-\ reach the task from the terminal itself; forwarding them would be twice.
+/// They are caught all the same, so that this process outlives the task and can tell how it ended.
+fn forwarded_signals(interactive: bool) -> io::Result<mpsc::UnboundedReceiver<Signal>> {
+    let kinds = [
+        (SignalKind::interrupt(), Signal::SIGINT, !interactive),
+        (SignalKind::quit(), Signal::SIGQUIT, !interactive),
+        (SignalKind::terminate(), Signal::SIGTERM, true),
+        (SignalKind::hangup(), Signal::SIGHUP, true),
+    ];
+    let (tell, signals) = mpsc::unbounded_channel();
+    for (kind, number, forwarded) in kinds {
+        let mut stream = signal(kind)?;
+        let tell = tell.clone();
+        tokio::spawn(async move {
+            while stream.recv().await.is_some() {
+                if forwarded && tell.send(number).is_err() {
+                    return;
+                }
+            }
+        });
+    }
+    Ok(signals)
+}
+
+fn forward(leader: &Holder, signal: Signal) {
+    // Gone in the meantime: its end is about to be seen.
+    let _ = kill(pid_of(leader), signal);
+}

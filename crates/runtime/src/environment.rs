@@ -1,0 +1,53 @@
+//! What a task finds in its environment.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+
+use crate::{Backend, TaskSpec};
+
+/// The variables that cantle sets, given those the task has already. They win over the task's own, but none of them
+/// has an effect on enforcement.
+pub(crate) fn for_task(
+    spec: &TaskSpec,
+    backend: &Backend,
+    inherited: impl Fn(&str) -> Option<OsString>,
+) -> BTreeMap<OsString, OsString> {
+    let mut vars = spec.env.clone();
+    let mut set = |name: &str, value: OsString| drop(vars.insert(name.into(), value));
+    let devices: Vec<&str> =
+        spec.slices.iter().map(|s| s.mig.as_ref().map_or(s.gpu.0.as_str(), |mig| &mig.uuid)).collect();
+    set("CUDA_VISIBLE_DEVICES", devices.join(",").into());
+    // The container toolkit's words: "void" is nothing at all, while an empty value means "leave it to me".
+    let visible = if devices.is_empty() { "void".to_owned() } else { devices.join(",") };
+    set("NVIDIA_VISIBLE_DEVICES", visible.into());
+    set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
+    set("CANTLE_SLICE", spec.lease.0.clone().into());
+    if let Some(limit) = spec.slices.iter().map(|slice| slice.memory_limit_bytes).min() {
+        set("GPU_MEMORY_LIMIT", limit.to_string().into());
+    }
+    let confinement = &spec.confinement;
+    if let Some(sim_dir) = &confinement.sim_dir {
+        set("CANTLE_SIM_DIR", sim_dir.into());
+        if let Some(dir) = confinement.libraries.cuda.real.parent() {
+            let given = spec.env.get(OsStr::new("LD_LIBRARY_PATH")).cloned();
+            set("LD_LIBRARY_PATH", in_front(dir, given.or_else(|| inherited("LD_LIBRARY_PATH"))));
+        }
+    }
+    if let Backend::Preload { .. } = backend {
+        let library = confinement.shim_dir.join("libcantle-preload.so");
+        let given = spec.env.get(OsStr::new("LD_PRELOAD")).cloned();
+        set("LD_PRELOAD", in_front(&library, given.or_else(|| inherited("LD_PRELOAD"))));
+        set("CANTLE_SLICE_DIR", confinement.slice_dir.clone().into());
+    }
+    vars
+}
+
+fn in_front(first: &Path, rest: Option<OsString>) -> OsString {
+    let mut list = first.as_os_str().to_owned();
+    if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
+        list.push(":");
+        list.push(rest);
+    }
+    list
+}

@@ -1,0 +1,57 @@
+use std::io;
+use std::path::PathBuf;
+
+/// Why a task did not start. [`StartError::exit_code`] gives docker's code for it.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// There is nothing to run.
+    #[error("no command given; write cantle run … -- COMMAND")]
+    NoCommand,
+    /// The program does not exist.
+    #[error("{0}: command not found")]
+    NotFound(String),
+    /// The program exists but can't be executed.
+    #[error("{program}: cannot execute: {why}")]
+    NotExecutable {
+        /// As given.
+        program: String,
+        /// What the kernel says.
+        why: io::Error,
+    },
+    /// The working directory is not there.
+    #[error("working directory {} does not exist", .0.display())]
+    NoWorkingDirectory(PathBuf),
+    /// A part of the installation is missing.
+    #[error("{} is missing; run `make build`, or set CANTLE_LIB_DIR", .0.display())]
+    NotInstalled(PathBuf),
+    /// The namespace could not be made and nothing weaker was allowed.
+    #[error("cannot give the task its own mount namespace: {0}; enforcement needs root, or allow preload")]
+    Namespace(String),
+    /// The supervisor could not start it; its own words.
+    #[error("{0}")]
+    Supervisor(String),
+    /// Anything else on the way to the task's first instruction.
+    #[error("cannot start the task: {what}: {why}")]
+    Setup {
+        /// The step.
+        what: String,
+        /// What went wrong.
+        why: String,
+    },
+}
+
+impl StartError {
+    pub(crate) fn setup(what: impl Into<String>, why: impl ToString) -> Self {
+        Self::Setup { what: what.into(), why: why.to_string() }
+    }
+
+    /// 127 not found, 126 cannot execute, 125 anything else: as docker and the shell have it.
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::NotFound(_) => 127,
+            Self::NotExecutable { .. } => 126,
+            _ => 125,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Which processes belong to a task, and how they are ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::time::Duration;
+
+use cantle_model::Holder;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+/// How often a condition that the kernel does not announce is looked at.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// One line of `/proc/<pid>/stat`, as far as it matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    parent: u32,
+    start_ticks: u64,
+}
+
+impl Stat {
+    fn read(pid: u32) -> Option<Self> {
+        Self::parse(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+    }
+
+    /// The second field is the program's name in parentheses and may hold anything, parentheses included.
+    fn parse(line: &str) -> Option<Self> {
+        let (_, rest) = line.rsplit_once(')')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        Some(Self {
+            state: fields.first()?.chars().next()?,
+            parent: fields.get(1)?.parse().ok()?,
+            start_ticks: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    const fn is_dead(self) -> bool {
+        matches!(self.state, 'Z' | 'X' | 'x')
+    }
+}
+
+/// The process of that pid, if it lives.
+#[must_use]
+pub fn holder_of(pid: u32) -> Option<Holder> {
+    let stat = Stat::read(pid).filter(|stat| !stat.is_dead())?;
+    Some(Holder { pid, start_ticks: stat.start_ticks })
+}
+
+/// Does this very process (not a later one with its pid) live? A zombie does not.
+#[must_use]
+pub fn alive(holder: &Holder) -> bool {
+    holder_of(holder.pid).as_ref() == Some(holder)
+}
+
+/// What the processes of one task have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Scope {
+    /// The process that adopts the task's orphans (`PR_SET_CHILD_SUBREAPER`): everything below it is the task.
+    pub(crate) root: Holder,
+    /// The task's first process; what is below it belongs to the task even after the root was killed.
+    pub(crate) leader: Holder,
+    /// Inode of the task's own mount namespace: whoever is in it belongs to the task, whoever his parent is now.
+    pub(crate) mount_ns: Option<u64>,
+}
+
+impl Scope {
+    /// Every living process of the task.
+    pub(crate) fn members(&self) -> Vec<Holder> {
+        let all = all_processes();
+        let mut found: BTreeSet<u32> = BTreeSet::new();
+        for ancestor in [self.root, self.leader] {
+            if all.get(&ancestor.pid).is_some_and(|stat| stat.start_ticks == ancestor.start_ticks) {
+                add_descendants(&all, ancestor.pid, &mut found);
+            }
+        }
+        found.insert(self.leader.pid);
+        if let Some(inode) = self.mount_ns {
+            found.extend(all.keys().copied().filter(|&pid| mount_ns_of(pid) == Some(inode)));
+        }
+        found.remove(&self.root.pid);
+        let living = |pid: u32| {
+            let stat = all.get(&pid).filter(|stat| !stat.is_dead())?;
+            Some(Holder { pid, start_ticks: stat.start_ticks })
+        };
+        let members = found.into_iter().filter_map(living);
+        // The leader's pid may be somebody else's by now.
+        members.filter(|member| member.pid != self.leader.pid || *member == self.leader).collect()
+    }
+
+    /// SIGTERM, `grace`, SIGKILL until nobody is left.
+    pub(crate) async fn end(&self, grace: Duration) {
+        if !grace.is_zero() {
+            signal_all(&self.members(), Signal::SIGTERM);
+            let deadline = tokio::time::Instant::now() + grace;
+            while tokio::time::Instant::now() < deadline {
+                if self.members().is_empty() {
+                    return;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+        // Again and again, because processes may be born between the look and the signal.
+        while !self.kill_once() {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// [`Self::end`] for the supervisor, which has no async runtime.
+    pub(crate) fn end_blocking(&self, grace: Duration, mut reap: impl FnMut()) {
+        let looks = grace.as_millis() / LOOK.as_millis();
+        signal_all(&self.members(), Signal::SIGTERM);
+        for _ in 0..looks {
+            reap();
+            if self.members().is_empty() {
+                return;
+            }
+            std::thread::sleep(LOOK);
+        }
+        while !self.kill_once() {
+            reap();
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// True if there was nobody left to kill.
+    fn kill_once(&self) -> bool {
+        let members = self.members();
+        signal_all(&members, Signal::SIGKILL);
+        members.is_empty()
+    }
+}
+
+pub(crate) fn mount_ns_of(pid: u32) -> Option<u64> {
+    // `metadata` follows the link; its inode is the namespace's number.
+    fs::metadata(format!("/proc/{pid}/ns/mnt")).ok().map(|meta| meta.ino())
+}
+
+pub(crate) fn pid_of(holder: &Holder) -> Pid {
+    // Linux pids are below 2^22.
+    Pid::from_raw(holder.pid.cast_signed())
+}
+
+fn signal_all(holders: &[Holder], signal: Signal) {
+    for holder in holders {
+        // Gone in the meantime is what we want.
+        let _ = kill(pid_of(holder), signal);
+    }
+}
+
+fn all_processes() -> BTreeMap<u32, Stat> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| Some((pid, Stat::read(pid)?))).collect()
+}
+
+fn add_descendants(all: &BTreeMap<u32, Stat>, ancestor: u32, found: &mut BTreeSet<u32>) {
+    let mut parents = vec![ancestor];
+    while let Some(parent) = parents.pop() {
+        for (&pid, _) in all.iter().filter(|(_, stat)| stat.parent == parent) {
+            if found.insert(pid) {
+                parents.push(pid);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let line =
+            "7 (a) R 1 (b) S 42 7 7 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 1 1 18446744073709551615";
+        assert_eq!(Stat::parse(line), Some(Stat { state: 'S', parent: 42, start_ticks: 987_654 }));
+        assert_eq!(Stat::parse("7 (x"), None);
+        assert_eq!(Stat::parse("7 (x) S"), None);
+    }
+
+    #[test]
+    fn a_zombie_is_not_alive() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        while Stat::read(child.id()).unwrap().state != 'Z' {
+            std::thread::sleep(LOOK);
+        }
+        assert_eq!(holder_of(child.id()), None);
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_reused_pid_is_somebody_else() {
+        let own = holder_of(std::process::id()).unwrap();
+        assert!(alive(&own));
+        assert!(!alive(&Holder { start_ticks: own.start_ticks + 1, ..own }));
+    }
+}

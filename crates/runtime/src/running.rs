@@ -1,0 +1,107 @@
+use std::time::Duration;
+
+use cantle_model::Holder;
+use serde::{Deserialize, Serialize};
+
+use crate::Backend;
+use crate::attached::Attached;
+use crate::detached::Detached;
+use crate::processes::Scope;
+
+/// How a task ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exit {
+    /// It returned.
+    Code(i32),
+    /// A signal ended it.
+    Signal(i32),
+    /// It is gone, and nobody saw how: its supervisor was killed.
+    Lost,
+}
+
+impl Exit {
+    /// As a shell reports it: the code, 128+N for a signal; 125 if nobody knows.
+    #[must_use]
+    pub const fn code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+            Self::Lost => 125,
+        }
+    }
+}
+
+/// A task that was started or adopted.
+#[derive(Debug)]
+pub struct Running {
+    pub(crate) kind: Kind,
+}
+
+#[derive(Debug)]
+pub(crate) enum Kind {
+    Attached(Attached),
+    Detached(Detached),
+}
+
+impl Running {
+    /// Its first process.
+    #[must_use]
+    pub const fn leader(&self) -> Holder {
+        self.scope().leader
+    }
+
+    /// What enforces its limit.
+    #[must_use]
+    pub const fn backend(&self) -> &Backend {
+        match &self.kind {
+            Kind::Attached(task) => &task.backend,
+            Kind::Detached(task) => &task.backend,
+        }
+    }
+
+    /// Waits until the task and every process it left behind are gone. May be cancelled and called again.
+    pub async fn wait(&mut self) -> Exit {
+        match &mut self.kind {
+            Kind::Attached(task) => task.wait().await,
+            Kind::Detached(task) => task.wait().await,
+        }
+    }
+
+    /// A handle that stops it, usable while somebody waits.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        Stopper { scope: self.scope().clone() }
+    }
+
+    /// Every living process of the task.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.scope().members().iter().map(|member| member.pid).collect()
+    }
+
+    const fn scope(&self) -> &Scope {
+        match &self.kind {
+            Kind::Attached(task) => &task.scope,
+            Kind::Detached(task) => &task.scope,
+        }
+    }
+}
+
+/// Stops one task.
+#[derive(Clone, Debug)]
+pub struct Stopper {
+    scope: Scope,
+}
+
+impl Stopper {
+    /// SIGTERM to every process of the task, and SIGKILL to those that are left after `grace`. Returns when none is.
+    pub async fn stop(&self, grace: Duration) {
+        self.scope.end(grace).await;
+    }
+
+    /// SIGKILL at once (the watchdog's way).
+    pub async fn kill(&self) {
+        self.scope.end(Duration::ZERO).await;
+    }
+}

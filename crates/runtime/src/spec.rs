@@ -1,0 +1,90 @@
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use cantle_model::{LeaseId, Slice};
+use serde::{Deserialize, Serialize};
+
+/// A task to start: what runs, on which slices, and what is put in its way.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TaskSpec {
+    /// The lease it runs under.
+    pub lease: LeaseId,
+    /// Its slices. None: a task without GPUs, which gets no shim and sees no GPU.
+    pub slices: Vec<Slice>,
+    /// Program and arguments.
+    pub argv: Vec<OsString>,
+    /// Added to the environment of this process, or replacing it: see `clear_env`.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Start with an empty environment instead of this process's.
+    #[serde(default)]
+    pub clear_env: bool,
+    /// Working directory; this process's if none.
+    pub cwd: Option<PathBuf>,
+    /// What keeps it inside its slices.
+    pub confinement: Confinement,
+}
+
+/// What keeps a task inside its slices.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Confinement {
+    /// Folder with the filter libraries and `libcantle-preload.so` (`<lib>/shim`).
+    pub shim_dir: PathBuf,
+    /// Folder with the slice's accounting: `limits` and `usage`.
+    pub slice_dir: PathBuf,
+    /// The driver's libraries and all their names on this machine.
+    pub libraries: DriverLibraries,
+    /// `$CANTLE_SIM_DIR`, if the GPUs are simulated.
+    pub sim_dir: Option<PathBuf>,
+    /// Which backend may be used.
+    #[serde(default)]
+    pub wish: BackendWish,
+}
+
+/// The two libraries through which programs reach the driver.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DriverLibraries {
+    /// CUDA's driver API, `libcuda.so.1`.
+    pub cuda: DriverLibrary,
+    /// NVML, `libnvidia-ml.so.1`.
+    pub nvml: DriverLibrary,
+}
+
+/// One of them.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct DriverLibrary {
+    /// The file itself.
+    pub real: PathBuf,
+    /// Every path under which a program may open it.
+    pub names: Vec<PathBuf>,
+}
+
+/// Which backend the caller accepts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BackendWish {
+    /// The mount namespace where it is possible, preload where it is not.
+    #[default]
+    Auto,
+    /// Nothing weaker than the mount namespace.
+    MountNamespace,
+    /// Preload, even where the mount namespace is possible.
+    Preload,
+}
+
+/// How the shim got in the task's way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Backend {
+    /// Nothing was put in its way: a task without GPUs.
+    None,
+    /// The driver's libraries are replaced in the task's own mount namespace: every way of loading them gets the shim.
+    MountNamespace,
+    /// `LD_PRELOAD`: a program that cleans its environment or walks ELF tables itself gets past it.
+    Preload {
+        /// Why nothing stronger is in force.
+        why: String,
+    },
+    /// A container whose driver libraries are replaced by mounts.
+    Container,
+}
