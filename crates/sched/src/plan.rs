@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cantle_model::{Slice, TaskId};
 
 use crate::turns::turns;
-use crate::{Cluster, Demand, Order, Place, Policy, Reason, Shape, State, reserve};
+use crate::{Cluster, Demand, Host, Order, Place, Policy, Reason, Shape, State, reserve};
 
 /// What to do now. Every waiting task is in `starts` or in `waits`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct Start {
     pub node: String,
     /// What it gets.
     pub slices: Vec<Slice>,
+    /// What it takes of the host.
+    pub host: Host,
 }
 
 /// This task waits.
@@ -147,6 +149,7 @@ impl<'a> Round<'a> {
             queue: from.spec.name.clone(),
             node: self.open.node_name(place.node).to_owned(),
             slices: self.open.slices(place),
+            host: place.host,
         });
         self.open.take(place);
         if let Some(unreserved) = &mut self.unreserved {
@@ -185,9 +188,9 @@ impl<'a> Round<'a> {
             };
         }
         self.full.insert(shape.clone());
-        let gpus_alone = Demand { host: crate::Host::default(), ..demand.clone() };
+        let gpus_alone = Demand { host: Host::default(), ..demand.clone() };
         if self.open.find(&self.open.shape(&gpus_alone), self.policy.placement).is_some() {
-            let crate::Host { cpu_milli, memory_bytes } = demand.host;
+            let Host { cpu_milli, memory_bytes } = demand.host;
             return Reason::NoHost { needs, cpu_milli, memory_bytes };
         }
         Reason::NoRoom { needs, free: self.open.free_parts(shape), in_use: self.open.in_use() }

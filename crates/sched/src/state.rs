@@ -3,6 +3,8 @@
 
 use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
 
+use crate::Start;
+
 /// One moment of the world.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
@@ -95,6 +97,20 @@ pub struct Running {
 }
 
 impl Running {
+    /// What `waiting` holds once `start` has been carried out at `now_ms` under `lease`.
+    #[must_use]
+    pub fn of_start(start: &Start, waiting: &Waiting, lease: LeaseId, now_ms: i64) -> Self {
+        Self {
+            lease,
+            task: start.task.clone(),
+            node: start.node.clone(),
+            slices: start.slices.clone(),
+            host: start.host,
+            started_at_ms: now_ms,
+            ends_at_ms: waiting.max_run_ms.map(|run_ms| now_ms.saturating_add(run_ms)),
+        }
+    }
+
     /// What a lease on `node` holds.
     #[must_use]
     pub fn of_lease(lease: &Lease, node: impl Into<String>, started_at_ms: i64) -> Self {

@@ -1,1 +1,58 @@
-//! cantle: sim
+//! Simulated clusters that run the real scheduler: scenarios written in a few lines, and trace replay.
+//!
+//! A scenario (see `tests/scenarios/` for many):
+//!
+//! ```text
+//! node box 3xA100-40GB
+//! queue dual_gpus=2
+//! queue single_gpu=1
+//! at 0 submit dual dual_gpus
+//! at 0 submit single single_gpu
+//! at 60 end dual
+//! expect 0 dual on box:0,1
+//! ```
+
+mod parse;
+mod run;
+mod scenario;
+
+pub use parse::parse;
+pub use run::run_scenario;
+pub use scenario::{Action, Event, Expectation, Expected, Scenario};
+
+/// Why a scenario can't be run, or did not go as expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// A line that can't be read.
+    #[error("line {line}: {what}")]
+    Syntax {
+        /// Line number, from 1.
+        line: usize,
+        /// What is wrong and what would be right.
+        what: String,
+    },
+    /// The scheduler made a plan that its own audit refuses.
+    #[error("at {at}: the plan is refused by its audit: {violations}")]
+    Audit {
+        /// Time in the scenario.
+        at: String,
+        /// All violations.
+        violations: String,
+    },
+    /// The scheduler changes its mind though nothing happened.
+    #[error("at {at}: planning again with no event changes the outcome")]
+    Unstable {
+        /// Time in the scenario.
+        at: String,
+    },
+    /// Expectations that were not met.
+    #[error("{failed} of {total} expectations failed\n{output}")]
+    Unexpected {
+        /// Expectations not met.
+        failed: usize,
+        /// All expectations.
+        total: usize,
+        /// The whole output, with a line for each.
+        output: String,
+    },
+}

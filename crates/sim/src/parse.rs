@@ -1,0 +1,222 @@
+//! The text format of scenarios. One statement a line; `#` starts a comment.
+
+use cantle_model::{Bytes, Gpu, GpuRequest, GpuUuid, QueueSpec, TaskId};
+use cantle_sched::{GpuState, Host, Node, Order, Placement, Queue, Waiting};
+
+use crate::{Action, Error, Event, Expectation, Expected, Scenario};
+
+/// Reads a scenario.
+///
+/// # Errors
+/// Names the first line that can't be read and what would be right.
+pub fn parse(text: &str) -> Result<Scenario, Error> {
+    let mut scenario = Scenario::default();
+    for (at, line) in text.lines().enumerate() {
+        let line = line.split('#').next().unwrap_or("").trim();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        statement(&mut scenario, at + 1, &words).map_err(|what| Error::Syntax { line: at + 1, what })?;
+    }
+    scenario.events.sort_by_key(|event| event.at_ms);
+    Ok(scenario)
+}
+
+fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(), String> {
+    match words {
+        [] => {}
+        ["node", name, gpus, options @ ..] => scenario.nodes.push(node(name, gpus, options)?),
+        ["queue", spec] => {
+            let spec = QueueSpec::parse(spec).map_err(|error| error.to_string())?;
+            scenario.queues.push(Queue::new(spec, Vec::new()));
+        }
+        ["policy", options @ ..] => policy(scenario, options)?,
+        ["at", time, rest @ ..] => {
+            let at_ms = time_ms(time)?;
+            for action in actions(scenario, at_ms, rest)? {
+                scenario.events.push(Event { at_ms, action });
+            }
+        }
+        ["expect", time, task, rest @ ..] => {
+            let expected = expected(rest)?;
+            let (at_ms, task) = (time_ms(time)?, (*task).to_owned());
+            scenario.expectations.push(Expectation { line, at_ms, task, expected });
+        }
+        [first, ..] => {
+            return Err(format!("\"{first}\" is not a statement: node, queue, policy, at, expect"));
+        }
+    }
+    Ok(())
+}
+
+/// `node NAME 2xA100-40GB,1xT4-16GB [cpu=64] [memory=256Gi]`, or `node NAME none` for a host without GPUs.
+fn node(name: &str, gpus: &str, options: &[&str]) -> Result<Node, String> {
+    let mut states = Vec::new();
+    for part in gpus.split(',').filter(|part| *part != "none") {
+        let (count, model) = part.split_once('x').unwrap_or(("1", part));
+        let count: u32 = count.parse().map_err(|_| format!("\"{part}\": write COUNTxMODEL-<n>GB"))?;
+        let memory = model.rsplit_once('-').and_then(|(_, memory)| memory.strip_suffix("GB"));
+        let gib: u64 = memory
+            .and_then(|memory| memory.parse().ok())
+            .ok_or_else(|| format!("\"{model}\": a GPU model ends in its memory, for example A100-40GB"))?;
+        for _ in 0..count {
+            let index = u32::try_from(states.len()).unwrap_or(u32::MAX);
+            let uuid = GpuUuid(format!("GPU-{name}-{index}"));
+            let (model, memory_bytes) = (model.to_owned(), gib << 30);
+            states.push(GpuState::new(Gpu { uuid, index, model, memory_bytes, mig: false }));
+        }
+    }
+    let mut node = Node::new(name, states);
+    let mut host = Host { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
+    for option in options {
+        host_option(&mut host, option)?;
+        node.host = Some(host);
+    }
+    Ok(node)
+}
+
+fn host_option(host: &mut Host, option: &str) -> Result<(), String> {
+    match option.split_once('=') {
+        Some(("cpu", cores)) => {
+            let cores: u64 = cores.parse().map_err(|_| format!("\"{option}\": write cpu=CORES"))?;
+            host.cpu_milli = cores * 1000;
+        }
+        Some(("memory", memory)) => {
+            host.memory_bytes = memory.parse::<Bytes>().map_err(|error| error.to_string())?.0;
+        }
+        _ => return Err(format!("\"{option}\" is not an option here: cpu=CORES, memory=AMOUNT")),
+    }
+    Ok(())
+}
+
+fn policy(scenario: &mut Scenario, options: &[&str]) -> Result<(), String> {
+    for option in options {
+        match *option {
+            "order=strict" => scenario.policy.order = Order::Strict,
+            "order=fair" => scenario.policy.order = Order::Fair,
+            "backfill" => scenario.policy.backfill = true,
+            "placement=binpack" => scenario.policy.placement = Placement::Binpack,
+            "placement=spread" => scenario.policy.placement = Placement::Spread,
+            _ => {
+                return Err(format!(
+                    "\"{option}\" is not a policy: order=strict|fair, backfill, placement=binpack|spread"
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<Action>, String> {
+    match words {
+        ["submit", task, queue, options @ ..] => submit(scenario, at_ms, task, queue, options),
+        ["end", tasks @ ..] if !tasks.is_empty() => {
+            Ok(tasks.iter().map(|task| Action::End((*task).to_owned())).collect())
+        }
+        ["foreign", gpu, amount] => {
+            let (node, gpu) = gpu_at(scenario, gpu)?;
+            let bytes = amount.parse::<Bytes>().map_err(|error| error.to_string())?.0;
+            Ok(vec![Action::Foreign { node, gpu, bytes }])
+        }
+        [word @ ("lose" | "repair"), gpu] => {
+            let (node, gpu) = gpu_at(scenario, gpu)?;
+            Ok(vec![Action::Usable { node, gpu, usable: *word == "repair" }])
+        }
+        _ => Err(
+            "an event is: submit TASK QUEUE [OPTION…], end TASK…, foreign NODE:GPU AMOUNT, lose NODE:GPU \
+                  or repair NODE:GPU"
+                .to_owned(),
+        ),
+    }
+}
+
+/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [devices=N] [model=NAME] [cpu=N] [memory=M] [runs=S] [max=S] [count=N]`.
+fn submit(
+    scenario: &Scenario,
+    at_ms: i64,
+    task: &str,
+    queue: &str,
+    options: &[&str],
+) -> Result<Vec<Action>, String> {
+    let position = scenario.queues.iter().position(|known| known.spec.name == queue);
+    let queue = position.ok_or_else(|| format!("there is no queue {queue}; write: queue {queue}=SPEC"))?;
+    let mut waiting = Waiting::new(TaskId::from(task), at_ms);
+    let (mut runs_ms, mut count) = (None, None);
+    for option in options {
+        let (key, value) = option.split_once('=').ok_or_else(|| format!("\"{option}\": write KEY=VALUE"))?;
+        let number = || value.parse::<u32>().map_err(|_| format!("\"{option}\": not a whole number"));
+        match key {
+            "gpu" => waiting.request = Some(request(GpuRequest::from_fraction(value))?),
+            "gpus" => waiting.request = Some(request(GpuRequest::from_gpus(value))?),
+            "gpu-memory" => waiting.request = Some(request(GpuRequest::from_memory(value))?),
+            "devices" => waiting.devices = number()?,
+            "model" => waiting.models.push(value.to_owned()),
+            "cpu" | "memory" => host_option(&mut waiting.host, option)?,
+            "runs" => runs_ms = Some(time_ms(value)?),
+            "max" => waiting.max_run_ms = Some(time_ms(value)?),
+            "count" => count = Some(number()?),
+            _ => return Err(format!("\"{key}\" is not an option of submit")),
+        }
+    }
+    let named = |name: String| {
+        let mut task = waiting.clone();
+        task.task = TaskId(name);
+        Action::Submit { queue, task: Box::new(task), runs_ms }
+    };
+    Ok(match count {
+        None => vec![named(task.to_owned())],
+        Some(count) => (1..=count).map(|n| named(format!("{task}{n}"))).collect(),
+    })
+}
+
+fn request(parsed: Result<GpuRequest, cantle_model::RequestError>) -> Result<GpuRequest, String> {
+    parsed.map_err(|error| error.to_string())
+}
+
+/// `NODE:INDEX`.
+fn gpu_at(scenario: &Scenario, text: &str) -> Result<(usize, usize), String> {
+    let bad = || format!("\"{text}\" is not a GPU of this scenario; write NODE:INDEX");
+    let (name, gpu) = text.split_once(':').ok_or_else(bad)?;
+    let node = scenario.nodes.iter().position(|node| node.name == name).ok_or_else(bad)?;
+    let gpu: usize = gpu.parse().map_err(|_| bad())?;
+    if gpu < scenario.nodes[node].gpus.len() { Ok((node, gpu)) } else { Err(bad()) }
+}
+
+fn expected(words: &[&str]) -> Result<Expected, String> {
+    match words {
+        ["runs"] => Ok(Expected::Runs),
+        ["on", place] => Ok(Expected::On((*place).to_owned())),
+        ["waits", reason @ ..] => Ok(Expected::Waits(reason.join(" "))),
+        ["ended"] => Ok(Expected::Ended),
+        _ => Err("an expectation is: runs, on NODE:GPU,GPU, waits [PART OF THE REASON] or ended".to_owned()),
+    }
+}
+
+/// Seconds with at most three decimals.
+fn time_ms(text: &str) -> Result<i64, String> {
+    let milli: cantle_model::Milli =
+        text.parse().map_err(|_| format!("\"{text}\" is not a time in seconds"))?;
+    Ok(i64::from(milli.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn refusals_name_the_line_and_the_remedy() {
+        for (text, says) in [
+            ("\nnod a 1xT4-16GB", "line 2: \"nod\" is not a statement: node, queue, policy, at, expect"),
+            ("node a 1xT4", "line 1: \"T4\": a GPU model ends in its memory, for example A100-40GB"),
+            ("node a yxT4-16GB", "line 1: \"yxT4-16GB\": write COUNTxMODEL-<n>GB"),
+            ("at 0 submit t q", "line 1: there is no queue q; write: queue q=SPEC"),
+            ("queue q=0.3", "line 1: --queue q=0.3: not a multiple of 0.125; nearest is 0.25 or 0.375"),
+            ("at x end t", "line 1: \"x\" is not a time in seconds"),
+            (
+                "node a 1xT4-16GB\nat 0 lose a:1",
+                "line 2: \"a:1\" is not a GPU of this scenario; write NODE:INDEX",
+            ),
+            ("queue q=1\nat 0 submit t q colour=red", "line 2: \"colour\" is not an option of submit"),
+        ] {
+            assert_eq!(parse(text).unwrap_err().to_string(), says);
+        }
+    }
+}

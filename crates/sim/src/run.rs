@@ -1,0 +1,206 @@
+//! Runs a scenario: at each time all events, then one plan, audited and carried out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use cantle_model::{LeaseId, Slice, TaskId};
+use cantle_sched::{Plan, Running, Start, State, Waiting, audit, plan};
+
+use crate::{Action, Error, Expectation, Expected, Scenario, parse};
+
+/// Rounds planned again after each change; none may change anything.
+const QUIET_ROUNDS: usize = 5;
+
+/// Runs the scenario in `text` and returns what happened, a line each.
+///
+/// # Errors
+/// A line that can't be read, a plan that fails its audit or is not stable, or expectations that were not met.
+pub fn run_scenario(text: &str) -> Result<String, Error> {
+    let scenario = parse(text)?;
+    let mut world = World::new(&scenario);
+    let mut times: Vec<i64> = scenario.events.iter().map(|event| event.at_ms).collect();
+    times.extend(scenario.expectations.iter().map(|expectation| expectation.at_ms));
+    times.sort_unstable();
+    times.dedup();
+    let mut next = 0;
+    loop {
+        let scripted = times.get(next).copied();
+        let due = world.ends.first().map(|(at_ms, _)| *at_ms);
+        let Some(now_ms) = scripted.into_iter().chain(due).min() else { break };
+        next += usize::from(scripted == Some(now_ms));
+        world.advance(now_ms)?;
+    }
+    world.finish()
+}
+
+struct World<'a> {
+    scenario: &'a Scenario,
+    state: State,
+    /// Ends that will come by themselves, by time and then task.
+    ends: BTreeSet<(i64, String)>,
+    /// How long each submitted task will run.
+    runs_ms: BTreeMap<String, Option<i64>>,
+    /// The reason last printed of each waiting task.
+    reasons: BTreeMap<TaskId, String>,
+    started: usize,
+    failed: usize,
+    output: String,
+}
+
+impl<'a> World<'a> {
+    fn new(scenario: &'a Scenario) -> Self {
+        Self {
+            scenario,
+            state: State::new(scenario.nodes.clone(), Vec::new(), scenario.queues.clone()),
+            ends: BTreeSet::new(),
+            runs_ms: BTreeMap::new(),
+            reasons: BTreeMap::new(),
+            started: 0,
+            failed: 0,
+            output: String::new(),
+        }
+    }
+
+    fn advance(&mut self, now_ms: i64) -> Result<(), Error> {
+        let due: Vec<String> =
+            self.ends.iter().filter(|(at_ms, _)| *at_ms == now_ms).map(|(_, task)| task.clone()).collect();
+        for task in due {
+            self.end(now_ms, &task);
+        }
+        let scenario = self.scenario;
+        for event in scenario.events.iter().filter(|event| event.at_ms == now_ms) {
+            self.happen(now_ms, &event.action);
+        }
+        let decided = self.decide(now_ms)?;
+        self.carry_out(now_ms, &decided);
+        for _ in 0..QUIET_ROUNDS {
+            if !self.decide(now_ms)?.starts.is_empty() {
+                return Err(Error::Unstable { at: seconds(now_ms) });
+            }
+        }
+        for expectation in scenario.expectations.iter().filter(|expectation| expectation.at_ms == now_ms) {
+            self.check(expectation);
+        }
+        Ok(())
+    }
+
+    fn decide(&self, now_ms: i64) -> Result<Plan, Error> {
+        let plan = plan(&self.state, &self.scenario.policy, now_ms);
+        let violations = audit(&self.state, &plan);
+        if violations.is_empty() {
+            return Ok(plan);
+        }
+        let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
+        Err(Error::Audit { at: seconds(now_ms), violations: violations.join("; ") })
+    }
+
+    fn happen(&mut self, now_ms: i64, action: &Action) {
+        match action {
+            Action::Submit { queue, task, runs_ms } => {
+                self.runs_ms.insert(task.task.0.clone(), *runs_ms);
+                self.state.queues[*queue].waiting.push((**task).clone());
+            }
+            Action::End(task) => self.end(now_ms, task),
+            Action::Foreign { node, gpu, bytes } => {
+                self.state.nodes[*node].gpus[*gpu].foreign_bytes = *bytes;
+            }
+            Action::Usable { node, gpu, usable } => self.state.nodes[*node].gpus[*gpu].usable = *usable,
+        }
+    }
+
+    fn end(&mut self, now_ms: i64, task: &str) {
+        self.ends.retain(|(_, ending)| ending != task);
+        self.state.running.retain(|running| running.task.0 != task);
+        for queue in &mut self.state.queues {
+            queue.waiting.retain(|waiting| waiting.task.0 != task);
+        }
+        self.reasons.remove(&TaskId::from(task));
+        self.say(now_ms, format_args!("end   {task}"));
+    }
+
+    fn carry_out(&mut self, now_ms: i64, plan: &Plan) {
+        for start in &plan.starts {
+            let place = place(&self.state, &start.node, &start.slices);
+            self.say(now_ms, format_args!("start {} on {place}", start.task));
+            self.started += 1;
+            self.reasons.remove(&start.task);
+            let waiting = self.take_from_queue(start);
+            let lease = LeaseId(format!("lease-{}", start.task));
+            self.state
+                .running
+                .extend(waiting.map(|waiting| Running::of_start(start, &waiting, lease, now_ms)));
+            if let Some(Some(run_ms)) = self.runs_ms.get(&start.task.0) {
+                self.ends.insert((now_ms + run_ms, start.task.0.clone()));
+            }
+        }
+        if let Some(queue) = plan.last_served() {
+            self.state.last_served = Some(queue.to_owned());
+        }
+        for wait in &plan.waits {
+            let reason = wait.reason.to_string();
+            if self.reasons.get(&wait.task) != Some(&reason) {
+                self.say(now_ms, format_args!("wait  {}: {reason}", wait.task));
+                self.reasons.insert(wait.task.clone(), reason);
+            }
+        }
+    }
+
+    fn take_from_queue(&mut self, start: &Start) -> Option<Waiting> {
+        let queue = self.state.queues.iter_mut().find(|queue| queue.spec.name == start.queue)?;
+        let at = queue.waiting.iter().position(|waiting| waiting.task == start.task)?;
+        Some(queue.waiting.remove(at))
+    }
+
+    fn check(&mut self, expectation: &Expectation) {
+        let task = &expectation.task;
+        let running = self.state.running.iter().find(|running| running.task.0 == *task);
+        let is = match (running, self.reasons.get(&TaskId::from(task.as_str()))) {
+            (Some(running), _) => format!("on {}", place(&self.state, &running.node, &running.slices)),
+            (None, Some(reason)) => format!("waits {reason}"),
+            (None, None) if self.runs_ms.contains_key(task) => "ended".to_owned(),
+            (None, None) => "unknown".to_owned(),
+        };
+        let met = match &expectation.expected {
+            Expected::Runs => is.starts_with("on "),
+            Expected::On(place) => is == format!("on {place}"),
+            Expected::Waits(part) => is.starts_with("waits ") && is.contains(part.as_str()),
+            Expected::Ended => is == "ended",
+        };
+        if !met {
+            self.failed += 1;
+            let line = expectation.line;
+            self.say(expectation.at_ms, format_args!("FAIL  {task} {is}, not as line {line} expects"));
+        }
+    }
+
+    fn finish(mut self) -> Result<String, Error> {
+        let waiting: usize = self.state.queues.iter().map(|queue| queue.waiting.len()).sum();
+        let (started, running) = (self.started, self.state.running.len());
+        let _ = write!(self.output, "{started} started, {running} running, {waiting} waiting");
+        let total = self.scenario.expectations.len();
+        let _ = writeln!(self.output, "; {} of {total} expectations met", total - self.failed);
+        if self.failed > 0 {
+            return Err(Error::Unexpected { failed: self.failed, total, output: self.output });
+        }
+        Ok(self.output)
+    }
+
+    fn say(&mut self, now_ms: i64, what: std::fmt::Arguments<'_>) {
+        // Writing to a String can't fail.
+        let _ = writeln!(self.output, "{:>6}  {what}", seconds(now_ms));
+    }
+}
+
+/// `node:0,1`.
+fn place(state: &State, node: &str, slices: &[Slice]) -> String {
+    let gpus = || state.nodes.iter().filter(|known| known.name == node).flat_map(|known| &known.gpus);
+    let index =
+        |slice: &Slice| gpus().find(|gpu| gpu.gpu.uuid == slice.gpu).map(|gpu| gpu.gpu.index.to_string());
+    let indices: Vec<String> = slices.iter().filter_map(index).collect();
+    format!("{node}:{}", indices.join(","))
+}
+
+fn seconds(at_ms: i64) -> String {
+    let milli = u32::try_from(at_ms).unwrap_or(u32::MAX);
+    cantle_model::Milli(milli).to_string()
+}
