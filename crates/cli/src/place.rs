@@ -58,7 +58,7 @@ fn beside_the_program() -> Result<PathBuf, CliError> {
 
 #[expect(clippy::disallowed_methods, reason = "the usual places of the user's state")]
 fn default_state() -> Result<PathBuf, CliError> {
-    if cantle_runtime::is_root() {
+    if is_root() {
         return Ok(PathBuf::from("/var/lib/cantle"));
     }
     let from_env = |name: &str| std::env::var(name).ok().filter(|v| v.starts_with('/')).map(PathBuf::from);
@@ -66,4 +66,10 @@ fn default_state() -> Result<PathBuf, CliError> {
         .or_else(|| from_env("HOME").map(|home| home.join(".local/state")))
         .map(|base| base.join("cantle"))
         .ok_or_else(|| CliError::new(Kind::Usage, "no place for state: HOME is not set; give --state DIR"))
+}
+
+/// Whose process this is, as the kernel says.
+pub(crate) fn is_root() -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata("/proc/self").is_ok_and(|of| of.uid() == 0)
 }

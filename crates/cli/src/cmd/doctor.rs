@@ -1,0 +1,149 @@
+//! `cantle doctor`: what this machine has, what it lacks, what to do.
+
+use std::process::ExitCode;
+
+use cantle_clearml::workers;
+use cantle_driver::{Driver, DriverError};
+use cantle_model::Bytes;
+use serde::Serialize;
+
+use super::Context;
+use crate::connect::{Server, local};
+use crate::error::{Kind, Outcome};
+use crate::out::{Column, Format};
+use crate::place::is_root;
+
+/// How a check went.
+#[derive(Serialize, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum Verdict {
+    Good,
+    Warning,
+    Bad,
+}
+
+#[derive(Serialize)]
+struct Finding {
+    check: &'static str,
+    verdict: Verdict,
+    found: String,
+    hint: Option<String>,
+}
+
+const COLUMNS: [Column<Finding>; 3] = [
+    Column { head: "", wide: false, cell: |f| mark(f.verdict).to_owned() },
+    Column { head: "CHECK", wide: false, cell: |f| f.check.to_owned() },
+    Column { head: "FOUND", wide: false, cell: |f| f.found.clone() },
+];
+
+const LIBRARIES: [&str; 5] = [
+    "shim/libcuda.so.1",
+    "shim/libnvidia-ml.so.1",
+    "shim/libcantle-preload.so",
+    "sim/libcuda.so.1",
+    "sim/libnvidia-ml.so.1",
+];
+
+/// CAP_SYS_ADMIN, by its number in capabilities(7).
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// Exit code 0 if a task could be started here with its limits in force, else 7.
+pub(crate) fn doctor(context: &Context) -> Outcome {
+    let mut findings = vec![libraries(context)];
+    findings.extend(gpus(context));
+    findings.push(enforcement());
+    findings.push(server(context));
+    context.printer.items(&findings, |f| f.check.to_owned(), &COLUMNS);
+    if context.printer.format != Format::Json {
+        for finding in findings.iter().filter(|f| f.verdict != Verdict::Good) {
+            if let Some(hint) = &finding.hint {
+                context.printer.say(&format!("{} {}: {hint}", mark(finding.verdict), finding.check));
+            }
+        }
+    }
+    let bad = findings.iter().any(|f| f.verdict == Verdict::Bad);
+    Ok(if bad { ExitCode::from(Kind::Unavailable as u8) } else { ExitCode::SUCCESS })
+}
+
+const fn mark(verdict: Verdict) -> &'static str {
+    match verdict {
+        Verdict::Good => "√",
+        Verdict::Warning => "‼",
+        Verdict::Bad => "×",
+    }
+}
+
+fn good(check: &'static str, found: impl Into<String>) -> Finding {
+    Finding { check, verdict: Verdict::Good, found: found.into(), hint: None }
+}
+
+fn not(verdict: Verdict, check: &'static str, found: impl Into<String>, hint: &str) -> Finding {
+    Finding { check, verdict, found: found.into(), hint: Some(hint.to_owned()) }
+}
+
+fn libraries(context: &Context) -> Finding {
+    let lib = &context.places.lib;
+    let missing: Vec<&str> = LIBRARIES.into_iter().filter(|name| !lib.join(name).is_file()).collect();
+    if missing.is_empty() {
+        return good("libraries", lib.display().to_string());
+    }
+    let found = format!("{} lacks {}", lib.display(), missing.join(", "));
+    not(Verdict::Bad, "libraries", found, "run make build, or set CANTLE_LIB_DIR to the lib/cantle folder of an installation")
+}
+
+fn gpus(context: &Context) -> Vec<Finding> {
+    let opened = context.places.source().map_err(|e| e.text().to_owned());
+    let listed = opened.and_then(|source| {
+        let driver = cantle_driver::open(&source).map_err(|e| e.to_string())?;
+        list(driver.as_ref()).map_err(|e| e.to_string())
+    });
+    match listed {
+        Ok(findings) => findings,
+        Err(why) => vec![not(Verdict::Bad, "GPUs", why, "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB")],
+    }
+}
+
+fn list(driver: &dyn Driver) -> Result<Vec<Finding>, DriverError> {
+    let versions = driver.versions();
+    let mut findings = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
+    for gpu in driver.gpus()? {
+        let memory = driver.memory(&gpu.uuid)?;
+        let found = format!("{} {}, {} of {} in use", gpu.index, gpu.model, Bytes(memory.used_bytes), Bytes(memory.total_bytes));
+        findings.push(if gpu.mig {
+            not(Verdict::Warning, "GPU", found, "MIG mode is on: this version gives no slices of it; nvidia-smi -mig 0 turns it off")
+        } else {
+            good("GPU", found)
+        });
+    }
+    Ok(findings)
+}
+
+fn enforcement() -> Finding {
+    if is_root() && has_capability(CAP_SYS_ADMIN) {
+        return good("enforcement", "mount namespace: every way of loading the driver's libraries gets the filter");
+    }
+    not(
+        Verdict::Warning,
+        "enforcement",
+        "preload: a program that clears its environment escapes",
+        "run the agent as root, so that tasks get a mount namespace (docs/security.md)",
+    )
+}
+
+/// Reads the effective capabilities of this process from the kernel.
+fn has_capability(number: u32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
+    u64::from_str_radix(hex.trim(), 16).is_ok_and(|set| set >> number & 1 == 1)
+}
+
+fn server(context: &Context) -> Finding {
+    if context.global.server.is_none() && local(&context.places.state).is_none() {
+        return good("server", "none (cantle run needs none)");
+    }
+    let asked = Server::find(context).and_then(|server| server.call(&workers::GetAll::default()));
+    match asked {
+        Ok(answer) => good("server", format!("answers; {} workers", answer.workers.len())),
+        Err(error) => not(Verdict::Warning, "server", error.text(), "start it with cantle up, or give its address with --server"),
+    }
+}

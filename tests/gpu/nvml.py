@@ -1,0 +1,37 @@
+"""The witness: NVML asked directly, outside of any slice. Only what the suite needs, through ctypes."""
+
+import ctypes
+
+
+class MemoryInfo(ctypes.Structure):
+    _fields_ = [("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong)]
+
+
+class Nvml:
+    def __init__(self, library="libnvidia-ml.so.1"):
+        self.lib = ctypes.CDLL(library)
+        self._check(self.lib.nvmlInit_v2(), "nvmlInit")
+        self.device = ctypes.c_void_p()
+        self._check(self.lib.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)), "nvmlDeviceGetHandleByIndex")
+
+    @staticmethod
+    def _check(code, what):
+        if code != 0:
+            raise RuntimeError(f"{what} failed with NVML error {code}")
+
+    def memory(self):
+        info = MemoryInfo()
+        self._check(self.lib.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)), "nvmlDeviceGetMemoryInfo")
+        return info
+
+    def text(self, function, *args):
+        buffer = ctypes.create_string_buffer(96)
+        self._check(getattr(self.lib, function)(*args, buffer, len(buffer)), function)
+        return buffer.value.decode()
+
+    def describe(self):
+        return {
+            "model": self.text("nvmlDeviceGetName", self.device),
+            "driver": self.text("nvmlSystemGetDriverVersion"),
+            "memory_bytes": self.memory().total,
+        }
