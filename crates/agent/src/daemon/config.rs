@@ -1,0 +1,60 @@
+//! What a daemon is told at its start.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cantle_clearml::Credentials;
+use cantle_driver::Source;
+use cantle_model::{GpuList, QueueSpec};
+use cantle_sched::Policy;
+
+/// Settings of [`crate::daemon`].
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Address of the server, e.g. `http://127.0.0.1:8008`.
+    pub server: String,
+    /// Key pair for it.
+    pub credentials: Credentials,
+    /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
+    pub name: String,
+    /// A worker id to use as it is (`CLEARML_WORKER_ID`), instead of one made of name and GPUs.
+    pub worker_id: Option<String>,
+    /// Queues in order of priority, and what their tasks get.
+    pub queues: Vec<QueueSpec>,
+    /// Make queues that do not exist.
+    pub create_queues: bool,
+    /// The GPUs to use.
+    pub gpus: GpuList,
+    /// `--gpus` as it was written: worker ids repeat it.
+    pub gpus_text: Option<String>,
+    /// Cut GPUs by queue (`--dynamic-gpus`). Otherwise one task at a time gets all GPUs of this agent.
+    pub dynamic: bool,
+    /// Order of queues, backfill, placement.
+    pub policy: Policy,
+    /// Where the GPUs come from.
+    pub source: Source,
+    /// cantle's libraries (`shim/`, `sim/`).
+    pub lib_dir: PathBuf,
+    /// Where the agent keeps what must outlive it.
+    pub state_dir: PathBuf,
+    /// The cantle binary: it runs each task as `<program> __supervise <directory>`.
+    pub program: PathBuf,
+    /// How often queues and tasks are looked at.
+    pub poll: Duration,
+    /// How long a task may take to end after SIGTERM.
+    pub stop_grace: Duration,
+}
+
+impl Config {
+    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, or what was forced.
+    #[must_use]
+    pub fn worker(&self) -> String {
+        if let Some(id) = &self.worker_id {
+            return id.clone();
+        }
+        // A MIG GPU is written 0:1; in an id the colon has a meaning already.
+        let gpus = self.gpus_text.as_deref().unwrap_or("all").replace(':', ".");
+        let kind = if self.dynamic { "dgpu" } else { "gpu" };
+        format!("{}:{kind}{gpus}", self.name)
+    }
+}

@@ -1,0 +1,197 @@
+//! From the end of a process to a result on the server.
+
+use cantle_clearml::events::Event;
+use cantle_clearml::{Error as WireError, cantle, subcode, tasks};
+use cantle_model::LeaseId;
+
+use super::entry::Stage;
+use super::{Agent, logs};
+use crate::clock::now_ms;
+use crate::job::{Exit, Stop};
+
+/// ClearML's words for the ends of a task: its web page and its users know them.
+const DONE: &str = "worker execution done";
+const ABORTED: &str = "task was stopped by tasks.stop";
+const SHUT_DOWN: &str = "user abort";
+
+/// What the server is told about a task that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Completed,
+    Stopped(&'static str),
+    Failed(String),
+    /// The server has put the task into another state meanwhile; that stands.
+    Nothing,
+}
+
+fn verdict(exit: &Exit, stop: Option<&Stop>) -> Verdict {
+    match (stop, exit.code, &exit.message) {
+        (Some(Stop::Superseded), _, _) => Verdict::Nothing,
+        (Some(Stop::Enforced(why)), _, _) => Verdict::Failed(why.clone()),
+        (None, Some(0), _) => Verdict::Completed,
+        // What ended by itself before the signal reached it ended by itself.
+        (Some(_), Some(0), _) => Verdict::Completed,
+        (Some(Stop::Aborted), _, _) => Verdict::Stopped(ABORTED),
+        (Some(Stop::Shutdown), _, _) => Verdict::Stopped(SHUT_DOWN),
+        (None, Some(code), None) => Verdict::Failed(format!("worker execution exit code {code}")),
+        (None, _, Some(why)) => Verdict::Failed(why.clone()),
+        (None, None, None) => Verdict::Failed("nobody saw how it ended".to_owned()),
+    }
+}
+
+impl Agent {
+    /// Sends on what running tasks printed.
+    pub(crate) async fn forward_logs(&mut self) -> Result<(), WireError> {
+        let running: Vec<LeaseId> =
+            self.entries.iter().filter(|(_, entry)| entry.is_running()).map(|(id, _)| id.clone()).collect();
+        for lease in running {
+            self.forward_log(&lease, false).await?;
+        }
+        Ok(())
+    }
+
+    /// One task's output from where the server has it: a piece while it runs, all of it once it has ended.
+    async fn forward_log(&mut self, lease: &LeaseId, ended: bool) -> Result<(), WireError> {
+        let Some(entry) = self.entries.get(lease) else { return Ok(()) };
+        let path = entry.dir.output_path();
+        loop {
+            let sent = entry.dir.sent_bytes();
+            let piece = match logs::next_piece(&path, sent, ended) {
+                Ok(Some(piece)) => piece,
+                Ok(None) => return Ok(()),
+                Err(error) => {
+                    tracing::warn!(path = %path.display(), %error, "can't read a task's output");
+                    return Ok(());
+                }
+            };
+            let task = entry.job.task.0.as_str();
+            let event = |text| Event::log(task, &self.worker, now_ms(), text);
+            let events: Vec<Event> = piece.texts.into_iter().map(event).collect();
+            match self.link.client().add_batch(&events).await {
+                // The server may refuse a part (a deleted task's log); sending it again would not help.
+                Ok(_) => {}
+                Err(error) if error.is_temporary() => return Err(error),
+                Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
+            }
+            if let Err(error) = entry.dir.set_sent_bytes(piece.end_bytes) {
+                tracing::warn!(%error, "a piece of log may be sent twice");
+            }
+            if !ended {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tells the server about every task that has ended; what it knows is forgotten here.
+    pub(crate) async fn deliver_ended(&mut self) -> Result<(), WireError> {
+        let ended: Vec<LeaseId> = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| entry.stage == Stage::Ended)
+            .map(|(id, _)| id.clone())
+            .collect();
+        for lease in ended {
+            self.forward_log(&lease, true).await?;
+            self.deliver_result(&lease).await?;
+            if let Some(entry) = self.entries.remove(&lease)
+                && let Err(error) = entry.dir.remove()
+            {
+                tracing::error!(%error, "a delivered task stays on disk");
+            }
+        }
+        Ok(())
+    }
+
+    async fn deliver_result(&mut self, lease: &LeaseId) -> Result<(), WireError> {
+        let Some(entry) = self.entries.get(lease) else { return Ok(()) };
+        let exit = match entry.dir.exit() {
+            Ok(Some(exit)) => exit,
+            Ok(None) => Exit { code: None, message: None },
+            Err(error) => Exit { code: None, message: Some(error.to_string()) },
+        };
+        let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
+        let verdict = verdict(&exit, stop.as_ref());
+        let (task, name) = (entry.job.task.0.clone(), entry.name.clone());
+        let report = cantle::ReportTask {
+            task: task.clone(),
+            node: self.config.name.clone(),
+            lease: lease.0.clone(),
+            slices: entry.job.slices.clone(),
+            exit_code: exit.code,
+            message: exit.message.clone(),
+        };
+        accept_refusal(self.link.call_extended(&report).await.map(|_| ()))?;
+        accept_refusal(self.tell(&task, &verdict).await)?;
+        let message = match &verdict {
+            Verdict::Completed => format!("task {name} completed"),
+            Verdict::Stopped(why) => format!("task {name} stopped: {why}"),
+            Verdict::Failed(why) => format!("task {name} failed: {why}"),
+            Verdict::Nothing => format!("task {name} ended after the server had taken it back"),
+        };
+        self.note("end", Some(&task), None, message);
+        Ok(())
+    }
+
+    async fn tell(&self, task: &str, verdict: &Verdict) -> Result<(), WireError> {
+        let (task, force) = (task.to_owned(), true);
+        let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
+        match verdict {
+            Verdict::Completed => {
+                let (status_reason, status_message) = words(DONE);
+                let publish = false;
+                let done = tasks::Completed { task, force, publish, status_reason, status_message };
+                self.link.call(&done).await.map(|_| ())
+            }
+            Verdict::Stopped(why) => {
+                let (status_reason, status_message) = words(why);
+                let stopped = tasks::Stopped { task, force, status_reason, status_message };
+                self.link.call(&stopped).await.map(|_| ())
+            }
+            Verdict::Failed(why) => {
+                let (status_reason, status_message) = words(why);
+                let failed = tasks::Failed { task, force, status_reason, status_message };
+                self.link.call(&failed).await.map(|_| ())
+            }
+            Verdict::Nothing => Ok(()),
+        }
+    }
+}
+
+/// A server that says no to a result will say no again: the task was deleted, or is in a state that stands.
+fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
+    match answer {
+        Err(error) if error.is_temporary() => Err(error),
+        Err(error) if error.is_subcode(subcode::INVALID_TASK_ID) => {
+            tracing::info!("the task was deleted meanwhile");
+            Ok(())
+        }
+        Err(error @ WireError::Refused { .. }) => {
+            tracing::warn!(%error, "the server does not take a result");
+            Ok(())
+        }
+        answer => answer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: i32) -> Exit {
+        Exit { code: Some(code), message: None }
+    }
+
+    #[test]
+    fn ends_are_told_in_clearmls_words() {
+        assert_eq!(verdict(&exit(0), None), Verdict::Completed);
+        assert_eq!(verdict(&exit(3), None), Verdict::Failed("worker execution exit code 3".into()));
+        assert_eq!(verdict(&exit(143), Some(&Stop::Aborted)), Verdict::Stopped(ABORTED));
+        assert_eq!(verdict(&exit(143), Some(&Stop::Shutdown)), Verdict::Stopped(SHUT_DOWN));
+        assert_eq!(verdict(&exit(0), Some(&Stop::Shutdown)), Verdict::Completed, "it was faster");
+        assert_eq!(verdict(&exit(0), Some(&Stop::Superseded)), Verdict::Nothing);
+        let lost = Exit { code: None, message: Some("its supervisor was killed".into()) };
+        assert_eq!(verdict(&lost, None), Verdict::Failed("its supervisor was killed".into()));
+        let enforced = Stop::Enforced("it held 3 GiB outside its slice".into());
+        assert!(matches!(verdict(&exit(137), Some(&enforced)), Verdict::Failed(why) if why.contains("3 GiB")));
+    }
+}

@@ -1,0 +1,90 @@
+//! The daemon's line to the server: typed calls, and what to do when nobody answers.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use cantle_clearml::cantle::{AddEvents, EventView};
+use cantle_clearml::{Client, Error, Request};
+use tokio::time::Instant;
+
+const BACKOFF_FIRST: Duration = Duration::from_millis(500);
+const BACKOFF_LAST: Duration = Duration::from_secs(15);
+/// Events kept while the server is away; beyond that the oldest go.
+const EVENTS_MAX: usize = 1000;
+
+pub(crate) struct Link {
+    client: Client,
+    /// False once the server has said that it knows no `cantle.*` (ClearML's own server).
+    extended: AtomicBool,
+    events: Vec<EventView>,
+    silent_until: Option<(Instant, Duration)>,
+}
+
+impl Link {
+    pub(crate) const fn new(client: Client) -> Self {
+        Self { client, extended: AtomicBool::new(true), events: Vec::new(), silent_until: None }
+    }
+
+    pub(crate) const fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) async fn call<R: Request>(&self, request: &R) -> Result<R::Response, Error> {
+        self.client.call(request).await
+    }
+
+    /// A call of cantle's own service; `None` from a server that has none.
+    pub(crate) async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, Error> {
+        if !self.extended.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.client.call(request).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if error.is_unknown_endpoint() => {
+                tracing::info!("the server has no cantle.* service; going on with ClearML's services alone");
+                self.extended.store(false, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Notes a decision with its reason: in our log now, on the server with the next [`Link::flush_events`].
+    pub(crate) fn note(&mut self, event: EventView) {
+        tracing::info!(kind = %event.kind, task = event.task.as_deref().unwrap_or(""), "{}", event.message);
+        if self.events.len() == EVENTS_MAX {
+            self.events.remove(0);
+        }
+        self.events.push(event);
+    }
+
+    pub(crate) async fn flush_events(&mut self) -> Result<(), Error> {
+        if self.events.is_empty() {
+            return Ok(());
+        }
+        self.call_extended(&AddEvents { events: self.events.clone() }).await?;
+        self.events.clear();
+        Ok(())
+    }
+
+    /// May the server be called, or is it too early after a failure?
+    pub(crate) fn is_due(&self) -> bool {
+        self.silent_until.is_none_or(|(until, _)| Instant::now() >= until)
+    }
+
+    /// The server did not answer: wait, longer each time.
+    pub(crate) fn failed(&mut self, error: &Error) {
+        let wait = self.silent_until.map_or(BACKOFF_FIRST, |(_, last)| (last * 2).min(BACKOFF_LAST));
+        if self.silent_until.is_none() {
+            tracing::warn!(%error, "running tasks go on; trying again");
+        }
+        self.silent_until = Some((Instant::now() + wait, wait));
+    }
+
+    /// The server answered.
+    pub(crate) fn answered(&mut self) {
+        if self.silent_until.take().is_some() {
+            tracing::info!("the server answers again");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! What can go wrong on a node, in one line each: what is wrong, what was given, what would be right.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cantle_model::GpuListError;
+
+/// An error of the agent.
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    /// A file of ours can't be read or written.
+    #[error("{}: {reason}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        reason: String,
+    },
+    /// The node directory was made by another user.
+    #[error("{} belongs to user {owner}; cantle keeps leases only in a directory of its own: remove it", dir.display())]
+    NotOurs {
+        /// The directory.
+        dir: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+    },
+    /// Another daemon answers for the GPU.
+    #[error("GPU {index} is taken by agent {worker} (pid {pid}); stop it first or choose other GPUs with --gpus")]
+    GpuTaken {
+        /// NVML index of the GPU.
+        index: u32,
+        /// Worker id of the other daemon.
+        worker: String,
+        /// Its pid.
+        pid: u32,
+    },
+    /// There is nothing to share.
+    #[error("this machine has no GPU; try --sim-gpus 3xA100-40GB")]
+    NoGpu,
+    /// `--gpus` names what is not there.
+    #[error(transparent)]
+    Gpus(#[from] GpuListError),
+    /// A queue that the GPUs can't serve.
+    #[error(transparent)]
+    Queues(#[from] cantle_sched::DemandError),
+    /// A queue that the server does not have.
+    #[error("there is no queue \"{queue}\" on the server{}; create it with --create-queue", known_queues(known))]
+    UnknownQueue {
+        /// As given.
+        queue: String,
+        /// The queues that there are.
+        known: String,
+    },
+    /// One queue under its name and its id.
+    #[error("--queue {0}: names a queue that is listed already; give each queue once")]
+    QueueTwice(String),
+    /// No room within the time given.
+    #[error("no room: {0}")]
+    NoRoom(String),
+    /// A plan that must not be executed.
+    #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
+    Audit(String),
+    /// A GPU whose name is not a UUID.
+    #[error("GPU {0} has no usable UUID; cantle keys its accounting by it")]
+    BadUuid(String),
+    /// The driver, or the lack of one.
+    #[error(transparent)]
+    Driver(#[from] cantle_driver::DriverError),
+    /// The accounting region.
+    #[error("accounting region: {0}")]
+    Region(#[from] cantle_ledger::host::HostError),
+    /// The task did not start.
+    #[error(transparent)]
+    Start(#[from] cantle_runtime::StartError),
+    /// The server.
+    #[error(transparent)]
+    Server(#[from] cantle_clearml::Error),
+}
+
+impl AgentError {
+    pub(crate) fn file(path: &Path, error: &io::Error) -> Self {
+        Self::File { path: path.to_owned(), reason: error.to_string() }
+    }
+
+    /// The exit code that belongs to it (see the list in the README).
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Gpus(_) | Self::Queues(_) | Self::UnknownQueue { .. } | Self::QueueTwice(_) => 2,
+            Self::Server(cantle_clearml::Error::Address { .. }) => 2,
+            Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
+            Self::NoRoom(_) => 6,
+            Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) => 7,
+            Self::GpuTaken { .. } => 8,
+            Self::Start(error) => error.exit_code(),
+            Self::File { .. } | Self::NotOurs { .. } | Self::Audit(_) | Self::Server(_) => 1,
+        }
+    }
+}
+
+fn known_queues(known: &str) -> String {
+    if known.is_empty() { " (it has none)".to_owned() } else { format!(" (it has: {known})") }
+}

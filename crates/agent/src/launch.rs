@@ -1,0 +1,137 @@
+//! From a lease to a task that can be started: its accounting region, and what the runtime has to know.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::PathBuf;
+
+use cantle_driver::{ContextCache, Driver, Source};
+use cantle_ledger::host::{self, GpuLimit};
+use cantle_model::{Gpu, Lease, LeaseId, Slice, TaskId};
+use cantle_runtime::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+
+use crate::AgentError;
+use crate::node::Node;
+use crate::uuid::gpu_uuid_bytes;
+
+/// A command line with its surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Command {
+    /// Program and arguments, at least one.
+    pub argv: Vec<OsString>,
+    /// Set on top of our own environment.
+    pub env: BTreeMap<OsString, OsString>,
+    /// Working directory; our own if none.
+    pub cwd: Option<PathBuf>,
+}
+
+/// What every task of a node is started with.
+#[derive(Debug)]
+pub(crate) struct Launcher {
+    shim_dir: PathBuf,
+    sim_dir: Option<PathBuf>,
+    libraries: DriverLibraries,
+    contexts: ContextCache,
+    wish: BackendWish,
+}
+
+impl Launcher {
+    /// # Errors
+    /// If the driver's libraries can't be found.
+    pub(crate) fn new(
+        driver: &dyn Driver,
+        source: &Source,
+        lib_dir: &std::path::Path,
+        node: &Node,
+        wish: BackendWish,
+    ) -> Result<Self, AgentError> {
+        let libraries = driver.libraries()?;
+        let library = |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
+        Ok(Self {
+            shim_dir: lib_dir.join("shim"),
+            sim_dir: match source {
+                Source::Real => None,
+                Source::Sim { dir, .. } => Some(dir.clone()),
+            },
+            libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
+            contexts: ContextCache::new(node.dir().join("contexts.json")),
+            wish,
+        })
+    }
+
+    /// Learns what contexts cost on these GPUs, so that no task has to wait for it.
+    ///
+    /// # Errors
+    /// If a GPU can't be measured: without the figure a slice would not hold what it promises.
+    pub(crate) fn measure(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), AgentError> {
+        for gpu in gpus {
+            self.contexts.context_bytes(driver, gpu)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the accounting region of a lease that is on disk.
+    ///
+    /// # Errors
+    /// If a file can't be written.
+    pub(crate) fn make_region(
+        &self,
+        driver: &dyn Driver,
+        node: &Node,
+        lease: &Lease,
+        gpus: &[Gpu],
+    ) -> Result<(), AgentError> {
+        let dir = node.slice_dir(&lease.id);
+        // Searchable by all: a task may change its user. Who can reach it at all is decided by the node directory.
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(&dir);
+        made.map_err(|e| AgentError::file(&dir, &e))?;
+        let limit = |slice: &Slice| -> Result<GpuLimit, AgentError> {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+            let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;
+            let name = slice.mig.as_ref().map_or(slice.gpu.0.as_str(), |mig| &mig.uuid);
+            Ok(GpuLimit {
+                uuid: gpu_uuid_bytes(name).ok_or_else(|| AgentError::BadUuid(name.to_owned()))?,
+                limit_bytes: slice.memory_limit_bytes,
+                context_bytes: self.contexts.context_bytes(driver, gpu)?,
+            })
+        };
+        let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;
+        Ok(host::create(&dir, &lease.id.0, &limits)?)
+    }
+
+    /// What the runtime has to know to start `command` under `lease`.
+    pub(crate) fn spec(&self, node: &Node, lease: &LeaseId, slices: &[Slice], command: &Command) -> TaskSpec {
+        TaskSpec {
+            lease: lease.clone(),
+            slices: slices.to_vec(),
+            argv: command.argv.clone(),
+            env: command.env.clone(),
+            clear_env: false,
+            cwd: command.cwd.clone(),
+            confinement: Confinement {
+                shim_dir: self.shim_dir.clone(),
+                slice_dir: node.slice_dir(lease),
+                libraries: self.libraries.clone(),
+                sim_dir: self.sim_dir.clone(),
+                wish: self.wish,
+            },
+        }
+    }
+}
+
+/// A new lease on `slices`, ours until the task has a process of its own.
+pub(crate) fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
+    let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
+    Lease { id, task, name, queue, slices, owner: crate::own_holder(), leader: None }
+}
+
+/// How a slice is enforced, for people.
+pub(crate) fn enforced_by(backend: &Backend) -> String {
+    match backend {
+        Backend::None => "nothing to enforce".to_owned(),
+        Backend::MountNamespace => "enforced by mount namespace".to_owned(),
+        Backend::Preload { why } => format!("enforced by LD_PRELOAD, which a program can evade ({why})"),
+        Backend::Container => "enforced by container mounts".to_owned(),
+    }
+}

@@ -1,0 +1,61 @@
+//! A daemon answers for its GPUs alone: two on one GPU would each count only the other's leases, not its plans.
+
+use cantle_model::{Gpu, GpuUuid, Holder};
+use serde::{Deserialize, Serialize};
+
+use super::{Locked, Node, files};
+use crate::AgentError;
+
+/// Which GPUs a daemon answers for. It ends with the daemon, however that ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// Worker id of the daemon, e.g. `node1:dgpu0-2`.
+    pub worker: String,
+    /// Its process.
+    pub holder: Holder,
+    /// Its GPUs.
+    pub gpus: Vec<GpuUuid>,
+}
+
+impl Claim {
+    fn path(&self, node: &Node) -> std::path::PathBuf {
+        // One process may run several daemons (tests do); the GPU makes the name unique, the worker id is free text.
+        let gpu = self.gpus.first().map_or("none", |gpu| gpu.0.as_str());
+        node.dir().join("agents").join(format!("{}-{gpu}.json", self.holder.pid))
+    }
+
+    /// Gives the GPUs up, for another daemon to take.
+    ///
+    /// # Errors
+    /// Names the file that could not be removed.
+    pub fn release(&self, node: &Node) -> Result<(), AgentError> {
+        files::remove(&self.path(node))
+    }
+}
+
+impl Locked<'_> {
+    /// Claims `gpus` for the daemon `worker`.
+    ///
+    /// # Errors
+    /// [`AgentError::GpuTaken`] names the daemon that has one of them already.
+    pub fn claim(&self, worker: &str, holder: Holder, gpus: &[Gpu]) -> Result<Claim, AgentError> {
+        let standing: Vec<Claim> = files::read_all(&self.node.dir.join("agents"))?;
+        for other in standing {
+            if !cantle_runtime::alive(&other.holder) {
+                other.release(self.node)?;
+                continue;
+            }
+            if let Some(gpu) = gpus.iter().find(|gpu| other.gpus.contains(&gpu.uuid)) {
+                return Err(AgentError::GpuTaken {
+                    index: gpu.index,
+                    worker: other.worker,
+                    pid: other.holder.pid,
+                });
+            }
+        }
+        let claim =
+            Claim { worker: worker.to_owned(), holder, gpus: gpus.iter().map(|g| g.uuid.clone()).collect() };
+        files::write_json(&claim.path(self.node), &claim, files::Keep::UntilBoot)?;
+        Ok(claim)
+    }
+}

@@ -1,0 +1,195 @@
+//! What this machine has given out: one store of leases per set of GPUs, shared by every `cantle run` and the daemon.
+//!
+//! All of it lies in one directory, the *node directory*:
+//!
+//! ```text
+//! lock                     flock: whoever holds it may read, decide and write
+//! leases/<lease>.json      one per grant, on disk before the slice exists and until it is gone
+//! slices/<lease>/          the accounting region of the lease: limits, usage
+//! agents/<worker>.json     which GPUs a daemon answers for
+//! boot                     the start of the machine that all of this belongs to
+//! ```
+//!
+//! Everything in it speaks of processes, and none outlives a restart of the machine. So the first to lock the store
+//! after a restart empties it, and nothing in it needs to be synced to the disk: what the kernel has is enough to
+//! survive the death of any process of ours at any instant.
+
+mod claim;
+pub(crate) mod files;
+mod sweep;
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use cantle_driver::Source;
+use cantle_model::{Lease, LeaseId};
+
+pub use claim::Claim;
+use files::Keep;
+
+use crate::AgentError;
+
+const PARTS: [&str; 3] = ["leases", "slices", "agents"];
+
+/// The lease store of the GPUs of one machine (or of one set of simulated GPUs).
+#[derive(Clone, Debug)]
+pub struct Node {
+    dir: PathBuf,
+}
+
+impl Node {
+    /// The node directory that belongs to these GPUs: everybody who uses the same GPUs finds the same one.
+    #[must_use]
+    pub fn dir_for(source: &Source) -> PathBuf {
+        match source {
+            Source::Sim { dir, .. } => dir.join("node"),
+            Source::Real if own_uid() == 0 => PathBuf::from("/run/cantle/node"),
+            Source::Real => PathBuf::from(format!("/tmp/cantle-{}/node", own_uid())),
+        }
+    }
+
+    /// Opens the store in `dir`, making it if needed.
+    ///
+    /// # Errors
+    /// If the directory can't be made, or belongs to somebody else.
+    pub fn open(dir: &Path) -> Result<Self, AgentError> {
+        let node = Self { dir: dir.to_owned() };
+        node.make_dirs()?;
+        // Under /tmp anybody could have made it first, and would then decide who gets what.
+        let owner = fs::metadata(dir).map_err(|e| AgentError::file(dir, &e))?.uid();
+        if owner != own_uid() {
+            return Err(AgentError::NotOurs { dir: dir.to_owned(), owner });
+        }
+        Ok(node)
+    }
+
+    /// Where the store is.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The accounting region of a lease.
+    #[must_use]
+    pub fn slice_dir(&self, lease: &LeaseId) -> PathBuf {
+        self.dir.join("slices").join(&lease.0)
+    }
+
+    /// Waits until nobody else decides about these GPUs. Held for milliseconds; the kernel lets go of it when we die.
+    ///
+    /// # Errors
+    /// If the lock file can't be opened or locked.
+    pub fn lock(&self) -> Result<Locked<'_>, AgentError> {
+        let path = self.dir.join("lock");
+        let lock = || -> io::Result<File> {
+            let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
+            file.lock()?;
+            Ok(file)
+        };
+        let file = lock().map_err(|e| AgentError::file(&path, &e))?;
+        self.forget_former_boot()?;
+        Ok(Locked { node: self, _file: file })
+    }
+
+    fn forget_former_boot(&self) -> Result<(), AgentError> {
+        const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+        let now = fs::read_to_string(BOOT_ID).map_err(|e| AgentError::file(Path::new(BOOT_ID), &e))?;
+        let path = self.dir.join("boot");
+        if fs::read_to_string(&path).is_ok_and(|then| then == now) {
+            return Ok(());
+        }
+        for part in PARTS {
+            files::remove(&self.dir.join(part))?;
+        }
+        self.make_dirs()?;
+        fs::write(&path, now).map_err(|e| AgentError::file(&path, &e))
+    }
+
+    fn make_dirs(&self) -> Result<(), AgentError> {
+        let parts = PARTS.iter().map(|part| self.dir.join(part));
+        for dir in parts {
+            let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
+            made.map_err(|e| AgentError::file(&dir, &e))?;
+        }
+        Ok(())
+    }
+
+    /// The leases at this instant, for looking only: nothing may be decided on them without the lock.
+    ///
+    /// # Errors
+    /// Names the lease file that can't be read.
+    pub fn leases(&self) -> Result<Vec<Lease>, AgentError> {
+        files::read_all(&self.dir.join("leases"))
+    }
+
+    fn lease_path(&self, lease: &LeaseId) -> PathBuf {
+        self.dir.join("leases").join(format!("{}.json", lease.0))
+    }
+}
+
+/// The right to decide about the GPUs of a node.
+#[derive(Debug)]
+pub struct Locked<'a> {
+    node: &'a Node,
+    _file: File,
+}
+
+impl Locked<'_> {
+    /// The store it locks.
+    #[must_use]
+    pub const fn node(&self) -> &Node {
+        self.node
+    }
+
+    /// All leases, in order of id.
+    ///
+    /// # Errors
+    /// Names the lease file that can't be read: a lease that we can't read may not be given out twice.
+    pub fn leases(&self) -> Result<Vec<Lease>, AgentError> {
+        self.node.leases()
+    }
+
+    /// One lease, if it still stands.
+    ///
+    /// # Errors
+    /// Names the lease file that can't be read.
+    pub fn lease(&self, id: &LeaseId) -> Result<Option<Lease>, AgentError> {
+        files::read_json(&self.node.lease_path(id))
+    }
+
+    /// Writes a lease, new or changed; it outlives us when this returns.
+    ///
+    /// # Errors
+    /// Names the file that could not be written.
+    pub fn put(&self, lease: &Lease) -> Result<(), AgentError> {
+        files::write_json(&self.node.lease_path(&lease.id), lease, Keep::UntilBoot)
+    }
+
+    /// Takes a lease back whose task has ended. Should a process of it be left all the same, it can allocate nothing more.
+    ///
+    /// # Errors
+    /// Names what could not be removed.
+    pub fn retire(&self, lease: &Lease) -> Result<(), AgentError> {
+        sweep::close(&self.node.slice_dir(&lease.id), lease);
+        self.free(&lease.id)
+    }
+
+    /// Takes a lease back: first its accounting region, then the lease itself, so that none is left without a lease.
+    ///
+    /// # Errors
+    /// Names what could not be removed.
+    fn free(&self, id: &LeaseId) -> Result<(), AgentError> {
+        files::remove(&self.node.slice_dir(id))?;
+        files::remove(&self.node.lease_path(id))
+    }
+}
+
+fn own_uid() -> u32 {
+    // The owner of /proc/self is our effective user; without /proc nothing of cantle works, root is the safe guess.
+    fs::metadata("/proc/self").map_or(0, |meta| meta.uid())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,73 @@
+//! Leases whose holders are gone.
+
+use std::path::Path;
+
+use cantle_ledger::host::Observer;
+use cantle_model::{Lease, Slice};
+
+use super::Locked;
+use crate::AgentError;
+use crate::uuid::gpu_uuid_bytes;
+
+impl Locked<'_> {
+    /// Takes back each lease that nobody holds any more, and gives the ones that stand.
+    ///
+    /// A lease stands as long as the process that answers for it lives, or the task's first process, or any process
+    /// that is attached to its accounting region. So a task outlives a killed `cantle run` with its slice intact.
+    ///
+    /// # Errors
+    /// Names the file that can't be read or removed.
+    pub fn sweep(&self) -> Result<Vec<Lease>, AgentError> {
+        let mut standing = Vec::new();
+        for lease in self.leases()? {
+            if self.is_held(&lease) {
+                standing.push(lease);
+            } else {
+                self.free(&lease.id)?;
+            }
+        }
+        Ok(standing)
+    }
+
+    fn is_held(&self, lease: &Lease) -> bool {
+        let lives = |holder| cantle_runtime::alive(holder);
+        if lives(&lease.owner) || lease.leader.as_ref().is_some_and(lives) {
+            return true;
+        }
+        let Ok(region) = Observer::open(&self.node.slice_dir(&lease.id)) else {
+            // Never made, or removed: then nobody can allocate through it.
+            return false;
+        };
+        if attached(&region) {
+            return true;
+        }
+        // A child that has not attached yet could still do so. With nothing left to reserve it may come and go.
+        set_limits(&region, lease, |_| 0);
+        let came_late = attached(&region);
+        if came_late {
+            set_limits(&region, lease, |slice| slice.memory_limit_bytes);
+        }
+        came_late
+    }
+}
+
+/// Lets nothing more be allocated from the slice in `dir`.
+pub(super) fn close(dir: &Path, lease: &Lease) {
+    if let Ok(region) = Observer::open(dir) {
+        set_limits(&region, lease, |_| 0);
+    }
+}
+
+fn set_limits(region: &Observer, lease: &Lease, limit_bytes: impl Fn(&Slice) -> u64) {
+    for slice in &lease.slices {
+        let Some(uuid) = gpu_uuid_bytes(&slice.gpu.0) else { continue };
+        if let Err(error) = region.set_limit(&uuid, limit_bytes(slice)) {
+            tracing::warn!(%error, lease = %lease.id, "can't change a slice's limit");
+        }
+    }
+}
+
+fn attached(region: &Observer) -> bool {
+    region.reap();
+    region.snapshot().is_ok_and(|now| now.processes.iter().any(|process| process.alive))
+}

@@ -1,0 +1,138 @@
+//! `cantle run`: one task, now, on this machine, without a server.
+
+use std::time::Duration;
+
+use cantle_driver::{Driver, Source};
+use cantle_model::{Bytes, ComputeMode, Gpu, GpuRequest, Lease, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_runtime::{BackendWish, start_attached};
+use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
+use tokio::time::{Instant, sleep};
+
+use crate::capacity;
+use crate::clock::now_ms;
+use crate::launch::{Command, Launcher, enforced_by, new_lease};
+use crate::node::{Locked, Node};
+use crate::{AgentError, own_holder};
+
+/// How often room is looked for while there is none.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// What `cantle run` was asked for.
+#[derive(Clone, Debug)]
+pub struct RunRequest {
+    /// How much GPU.
+    pub request: GpuRequest,
+    /// How compute time is divided.
+    pub compute: ComputeMode,
+    /// What to run.
+    pub command: Command,
+    /// How long to wait for room; none: not at all.
+    pub timeout: Option<Duration>,
+    /// Where the GPUs come from.
+    pub source: Source,
+    /// cantle's libraries (`shim/`, `sim/`).
+    pub lib_dir: std::path::PathBuf,
+    /// Which enforcement is accepted.
+    pub wish: BackendWish,
+}
+
+/// Runs one task with our stdin, stdout and stderr and gives its exit code. `talk` gets one line about what it got.
+///
+/// # Errors
+/// If it can't be started; then nothing of it is left.
+pub async fn run_here(request: RunRequest, talk: &dyn Fn(&str)) -> Result<i32, AgentError> {
+    let driver = cantle_driver::open(&request.source)?;
+    let driver = driver.as_ref();
+    let gpus = driver.gpus()?;
+    let node = Node::open(&Node::dir_for(&request.source))?;
+    let launcher = Launcher::new(driver, &request.source, &request.lib_dir, &node, request.wish)?;
+    let lease = wait_for_room(driver, &node, &gpus, &request, talk).await?;
+    let ran = run_under(driver, &node, &gpus, &launcher, &request, lease.clone(), talk).await;
+    node.lock()?.retire(&lease)?;
+    ran
+}
+
+async fn run_under(
+    driver: &dyn Driver,
+    node: &Node,
+    gpus: &[Gpu],
+    launcher: &Launcher,
+    request: &RunRequest,
+    mut lease: Lease,
+    talk: &dyn Fn(&str),
+) -> Result<i32, AgentError> {
+    launcher.make_region(driver, node, &lease, gpus)?;
+    let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
+    let mut task = start_attached(&spec)?;
+    lease.leader = Some(task.leader());
+    node.lock()?.put(&lease)?;
+    talk(&format!("{}, {}", got(&lease.slices, gpus), enforced_by(task.backend())));
+    Ok(task.wait().await.code())
+}
+
+async fn wait_for_room(
+    driver: &dyn Driver,
+    node: &Node,
+    gpus: &[Gpu],
+    request: &RunRequest,
+    talk: &dyn Fn(&str),
+) -> Result<Lease, AgentError> {
+    let until = request.timeout.map(|timeout| Instant::now() + timeout);
+    let mut told = false;
+    loop {
+        let reason = match take(driver, &node.lock()?, gpus, request)? {
+            Ok(lease) => return Ok(lease),
+            Err(reason) => reason,
+        };
+        if matches!(reason, Reason::Never { .. }) || until.is_none_or(|until| Instant::now() >= until) {
+            return Err(AgentError::NoRoom(reason.to_string()));
+        }
+        if !told {
+            talk(&format!("waiting: {reason}"));
+            told = true;
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Plans for this one task, and takes what the plan gives it.
+fn take(
+    driver: &dyn Driver,
+    locked: &Locked<'_>,
+    gpus: &[Gpu],
+    request: &RunRequest,
+) -> Result<Result<Lease, Reason>, AgentError> {
+    let id = TaskId(format!("run-{}", own_holder().pid));
+    let spec = QueueSpec { name: "run".to_owned(), want: QueueWant::Task };
+    let now = now_ms();
+    let waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
+    let leases = locked.sweep()?;
+    let state = capacity::state(driver, "here", gpus, &leases, vec![Queue::new(spec, vec![waiting])]);
+    let decided = plan(&state, &Policy::default(), now);
+    if let Some(violation) = audit(&state, &decided).first() {
+        return Err(AgentError::Audit(violation.to_string()));
+    }
+    if let Some(wait) = decided.waits.into_iter().next() {
+        return Ok(Err(wait.reason));
+    }
+    let slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
+    let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    let lease = new_lease(id, name, None, slices);
+    locked.put(&lease)?;
+    Ok(Ok(lease))
+}
+
+/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`
+fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
+    let one = |slice: &Slice| {
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+        let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
+        let limit = Bytes(slice.memory_limit_bytes);
+        if slice.milli == cantle_model::Milli::ONE {
+            format!("GPU {index} ({model}), {limit} limit")
+        } else {
+            format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)
+        }
+    };
+    slices.iter().map(one).collect::<Vec<_>>().join(" and ")
+}
