@@ -42,24 +42,18 @@ pub(crate) enum Report {
     Failed {
         message: String,
         exit_code: u8,
-        program: String,
     },
 }
 
 impl Report {
     pub(crate) fn failed(error: &StartError) -> Self {
-        let program = match error {
-            StartError::NotFound(program) | StartError::NotExecutable { program, .. } => program.clone(),
-            _ => String::new(),
-        };
-        Self::Failed { message: error.to_string(), exit_code: error.exit_code(), program }
+        Self::Failed { message: error.to_string(), exit_code: error.exit_code() }
     }
 
     fn into_state(self) -> Result<State, StartError> {
         match self {
             Self::Started(state) => Ok(state),
-            Self::Failed { exit_code: 127, program, .. } => Err(StartError::NotFound(program)),
-            Self::Failed { message, .. } => Err(StartError::Supervisor(message)),
+            Self::Failed { message, exit_code } => Err(StartError::Supervisor { message, exit_code }),
         }
     }
 }

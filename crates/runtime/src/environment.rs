@@ -1,7 +1,7 @@
 //! What a task finds in its environment.
 
 use std::collections::BTreeMap;
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 
 use crate::{Backend, TaskSpec};
@@ -12,7 +12,7 @@ pub(crate) fn for_task(
     spec: &TaskSpec,
     backend: &Backend,
     inherited: impl Fn(&str) -> Option<OsString>,
-) -> BTreeMap<OsString, OsString> {
+) -> BTreeMap<String, OsString> {
     let mut vars = spec.env.clone();
     let mut set = |name: &str, value: OsString| drop(vars.insert(name.into(), value));
     let devices: Vec<&str> =
@@ -30,13 +30,13 @@ pub(crate) fn for_task(
     if let Some(sim_dir) = &confinement.sim_dir {
         set("CANTLE_SIM_DIR", sim_dir.into());
         if let Some(dir) = confinement.libraries.cuda.real.parent() {
-            let given = spec.env.get(OsStr::new("LD_LIBRARY_PATH")).cloned();
+            let given = spec.env.get("LD_LIBRARY_PATH").cloned();
             set("LD_LIBRARY_PATH", in_front(dir, given.or_else(|| inherited("LD_LIBRARY_PATH"))));
         }
     }
     if let Backend::Preload { .. } = backend {
         let library = confinement.shim_dir.join("libcantle-preload.so");
-        let given = spec.env.get(OsStr::new("LD_PRELOAD")).cloned();
+        let given = spec.env.get("LD_PRELOAD").cloned();
         set("LD_PRELOAD", in_front(&library, given.or_else(|| inherited("LD_PRELOAD"))));
         set("CANTLE_SLICE_DIR", confinement.slice_dir.clone().into());
     }

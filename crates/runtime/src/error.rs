@@ -28,8 +28,13 @@ pub enum StartError {
     #[error("cannot give the task its own mount namespace: {0}; enforcement needs root, or allow preload")]
     Namespace(String),
     /// The supervisor could not start it; its own words.
-    #[error("{0}")]
-    Supervisor(String),
+    #[error("{message}")]
+    Supervisor {
+        /// What it said.
+        message: String,
+        /// The exit code that goes with it.
+        exit_code: u8,
+    },
     /// Anything else on the way to the task's first instruction.
     #[error("cannot start the task: {what}: {why}")]
     Setup {
@@ -51,6 +56,7 @@ impl StartError {
         match self {
             Self::NotFound(_) => 127,
             Self::NotExecutable { .. } => 126,
+            Self::Supervisor { exit_code, .. } => *exit_code,
             _ => 125,
         }
     }

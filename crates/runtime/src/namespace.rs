@@ -23,6 +23,7 @@ use crate::{Confinement, DriverLibrary};
 const CANTLE_DIR: &str = "/run/cantle";
 /// Where the shim looks for the slice's accounting.
 pub(crate) const SLICE_DIR: &str = "/run/cantle/slice";
+pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
 const REAL_DIR: &str = "/run/cantle/real";
 
 /// A step that failed, and why.
@@ -72,7 +73,7 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
     bind(&libraries.nvml.real, &Path::new(REAL_DIR).join("libnvidia-ml.so.1"), Access::ReadOnly)?;
     let slice = Path::new(SLICE_DIR);
     bind(&confinement.slice_dir.join("limits"), &slice.join("limits"), Access::ReadOnly)?;
-    bind(&confinement.slice_dir.join("usage"), &slice.join("usage"), Access::ReadWrite)?;
+    bind(&confinement.slice_dir.join("usage"), Path::new(USAGE_FILE), Access::ReadWrite)?;
     cover(&libraries.cuda, &confinement.shim_dir.join("libcuda.so.1"))?;
     cover(&libraries.nvml, &confinement.shim_dir.join("libnvidia-ml.so.1"))?;
     // Last: the folder itself takes no more files.

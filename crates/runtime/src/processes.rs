@@ -3,12 +3,15 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use cantle_model::Holder;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
+
+use crate::namespace::USAGE_FILE;
 
 /// How often a condition that the kernel does not announce is looked at.
 const LOOK: Duration = Duration::from_millis(10);
@@ -55,6 +58,20 @@ pub fn alive(holder: &Holder) -> bool {
     holder_of(holder.pid).as_ref() == Some(holder)
 }
 
+/// Names a file whatever its path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        let meta = fs::metadata(path).ok()?;
+        Some(Self { device: meta.dev(), inode: meta.ino() })
+    }
+}
+
 /// What the processes of one task have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Scope {
@@ -62,8 +79,9 @@ pub(crate) struct Scope {
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
     pub(crate) leader: Holder,
-    /// Inode of the task's own mount namespace: whoever is in it belongs to the task, whoever his parent is now.
-    pub(crate) mount_ns: Option<u64>,
+    /// The slice's `usage` file: whoever sees it as `/run/cantle/slice/usage` belongs to the task, whoever his parent is
+    /// now. (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
+    pub(crate) usage: Option<FileId>,
 }
 
 impl Scope {
@@ -77,8 +95,8 @@ impl Scope {
             }
         }
         found.insert(self.leader.pid);
-        if let Some(inode) = self.mount_ns {
-            found.extend(all.keys().copied().filter(|&pid| mount_ns_of(pid) == Some(inode)));
+        if let Some(usage) = self.usage {
+            found.extend(all.keys().copied().filter(|&pid| usage_seen_by(pid) == Some(usage)));
         }
         found.remove(&self.root.pid);
         let living = |pid: u32| {
@@ -133,9 +151,8 @@ impl Scope {
     }
 }
 
-pub(crate) fn mount_ns_of(pid: u32) -> Option<u64> {
-    // `metadata` follows the link; its inode is the namespace's number.
-    fs::metadata(format!("/proc/{pid}/ns/mnt")).ok().map(|meta| meta.ino())
+fn usage_seen_by(pid: u32) -> Option<FileId> {
+    FileId::of(&Path::new(&format!("/proc/{pid}/root")).join(USAGE_FILE.trim_start_matches('/')))
 }
 
 pub(crate) fn pid_of(holder: &Holder) -> Pid {

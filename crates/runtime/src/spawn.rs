@@ -7,7 +7,7 @@ use std::thread;
 
 use cantle_model::Holder;
 
-use crate::processes::mount_ns_of;
+use crate::processes::FileId;
 use crate::{Backend, BackendWish, StartError, TaskSpec, environment, holder_of, namespace};
 
 /// Where the task's stdin, stdout and stderr go.
@@ -31,7 +31,8 @@ pub(crate) struct Spawned {
     pub(crate) child: Child,
     pub(crate) leader: Holder,
     pub(crate) backend: Backend,
-    pub(crate) mount_ns: Option<u64>,
+    /// See [`Scope::usage`](crate::processes::Scope).
+    pub(crate) usage: Option<FileId>,
 }
 
 /// Starts the task's first process behind the strongest backend that is possible and allowed.
@@ -39,7 +40,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     check(spec)?;
     if spec.slices.is_empty() {
         let child = execute(spec, &Backend::None, stdio, group)?;
-        return spawned(child, Backend::None);
+        return Ok(spawned(spec, child, Backend::None));
     }
     if spec.confinement.wish == BackendWish::Preload {
         return spawn_preloaded(spec, stdio, group, "preload was asked for".to_owned());
@@ -81,7 +82,7 @@ fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Sp
     });
     let outcome = outcome.map_err(|_| StartError::setup("mount namespace", "the thread panicked"))?;
     match outcome {
-        Ok(child) => spawned(child?, Backend::MountNamespace),
+        Ok(child) => Ok(spawned(spec, child?, Backend::MountNamespace)),
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.wish == BackendWish::Auto => {
             spawn_preloaded(spec, stdio, group, format!("no mount namespace: {why}"))
         }
@@ -92,19 +93,18 @@ fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Sp
 fn spawn_preloaded(spec: &TaskSpec, stdio: Stdio3, group: Group, why: String) -> Result<Spawned, StartError> {
     let backend = Backend::Preload { why };
     let child = execute(spec, &backend, stdio, group)?;
-    spawned(child, backend)
+    Ok(spawned(spec, child, backend))
 }
 
-fn spawned(child: Child, backend: Backend) -> Result<Spawned, StartError> {
+fn spawned(spec: &TaskSpec, child: Child, backend: Backend) -> Spawned {
     let pid = child.id();
-    // Before the child is waited for, its entry exists even if it has ended already; then it has no holder any more,
-    // and nobody must be mistaken for it.
+    // A child that has ended already, but was not waited for, has no holder; nobody must be mistaken for it.
     let leader = holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX });
-    let mount_ns = match backend {
-        Backend::MountNamespace => mount_ns_of(pid),
+    let usage = match backend {
+        Backend::MountNamespace => FileId::of(&spec.confinement.slice_dir.join("usage")),
         _ => None,
     };
-    Ok(Spawned { child, leader, backend, mount_ns })
+    Spawned { child, leader, backend, usage }
 }
 
 fn execute(spec: &TaskSpec, backend: &Backend, stdio: Stdio3, group: Group) -> Result<Child, StartError> {

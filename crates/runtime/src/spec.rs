@@ -15,7 +15,7 @@ pub struct TaskSpec {
     /// Program and arguments.
     pub argv: Vec<OsString>,
     /// Added to the environment of this process, or replacing it: see `clear_env`.
-    pub env: BTreeMap<OsString, OsString>,
+    pub env: BTreeMap<String, OsString>,
     /// Start with an empty environment instead of this process's.
     #[serde(default)]
     pub clear_env: bool,

@@ -1,0 +1,173 @@
+//! A task on this process's terminal: what is in its way, how it ends, what it leaves behind.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+
+use cantle_runtime::{BackendWish, holder_of};
+use common::{Bench, eventually, no_root, read, stderr, stdout};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+#[test]
+fn every_name_of_the_driver_leads_to_the_shim() {
+    if no_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let names = ["real/libcuda.so.1", "real/libcuda.so.550", "compat/libcuda.so.1", "real/libnvidia-ml.so.1"];
+    let names = names.map(|name| format!("{}; echo", bench.path(name).display()));
+    let script = format!(
+        "for f in /run/cantle/real/libcuda.so.1 /run/cantle/real/libnvidia-ml.so.1; do cat $f; echo; done; {}",
+        names.map(|name| format!("cat {name}")).join("; ")
+    );
+
+    let output = bench.run(&bench.shell(&script));
+
+    assert!(stderr(&output).contains("MountNamespace"), "{}", stderr(&output));
+    let expected = ["real cuda", "real nvml", "shim cuda", "shim cuda", "shim cuda", "shim nvml"];
+    assert_eq!(stdout(&output).lines().collect::<Vec<_>>(), expected);
+    assert_eq!(read(&bench.path("real/libcuda.so.1")), "real cuda", "outside nothing has changed");
+    assert!(!Path::new("/run/cantle/slice/limits").exists(), "outside there is no slice");
+}
+
+#[test]
+fn limits_are_not_the_tenants_to_write_and_usage_is() {
+    if no_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let script = "cd /run/cantle/slice; cat limits; echo; \
+                  (echo x >limits) 2>/dev/null || echo refused; rm -f limits 2>/dev/null || echo stays; \
+                  (echo x >new) 2>/dev/null || echo full; echo used >usage && echo counted; \
+                  (echo x >../real/libcuda.so.1) 2>/dev/null || echo driver-safe";
+
+    let output = bench.run(&bench.shell(script));
+
+    assert_eq!(
+        stdout(&output).lines().collect::<Vec<_>>(),
+        ["limits", "refused", "stays", "full", "counted", "driver-safe"]
+    );
+    assert_eq!(read(&bench.path("slice/limits")), "limits");
+    assert_eq!(read(&bench.path("slice/usage")), "used");
+}
+
+#[test]
+fn preload_where_it_is_asked_for() {
+    let bench = Bench::new();
+    let mut spec = bench.shell("echo $LD_PRELOAD; echo $CANTLE_SLICE_DIR");
+    spec.confinement.wish = BackendWish::Preload;
+    spec.env = BTreeMap::from([("LD_PRELOAD".into(), "".into())]);
+
+    let output = bench.run(&spec);
+
+    assert!(stderr(&output).contains("Preload"), "{}", stderr(&output));
+    let expected = [bench.path("shim/libcantle-preload.so"), bench.path("slice")];
+    assert_eq!(stdout(&output), expected.map(|path| path.display().to_string()).join("\n"));
+}
+
+#[test]
+fn the_environment_names_the_slice() {
+    let bench = Bench::new();
+    let script = "echo $CUDA_VISIBLE_DEVICES $NVIDIA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER $GPU_MEMORY_LIMIT \
+                  $CANTLE_SLICE $LD_LIBRARY_PATH $CANTLE_SIM_DIR $OWN";
+    let mut spec = bench.shell(script);
+    spec.env = [("OWN", "yes"), ("CUDA_VISIBLE_DEVICES", "GPU-other"), ("LD_LIBRARY_PATH", "/mine")]
+        .map(|(name, value)| (name.into(), value.into()))
+        .into();
+    spec.confinement.sim_dir = Some("/sim".into());
+
+    let output = bench.run(&spec);
+
+    let libraries = bench.path("real");
+    let expected =
+        format!("GPU-a GPU-a PCI_BUS_ID 21474836480 lease-1 {}:/mine /sim yes", libraries.display());
+    assert_eq!(stdout(&output), expected);
+}
+
+#[test]
+fn exit_codes_are_the_tasks_or_dockers() {
+    let bench = Bench::new();
+    let code = |argv: &[&str]| bench.run(&bench.spec(argv)).status.code();
+    assert_eq!(code(&["sh", "-c", "exit 7"]), Some(7));
+    assert_eq!(code(&["sh", "-c", "kill -9 $$"]), Some(137));
+    assert_eq!(code(&["/no/such/program"]), Some(127));
+    assert_eq!(code(&["no-such-program"]), Some(127));
+    assert_eq!(code(&["/etc/passwd"]), Some(126));
+    assert_eq!(code(&[]), Some(125));
+    let mut spec = bench.spec(&["true"]);
+    spec.cwd = Some("/no/such/folder".into());
+    let output = bench.run(&spec);
+    assert_eq!(output.status.code(), Some(125));
+    assert_eq!(stderr(&output), "working directory /no/such/folder does not exist");
+}
+
+#[test]
+fn an_incomplete_installation_is_refused() {
+    let bench = Bench::new();
+    std::fs::remove_file(bench.path("shim/libnvidia-ml.so.1")).unwrap();
+    let output = bench.run(&bench.spec(&["true"]));
+    assert_eq!(output.status.code(), Some(125));
+    assert!(stderr(&output).contains("libnvidia-ml.so.1 is missing"), "{}", stderr(&output));
+}
+
+#[test]
+fn what_a_task_leaves_behind_is_ended() {
+    let bench = Bench::new();
+    let note = bench.path("orphan");
+    // The orphan ignores SIGTERM and has left its session: only SIGKILL to what the subreaper sees gets it.
+    let script = format!(
+        "setsid sh -c 'trap \"\" TERM; echo $$ >{}; while :; do sleep 0.1; done' >/dev/null 2>&1 & \
+         while [ ! -s {} ]; do sleep 0.01; done; exit 3",
+        note.display(),
+        note.display()
+    );
+
+    let output = bench.run(&bench.shell(&script));
+
+    assert_eq!(output.status.code(), Some(3));
+    let orphan: u32 = read(&note).parse().unwrap();
+    assert_eq!(holder_of(orphan), None, "the orphan lives on");
+}
+
+#[test]
+fn sigterm_is_passed_on_and_the_task_may_answer() {
+    let bench = Bench::new();
+    let ready = bench.path("ready");
+    let script = format!("trap 'exit 42' TERM; echo x >{}; while :; do sleep 0.05; done", ready.display());
+    let mut child = bench.attached(&bench.shell(&script)).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the task is ready", || !read(&ready).is_empty());
+
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).unwrap();
+
+    assert_eq!(child.wait().unwrap().code(), Some(42));
+}
+
+#[test]
+fn a_killed_front_end_leaves_the_task_confined() {
+    if no_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let note = bench.path("leader");
+    let seen = bench.path("seen");
+    let script = format!(
+        "echo $$ >{}; while [ ! -e {} ]; do sleep 0.02; done; cat {} >{}",
+        note.display(),
+        bench.path("go").display(),
+        bench.path("real/libcuda.so.1").display(),
+        seen.display()
+    );
+    let mut child = bench.attached(&bench.shell(&script)).stderr(Stdio::null()).spawn().unwrap();
+    eventually("the task is ready", || !read(&note).is_empty());
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    let leader: u32 = read(&note).parse().unwrap();
+    assert!(holder_of(leader).is_some(), "the task goes on");
+    std::fs::write(bench.path("go"), "").unwrap();
+    eventually("the task ends", || holder_of(leader).is_none());
+    assert_eq!(read(&seen), "shim cuda");
+}

@@ -1,0 +1,148 @@
+//! A pretended installation: the "libraries" are text files that say who they are, so `cat` tells what a task would load.
+
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::print_stderr,
+    reason = "test support; each test program uses its own part of it"
+)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use cantle_model::{GpuUuid, LeaseId, Milli, Slice};
+use cantle_runtime::{BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+use tempfile::TempDir;
+
+/// The example, which cargo builds before it runs the tests of a package.
+pub fn start_program() -> PathBuf {
+    let own = std::env::current_exe().unwrap();
+    let program = own.parent().unwrap().parent().unwrap().join("examples/start");
+    assert!(program.exists(), "{} is not built", program.display());
+    program
+}
+
+pub struct Bench {
+    pub dir: TempDir,
+}
+
+impl Bench {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["real", "compat", "shim", "slice"] {
+            fs::create_dir(dir.path().join(folder)).unwrap();
+        }
+        let bench = Self { dir };
+        bench.file("real/libcuda.so.550", "real cuda");
+        bench.file("real/libnvidia-ml.so.550", "real nvml");
+        bench.file("compat/libcuda.so.1", "compat cuda");
+        bench.file("shim/libcuda.so.1", "shim cuda");
+        bench.file("shim/libnvidia-ml.so.1", "shim nvml");
+        bench.file("slice/limits", "limits");
+        bench.file("slice/usage", "usage");
+        // Really loaded by the programs under test: an empty list of hooks, made of nothing but a C file.
+        let preload = bench.path("shim/libcantle-preload.so");
+        let made = Command::new("cc").args(["-shared", "-x", "c", "/dev/null", "-o"]).arg(&preload).status();
+        assert!(made.unwrap().success());
+        for (target, name) in
+            [("libcuda.so.550", "libcuda.so.1"), ("libnvidia-ml.so.550", "libnvidia-ml.so.1")]
+        {
+            symlink(target, bench.path("real").join(name)).unwrap();
+        }
+        bench
+    }
+
+    fn file(&self, path: &str, text: &str) {
+        fs::write(self.path(path), text).unwrap();
+    }
+
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.dir.path().join(path)
+    }
+
+    pub fn spec(&self, argv: &[&str]) -> TaskSpec {
+        let library = |real: &str, names: &[&str]| DriverLibrary {
+            real: self.path(real),
+            names: names.iter().map(|name| self.path(name)).collect(),
+        };
+        let cuda = ["real/libcuda.so.1", "real/libcuda.so.550", "compat/libcuda.so.1"];
+        let nvml = ["real/libnvidia-ml.so.1", "real/libnvidia-ml.so.550"];
+        TaskSpec {
+            lease: LeaseId::from("lease-1"),
+            slices: vec![Slice {
+                gpu: GpuUuid::from("GPU-a"),
+                milli: Milli(500),
+                memory_limit_bytes: 20 << 30,
+                mig: None,
+            }],
+            argv: argv.iter().map(Into::into).collect(),
+            env: BTreeMap::new(),
+            clear_env: false,
+            cwd: None,
+            confinement: Confinement {
+                shim_dir: self.path("shim"),
+                slice_dir: self.path("slice"),
+                libraries: DriverLibraries {
+                    cuda: library("real/libcuda.so.550", &cuda),
+                    nvml: library("real/libnvidia-ml.so.550", &nvml),
+                },
+                sim_dir: None,
+                wish: BackendWish::Auto,
+            },
+        }
+    }
+
+    pub fn shell(&self, script: &str) -> TaskSpec {
+        self.spec(&["sh", "-c", script])
+    }
+
+    /// The command line that starts `spec` attached.
+    pub fn attached(&self, spec: &TaskSpec) -> Command {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let file = self.path(&format!("spec-{}.json", COUNT.fetch_add(1, Ordering::Relaxed)));
+        fs::write(&file, serde_json::to_vec(spec).unwrap()).unwrap();
+        let mut command = Command::new(start_program());
+        command.arg("attached").arg(file);
+        command
+    }
+
+    pub fn run(&self, spec: &TaskSpec) -> Output {
+        self.attached(spec).output().unwrap()
+    }
+}
+
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
+}
+
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).trim().to_owned()
+}
+
+/// Mount namespaces need root; where there is none the test says so and ends.
+pub fn no_root() -> bool {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if !is_root {
+        eprintln!("skipped: mount namespaces need root");
+    }
+    !is_root
+}
+
+pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..500 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("not within 5 s: {what}");
+}
+
+pub fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_default().trim().to_owned()
+}

@@ -1,0 +1,124 @@
+//! A task with a supervisor: it outlives whoever started it, and is found again.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use cantle_runtime::{Exit, Tail, adopt, alive, holder_of, start_detached};
+use common::{Bench, eventually, read, start_program};
+
+#[tokio::test]
+async fn output_and_end_are_on_disk() {
+    let bench = Bench::new();
+    let dir = bench.path("task");
+    let spec = bench.shell("echo out; echo err >&2; exit 5");
+
+    let mut task = start_detached(&spec, &dir, &start_program()).await.unwrap();
+
+    assert_eq!(task.wait().await, Exit::Code(5));
+    assert_eq!(task.wait().await, Exit::Code(5), "asked again");
+    let mut tail = Tail::open(&dir, 0).unwrap();
+    assert_eq!(tail.read(4).unwrap(), b"out\n");
+    assert_eq!(tail.read(100).unwrap(), b"err\n");
+    assert_eq!(tail.read(100).unwrap(), b"");
+    assert_eq!(Tail::open(&dir, 4).unwrap().read(100).unwrap(), b"err\n");
+    assert_eq!(adopt(&dir).unwrap().wait().await, Exit::Code(5), "adopted after its end");
+}
+
+#[tokio::test]
+async fn what_does_not_start_says_why() {
+    let bench = Bench::new();
+    let dir = bench.path("task");
+    let start =
+        async |argv: &[&str]| start_detached(&bench.spec(argv), &dir, &start_program()).await.unwrap_err();
+    let error = start(&["no-such-program"]).await;
+    assert_eq!(error.to_string(), "no-such-program: command not found");
+    assert_eq!(error.exit_code(), 127);
+    let error = start(&["/etc/passwd"]).await;
+    assert_eq!(error.to_string(), "/etc/passwd: cannot execute: Permission denied (os error 13)");
+    assert_eq!(error.exit_code(), 126);
+    assert!(adopt(&dir).is_none(), "nothing was started");
+    assert!(adopt(&bench.path("nowhere")).is_none());
+}
+
+#[tokio::test]
+async fn stop_is_gentle_first() {
+    let bench = Bench::new();
+    let ready = bench.path("ready");
+    let script = format!("trap 'exit 9' TERM; echo x >{}; while :; do sleep 0.02; done", ready.display());
+    let spec = bench.shell(&script);
+    let mut task = start_detached(&spec, &bench.path("task"), &start_program()).await.unwrap();
+    eventually("the task is ready", || !read(&ready).is_empty());
+
+    task.stopper().stop(Duration::from_secs(5)).await;
+
+    assert_eq!(task.wait().await, Exit::Code(9));
+}
+
+#[tokio::test]
+async fn stop_is_final() {
+    let bench = Bench::new();
+    let note = bench.path("pids");
+    // Both ignore SIGTERM, and the second has left the session.
+    let script = format!(
+        "trap '' TERM; setsid sh -c 'echo $$ >>{0}; while :; do sleep 0.02; done' & \
+         echo $$ >>{0}; while :; do sleep 0.02; done",
+        note.display()
+    );
+    let spec = bench.shell(&script);
+    let mut task = start_detached(&spec, &bench.path("task"), &start_program()).await.unwrap();
+    eventually("both are ready", || read(&note).lines().count() == 2);
+
+    task.stopper().stop(Duration::from_millis(100)).await;
+
+    assert_eq!(task.wait().await, Exit::Signal(9));
+    for pid in read(&note).lines() {
+        assert_eq!(holder_of(pid.parse().unwrap()), None, "{pid} lives on");
+    }
+}
+
+#[tokio::test]
+async fn a_task_outlives_its_starter_and_is_adopted() {
+    let bench = Bench::new();
+    let (dir, go) = (bench.path("task"), bench.path("go"));
+    let script = format!("while [ ! -e {} ]; do sleep 0.02; done; echo done; exit 6", go.display());
+    let spec_file = bench.path("spec.json");
+    std::fs::write(&spec_file, serde_json::to_vec(&bench.shell(&script)).unwrap()).unwrap();
+    let mut starter = Command::new(start_program());
+    let mut starter = starter.arg("detached").args([&spec_file, &dir]).spawn().unwrap();
+    eventually("the task has started", || dir.join("state.json").exists());
+    starter.kill().unwrap();
+    starter.wait().unwrap();
+
+    let mut task = adopt(&dir).unwrap();
+    assert!(alive(&task.leader()));
+    assert!(task.pids().contains(&task.leader().pid));
+    std::fs::write(&go, "").unwrap();
+
+    assert_eq!(task.wait().await, Exit::Code(6));
+    assert_eq!(read(&dir.join("output.log")), "done");
+}
+
+#[tokio::test]
+async fn a_killed_supervisor_is_a_lost_task_and_leaves_nobody() {
+    let bench = Bench::new();
+    let dir = bench.path("task");
+    let spec = bench.shell("sleep 60 & sleep 60");
+    let mut task = start_detached(&spec, &dir, &start_program()).await.unwrap();
+    eventually("both sleepers run", || task.pids().len() == 3);
+    let pids = task.pids();
+    let leader = std::fs::read_to_string(format!("/proc/{}/stat", task.leader().pid)).unwrap();
+    let supervisor = leader.rsplit(')').next().unwrap().split_ascii_whitespace().nth(1).unwrap();
+
+    let killed = Command::new("kill").args(["-9", supervisor]).status().unwrap();
+
+    assert!(killed.success());
+    assert_eq!(task.wait().await, Exit::Lost);
+    for pid in pids {
+        // Their new parent reaps them in its own time; a zombie is as good as gone.
+        eventually("the sleepers are gone", || holder_of(pid).is_none());
+    }
+    assert!(Path::new(&dir).join("task.json").exists());
+}
