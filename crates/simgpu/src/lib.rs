@@ -1,1 +1,39 @@
-//! cantle: simgpu
+//! A simulated NVIDIA driver.
+//!
+//! A simulated machine is a directory with one file, `state`, that every process maps: GPUs, their memory, and who holds
+//! how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
+//! `libnvidia-ml.so.1` (feature `nvml`). Memory is counted, not provided: device addresses can't be dereferenced, copies
+//! and kernels succeed without doing anything.
+//!
+//! What counts as consumed (the same rule the shim charges by):
+//! - an allocation above 1 MiB takes its size rounded up to 2 MiB, the *granule*;
+//! - smaller ones of one process on one device share slabs: each rounds up to 512 B, their sum to 2 MiB;
+//! - a process's first context on a device takes a constant of the model.
+
+#[cfg(any(feature = "cuda", feature = "nvml", test))]
+#[cfg_attr(not(test), allow(dead_code, reason = "each library uses its part"))]
+mod config;
+#[cfg(any(feature = "cuda", feature = "nvml", test))]
+mod control;
+#[cfg(any(feature = "cuda", test))]
+mod cuda;
+#[cfg(any(feature = "cuda", feature = "nvml", test))]
+#[cfg_attr(not(test), allow(dead_code, reason = "each library uses its part"))]
+mod ffi;
+pub mod identity;
+pub mod models;
+#[cfg(any(feature = "nvml", test))]
+mod nvml;
+pub mod spec;
+pub mod state;
+mod truth;
+
+pub use truth::truth_json;
+
+/// The unit in which device memory is taken and given back.
+pub const GRANULE_BYTES: u64 = 2 << 20;
+
+/// Whole granules that hold `bytes`.
+pub const fn granules(bytes: u64) -> u64 {
+    bytes.div_ceil(GRANULE_BYTES)
+}

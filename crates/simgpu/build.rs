@@ -1,0 +1,139 @@
+//! Generates what follows from the lists of driver names: a stub that answers NOT_SUPPORTED for each name that is not
+//! simulated, and the table behind `cuGetProcAddress`.
+
+#![expect(
+    clippy::expect_used,
+    clippy::disallowed_methods,
+    reason = "a build script stops the build with its message"
+)]
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::{env, fs};
+
+const CUDA_NOT_SUPPORTED: i32 = 801;
+const NVML_NOT_SUPPORTED: i32 = 3;
+/// The driver the simulation says it is; names that only newer ones have are found by `cuGetProcAddress` if simulated.
+const DRIVER: &str = "550";
+
+fn main() {
+    println!("cargo::rerun-if-changed=data");
+    println!("cargo::rerun-if-changed=src/cuda");
+    println!("cargo::rerun-if-changed=src/nvml");
+    let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
+    let out = Path::new(&out);
+    fs::write(out.join("cuda_generated.rs"), cuda()).expect("writing generated code");
+    fs::write(out.join("nvml_generated.rs"), nvml()).expect("writing generated code");
+}
+
+struct Symbol {
+    name: String,
+    is_function: bool,
+    version: u32,
+    in_driver: bool,
+}
+
+fn cuda_symbols() -> Vec<Symbol> {
+    let text = fs::read_to_string("data/cuda-symbols.txt").expect("data/cuda-symbols.txt");
+    let parse = |line: &str| {
+        let columns: Vec<&str> = line.split(' ').collect();
+        let [name, kind, version, drivers] = columns[..] else { panic!("bad line `{line}`") };
+        Symbol {
+            name: name.to_owned(),
+            is_function: kind == "T",
+            version: version.parse().expect("a CUDA version"),
+            in_driver: drivers.split(',').any(|d| d == DRIVER),
+        }
+    };
+    text.lines().filter(|line| !line.starts_with('#')).map(parse).collect()
+}
+
+/// The functions a folder defines, with their modules: every `fn <prefix>…(`.
+fn implemented(folder: &str, prefix: &str) -> BTreeMap<String, String> {
+    let mut found = BTreeMap::new();
+    for entry in fs::read_dir(folder).expect(folder) {
+        let path = entry.expect(folder).path();
+        let module = path.file_stem().expect("a file name").to_string_lossy().into_owned();
+        let text = fs::read_to_string(&path).expect("a source file");
+        for line in text.lines() {
+            let Some((_, rest)) = line.split_once("fn ") else { continue };
+            let name = rest.split('(').next().unwrap_or_default();
+            if name.starts_with(prefix) && name[prefix.len()..].starts_with(|c: char| c.is_ascii_uppercase())
+            {
+                found.insert(name.to_owned(), module.clone());
+            }
+        }
+    }
+    found
+}
+
+fn stub(out: &mut String, name: &str, answer: i32) {
+    // Takes no arguments: in the C calling convention the caller cleans up whatever it passed.
+    let _ = writeln!(out, "#[unsafe(no_mangle)] pub(crate) extern \"C\" fn {name}() -> i32 {{ {answer} }}");
+}
+
+fn cuda() -> String {
+    let symbols = cuda_symbols();
+    let implemented = implemented("src/cuda", "cu");
+    let mut out = String::new();
+    for s in &symbols {
+        if !s.is_function {
+            let _ = writeln!(out, "#[unsafe(no_mangle)] static {}: AtomicU64 = AtomicU64::new(0);", s.name);
+        } else if !implemented.contains_key(&s.name) {
+            stub(&mut out, &s.name, CUDA_NOT_SUPPORTED);
+        }
+    }
+    for name in implemented.keys() {
+        assert!(
+            symbols.iter().any(|s| &s.name == name),
+            "{name} is simulated but in no list of driver names"
+        );
+    }
+    let mut bases: BTreeMap<&str, Vec<(u32, bool, u32, String)>> = BTreeMap::new();
+    for s in symbols.iter().filter(|s| s.is_function) {
+        let path = match implemented.get(&s.name) {
+            Some(module) => format!("super::{module}::{}", s.name),
+            None if s.in_driver => s.name.clone(),
+            None => continue,
+        };
+        let (base, level, per_thread) = split(&s.name);
+        bases.entry(base).or_default().push((level, per_thread, s.version, path));
+    }
+    out.push_str("static NAMES: &[Name] = &[\n");
+    for (base, variants) in bases {
+        let _ = write!(out, "Name {{ base: \"{base}\", variants: &[");
+        for (level, per_thread, version, path) in variants {
+            let function = format!("Function({path} as *const c_void)");
+            let _ = write!(
+                out,
+                "Variant {{ level: {level}, per_thread: {per_thread}, version: {version}, function: {function} }},"
+            );
+        }
+        out.push_str("] },\n");
+    }
+    out.push_str("];\n");
+    out
+}
+
+/// `cuMemcpyHtoD_v2_ptds` is level 2 of `cuMemcpyHtoD` for per-thread default streams.
+fn split(name: &str) -> (&str, u32, bool) {
+    let plain = name.strip_suffix("_ptds").or_else(|| name.strip_suffix("_ptsz")).unwrap_or(name);
+    let per_thread = plain.len() != name.len();
+    if let Some((base, digit)) = plain.rsplit_once("_v")
+        && let Ok(level) = digit.parse()
+    {
+        return (base, level, per_thread);
+    }
+    (plain, 1, per_thread)
+}
+
+fn nvml() -> String {
+    let text = fs::read_to_string("data/nvml-symbols.txt").expect("data/nvml-symbols.txt");
+    let implemented = implemented("src/nvml", "nvml");
+    let mut out = String::new();
+    for name in text.lines().filter(|line| !line.starts_with('#') && !implemented.contains_key(*line)) {
+        stub(&mut out, name, NVML_NOT_SUPPORTED);
+    }
+    out
+}

@@ -1,0 +1,66 @@
+//! What this process consumes of one device, in the rule that the crate's documentation states.
+
+use super::CuResult;
+use crate::state::Registration;
+use crate::{GRANULE_BYTES, granules};
+
+/// Allocations up to this size share slabs.
+pub(super) const SMALL_BYTES: u64 = 1 << 20;
+const SMALL_STEP_BYTES: u64 = 512;
+
+/// The account of one visible device.
+#[derive(Debug)]
+pub(super) struct Account {
+    /// Index of the device in the machine.
+    pub(super) device: usize,
+    /// The memory of the device that this process may use.
+    pub(super) domain: usize,
+    /// Sum of the small allocations, each rounded up to 512 B.
+    small_bytes: u64,
+}
+
+impl Account {
+    pub(super) fn new(device: usize, domain: usize) -> Self {
+        Self { device, domain, small_bytes: 0 }
+    }
+
+    /// Takes whole granules.
+    pub(super) fn take(&self, registration: &Registration, granules: u64) -> CuResult {
+        Ok(registration.consume(self.device, self.domain, granules)?)
+    }
+
+    /// Gives whole granules back.
+    pub(super) fn give(&self, registration: &Registration, granules: u64) -> CuResult {
+        Ok(registration.give_back(self.device, self.domain, granules)?)
+    }
+
+    /// Bytes in use on the device, by all processes.
+    pub(super) fn used_bytes(&self, registration: &Registration) -> u64 {
+        registration.used(self.device, self.domain) * GRANULE_BYTES
+    }
+
+    /// Takes what an allocation of `bytes` consumes.
+    pub(super) fn allocate(&mut self, registration: &Registration, bytes: u64) -> CuResult {
+        if bytes > SMALL_BYTES {
+            return self.take(registration, granules(bytes));
+        }
+        let sum = self.small_bytes + bytes.next_multiple_of(SMALL_STEP_BYTES);
+        let more = granules(sum) - granules(self.small_bytes);
+        if more > 0 {
+            self.take(registration, more)?;
+        }
+        self.small_bytes = sum;
+        Ok(())
+    }
+
+    /// Gives back what an allocation of `bytes` consumed.
+    pub(super) fn free(&mut self, registration: &Registration, bytes: u64) -> CuResult {
+        if bytes > SMALL_BYTES {
+            return self.give(registration, granules(bytes));
+        }
+        let sum = self.small_bytes - bytes.next_multiple_of(SMALL_STEP_BYTES);
+        let less = granules(self.small_bytes) - granules(sum);
+        self.small_bytes = sum;
+        if less > 0 { self.give(registration, less) } else { Ok(()) }
+    }
+}

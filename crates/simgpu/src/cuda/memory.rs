@@ -1,0 +1,130 @@
+//! Linear memory: allocation, freeing, and what is left. Copies are in `transfer`.
+
+use std::ffi::c_void;
+
+use super::address_space::{Allocation, Kind};
+use super::session::{Inner, session};
+use super::{CuError, CuResult, driver_api};
+use crate::ffi::Out;
+use crate::{GRANULE_BYTES, granules};
+
+const PITCH_BYTES: u64 = 512;
+
+impl Inner {
+    /// Allocates in the current context.
+    fn allocate(&mut self, size_bytes: u64, kind: Kind) -> CuResult<u64> {
+        if size_bytes == 0 {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let (context, device) = self.current_device()?;
+        let (registration, account) = self.account(device)?;
+        account.allocate(registration, size_bytes)?;
+        let address = self.addresses.insert(Allocation { size_bytes, context, kind });
+        let placed = address.filter(|&address| kind != Kind::Managed || map_host(address, size_bytes));
+        if placed.is_none() {
+            if let Some(address) = address {
+                self.addresses.remove(address);
+            }
+            let (registration, account) = self.account(device)?;
+            account.free(registration, size_bytes)?;
+        }
+        placed.ok_or(CuError::OUT_OF_MEMORY)
+    }
+
+    /// Frees what starts at `address`.
+    pub(super) fn free(&mut self, address: u64) -> CuResult {
+        let allocation = self.addresses.remove(address).ok_or(CuError::INVALID_VALUE)?;
+        if allocation.kind == Kind::Managed {
+            unmap_host(address, allocation.size_bytes);
+        }
+        // Its context is alive: destroying one frees everything in it.
+        let device = self.contexts.device_of(allocation.context)?;
+        let (registration, account) = self.account(device)?;
+        account.free(registration, allocation.size_bytes)
+    }
+
+    /// Frees everything allocated in a context that is about to end.
+    pub(super) fn free_all_of(&mut self, context: u32) -> CuResult {
+        self.addresses.in_context(context).into_iter().try_for_each(|address| self.free(address))
+    }
+}
+
+/// Puts host memory behind a managed allocation. Pages come into being when touched; none are reserved.
+fn map_host(address: u64, size_bytes: u64) -> bool {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let length = (granules(size_bytes) * GRANULE_BYTES) as usize;
+    let wanted = address as *mut c_void;
+    // SAFETY: MAP_FIXED_NOREPLACE leaves existing mappings alone.
+    let got = unsafe { libc::mmap(wanted, length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+    if got != wanted && got != libc::MAP_FAILED {
+        // A kernel older than 4.17 takes the address as a hint.
+        // SAFETY: the mapping just made.
+        unsafe { libc::munmap(got, length) };
+    }
+    got == wanted
+}
+
+fn unmap_host(address: u64, size_bytes: u64) {
+    // SAFETY: exactly the mapping that `map_host` made; the program has freed it.
+    unsafe { libc::munmap(address as *mut c_void, (granules(size_bytes) * GRANULE_BYTES) as usize) };
+}
+
+fn allocate(out: Out<u64>, size_bytes: u64, kind: Kind) -> CuResult {
+    let session = session()?;
+    if out.is_null() {
+        return Err(CuError::INVALID_VALUE);
+    }
+    let address = session.lock().allocate(size_bytes, kind)?;
+    Ok(out.set(address)?)
+}
+
+driver_api! {
+    fn cuMemAlloc_v2(address: Out<u64>, size_bytes: usize) {
+        allocate(address, size_bytes as u64, Kind::Device)
+    }
+
+    fn cuMemAllocPitch_v2(address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
+        if pitch.is_null() || !matches!(element, 4 | 8 | 16) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        let row = (width as u64).checked_next_multiple_of(PITCH_BYTES).ok_or(CuError::OUT_OF_MEMORY)?;
+        let size_bytes = row.checked_mul(height as u64).ok_or(CuError::OUT_OF_MEMORY)?;
+        allocate(address, size_bytes, Kind::Device)?;
+        Ok(pitch.set(row as usize)?)
+    }
+
+    /// Managed memory counts on the device of the current context, as if all of it were resident there.
+    fn cuMemAllocManaged(address: Out<u64>, size_bytes: usize, flags: u32) {
+        if !matches!(flags, 1 | 2 | 4) {
+            return Err(CuError::INVALID_VALUE);
+        }
+        allocate(address, size_bytes as u64, Kind::Managed)
+    }
+
+    fn cuMemFree_v2(address: u64) {
+        if address == 0 {
+            return session().map(|_| ());
+        }
+        session()?.lock().free(address)
+    }
+
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        let session = session()?;
+        let mut inner = session.lock();
+        let (_, device) = inner.current_device()?;
+        let (registration, account) = inner.account(device)?;
+        let total_bytes = session.devices[device].total_bytes;
+        let free_bytes = total_bytes.saturating_sub(account.used_bytes(registration));
+        free.set_if_asked(free_bytes as usize);
+        total.set_if_asked(total_bytes as usize);
+        Ok(())
+    }
+
+    fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
+        let found = session()?.lock().addresses.containing(address);
+        let (start, allocation) = found.ok_or(CuError::NOT_FOUND)?;
+        base.set_if_asked(start);
+        size.set_if_asked(allocation.size_bytes as usize);
+        Ok(())
+    }
+}

@@ -1,0 +1,82 @@
+//! The simulated `libcuda.so.1`.
+//!
+//! Names, signatures and error codes are those of NVIDIA's driver API reference; only what the simulation adds or leaves
+//! out is said here. Everything else that the real library exports answers `CUDA_ERROR_NOT_SUPPORTED`.
+//!
+//! One lock per process guards its bookkeeping ([`session::Session`]); the machine's own lock is taken inside it, and only
+//! when whole granules change hands.
+
+mod account;
+mod address_space;
+mod attributes;
+mod context;
+mod context_state;
+mod device;
+mod errors;
+mod execution;
+mod host;
+mod memory;
+mod pointer;
+mod proc_address;
+mod session;
+mod transfer;
+mod visible;
+
+use crate::ffi::Null;
+use crate::state::ConsumeError;
+
+/// An unsuccessful `CUresult`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct CuError(pub(crate) i32);
+
+impl CuError {
+    pub(crate) const INVALID_VALUE: Self = Self(1);
+    pub(crate) const OUT_OF_MEMORY: Self = Self(2);
+    pub(crate) const NOT_INITIALIZED: Self = Self(3);
+    pub(crate) const NO_DEVICE: Self = Self(100);
+    pub(crate) const INVALID_DEVICE: Self = Self(101);
+    pub(crate) const INVALID_CONTEXT: Self = Self(201);
+    pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const NOT_FOUND: Self = Self(500);
+    pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
+    pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
+    pub(crate) const NOT_SUPPORTED: Self = Self(801);
+}
+
+impl From<Null> for CuError {
+    fn from(_: Null) -> Self {
+        Self::INVALID_VALUE
+    }
+}
+
+impl From<ConsumeError> for CuError {
+    fn from(error: ConsumeError) -> Self {
+        match error {
+            ConsumeError::OutOfMemory | ConsumeError::TooManyProcesses => Self::OUT_OF_MEMORY,
+            ConsumeError::Lost => Self::CONTEXT_IS_DESTROYED,
+        }
+    }
+}
+
+pub(crate) type CuResult<T = ()> = Result<T, CuError>;
+
+/// Turns a `CuResult` into what C sees.
+pub(crate) fn code(result: CuResult) -> i32 {
+    result.map_or_else(|error| error.0, |()| 0)
+}
+
+/// Declares exported driver functions. Each body yields a `CuResult`.
+macro_rules! driver_api {
+    ($($(#[$meta:meta])* fn $name:ident($($arg:ident : $ty:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$meta])*
+        #[unsafe(no_mangle)]
+        #[allow(non_snake_case, reason = "the name is CUDA's")]
+        #[allow(clippy::too_many_arguments, reason = "the signature is CUDA's")]
+        pub(crate) extern "C" fn $name($($arg: $ty),*) -> i32 {
+            #[allow(clippy::redundant_closure_call, reason = "a place for `?`")]
+            let run = || -> $crate::cuda::CuResult { $body };
+            $crate::cuda::code(run())
+        }
+    )*};
+}
+pub(crate) use driver_api;

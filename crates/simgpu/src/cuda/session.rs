@@ -1,0 +1,134 @@
+//! What one process has of the driver: the devices it sees, its contexts and its memory.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use super::account::Account;
+use super::address_space::AddressSpace;
+use super::context::Contexts;
+use super::execution::Objects;
+use super::host::HostMemory;
+use super::visible::{Visible, select};
+use super::{CuError, CuResult};
+use crate::state::{Registration, Sim};
+
+/// The driver after `cuInit`.
+pub(super) struct Session {
+    pub(super) sim: &'static Sim,
+    pub(super) devices: Vec<Visible>,
+    inner: Mutex<Inner>,
+}
+
+/// The part behind the process's lock.
+pub(super) struct Inner {
+    registration: Option<Registration>,
+    /// One per visible device.
+    pub(super) accounts: Vec<Account>,
+    pub(super) contexts: Contexts,
+    pub(super) addresses: AddressSpace,
+    pub(super) host: HostMemory,
+    pub(super) objects: Objects,
+}
+
+static SESSION: OnceLock<Session> = OnceLock::new();
+
+/// A page that the kernel zeroes in a forked child: the child finds 0 where the parent wrote 1. Contexts do not survive
+/// `fork`, and neither may the child touch the parent's accounts.
+static FORK_MARK: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+
+thread_local! {
+    /// The current context of this thread; 0: none.
+    static CURRENT: Cell<u32> = const { Cell::new(0) };
+}
+
+/// `cuInit`.
+pub(super) fn init() -> CuResult {
+    if SESSION.get().is_some() {
+        return session().map(|_| ());
+    }
+    let sim = crate::ffi::open_configured().map_err(|error| match error {
+        crate::state::OpenError::Absent(_) => CuError::NO_DEVICE,
+        _ => CuError::INVALID_VALUE,
+    })?;
+    let devices = select(&sim.lock(), crate::config::cuda_visible_devices().as_deref());
+    if devices.is_empty() {
+        return Err(CuError::NO_DEVICE);
+    }
+    let accounts = devices.iter().map(|d| Account::new(d.index, d.domain)).collect();
+    SESSION.get_or_init(|| {
+        mark_for_fork();
+        let (contexts, addresses) = (Contexts::new(devices.len()), AddressSpace::new());
+        let (host, objects) = (HostMemory::new(), Objects::new());
+        let inner = Mutex::new(Inner { registration: None, accounts, contexts, addresses, host, objects });
+        Session { sim, devices, inner }
+    });
+    Ok(())
+}
+
+fn mark_for_fork() {
+    const PAGE: usize = 4096;
+    // SAFETY: a new private mapping of one page, never unmapped.
+    let page = unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
+    };
+    if page == libc::MAP_FAILED {
+        return;
+    }
+    // SAFETY: the page is ours, aligned, and zero (a valid value).
+    unsafe {
+        libc::madvise(page, PAGE, libc::MADV_WIPEONFORK);
+        (*page.cast::<AtomicU32>()).store(1, Ordering::Relaxed);
+    }
+    FORK_MARK.store(page.cast(), Ordering::Release);
+}
+
+/// The session, if this process has one of its own.
+#[inline]
+pub(super) fn session() -> CuResult<&'static Session> {
+    let session = SESSION.get().ok_or(CuError::NOT_INITIALIZED)?;
+    // SAFETY: null or the page of `mark_for_fork`, which is never unmapped.
+    match unsafe { FORK_MARK.load(Ordering::Relaxed).as_ref() } {
+        Some(mark) if mark.load(Ordering::Relaxed) == 0 => Err(CuError::NOT_INITIALIZED),
+        _ => Ok(session),
+    }
+}
+
+/// The current context's number; 0: none.
+pub(super) fn current() -> u32 {
+    CURRENT.get()
+}
+
+/// Makes a context (or none, 0) current to this thread.
+pub(super) fn set_current(context: u32) {
+    CURRENT.set(context);
+}
+
+impl Session {
+    /// A visible device by its CUDA ordinal.
+    pub(super) fn device(&self, ordinal: i32) -> CuResult<&Visible> {
+        usize::try_from(ordinal).ok().and_then(|i| self.devices.get(i)).ok_or(CuError::INVALID_DEVICE)
+    }
+
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+impl Inner {
+    /// This process's registration and the account of a device.
+    pub(super) fn account(&mut self, device: usize) -> CuResult<(&Registration, &mut Account)> {
+        let registration = self.registration.as_ref().ok_or(CuError::INVALID_CONTEXT)?;
+        Ok((registration, &mut self.accounts[device]))
+    }
+
+    /// Registers the process if it is not yet.
+    pub(super) fn register(&mut self, sim: &'static Sim) -> CuResult {
+        if self.registration.is_none() {
+            self.registration = Some(sim.register()?);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,192 @@
+//! What GPUs there are and what they are called.
+
+use std::ffi::c_char;
+
+use super::handle::{Handle, gpu, of_gpu};
+use super::session::sim;
+use super::system::write;
+use super::{NvmlError, NvmlResult, nvml_api, version_word};
+use crate::ffi::{Out, Text, TextBuffer};
+use crate::identity::{gpu_uuid, pci_bus};
+
+/// `nvmlPciInfo_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct PciInfo {
+    bus_id_legacy: [c_char; 16],
+    domain: u32,
+    bus: u32,
+    device: u32,
+    pci_device_id: u32,
+    pci_subsystem_id: u32,
+    bus_id: [c_char; 32],
+}
+
+/// `nvmlPciInfoExt_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct PciInfoExt {
+    version: u32,
+    domain: u32,
+    bus: u32,
+    device: u32,
+    pci_device_id: u32,
+    pci_subsystem_id: u32,
+    base_class: u32,
+    sub_class: u32,
+    bus_id: [c_char; 32],
+}
+
+const CLASS_DISPLAY: u32 = 3;
+const SUBCLASS_3D: u32 = 2;
+
+fn chars<const N: usize>(text: &str) -> [c_char; N] {
+    let mut out = [0; N];
+    for (to, from) in out[..N - 1].iter_mut().zip(text.bytes()) {
+        *to = from as c_char;
+    }
+    out
+}
+
+fn bus_id(index: usize) -> String {
+    format!("00000000:{:02X}:00.0", pci_bus(index))
+}
+
+fn find(fits: impl Fn(usize) -> bool) -> NvmlResult<Handle> {
+    let count = sim()?.lock().devices().len();
+    (0..count).find(|&index| fits(index)).map(of_gpu).ok_or(NvmlError::NOT_FOUND)
+}
+
+fn count(out: Out<u32>) -> NvmlResult {
+    Ok(out.set(sim()?.lock().devices().len() as u32)?)
+}
+
+fn by_index(index: u32, device: Out<Handle>) -> NvmlResult {
+    let handle = of_gpu(index as usize);
+    gpu(handle)?;
+    Ok(device.set(handle)?)
+}
+
+fn by_pci_bus_id(text: Text, device: Out<Handle>) -> NvmlResult {
+    // Programs write the domain with 4 or 8 digits, or leave it out.
+    let wanted = text.get()?.to_ascii_uppercase();
+    Ok(device.set(find(|index| wanted.ends_with(&bus_id(index)["00000000:".len()..]))?)?)
+}
+
+nvml_api! {
+    fn nvmlDeviceGetCount(out: Out<u32>) { count(out) }
+
+    fn nvmlDeviceGetCount_v2(out: Out<u32>) { count(out) }
+
+    fn nvmlDeviceGetHandleByIndex(index: u32, device: Out<Handle>) { by_index(index, device) }
+
+    fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: Out<Handle>) { by_index(index, device) }
+
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) {
+        let wanted = uuid.get()?;
+        let sim = sim()?;
+        let is_it = |index: usize| {
+            let model = sim.lock().devices()[index].model();
+            gpu_uuid(index, model).eq_ignore_ascii_case(wanted)
+        };
+        Ok(device.set(find(is_it)?)?)
+    }
+
+    fn nvmlDeviceGetHandleByPciBusId(text: Text, device: Out<Handle>) { by_pci_bus_id(text, device) }
+
+    fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, device: Out<Handle>) { by_pci_bus_id(text, device) }
+
+    fn nvmlDeviceGetIndex(device: Handle, index: Out<u32>) { Ok(index.set(gpu(device)?.index as u32)?) }
+
+    fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<u32>) { Ok(minor.set(gpu(device)?.index as u32)?) }
+
+    fn nvmlDeviceGetName(device: Handle, text: TextBuffer, length: u32) {
+        write(text, length, gpu(device)?.model.name)
+    }
+
+    fn nvmlDeviceGetUUID(device: Handle, text: TextBuffer, length: u32) {
+        let gpu = gpu(device)?;
+        write(text, length, &gpu_uuid(gpu.index, gpu.model))
+    }
+
+    fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Out<PciInfo>) {
+        let gpu = gpu(device)?;
+        let id = bus_id(gpu.index);
+        Ok(info.set(PciInfo {
+            bus_id_legacy: chars(&id["0000".len()..]),
+            domain: 0,
+            bus: pci_bus(gpu.index),
+            device: 0,
+            pci_device_id: gpu.model.pci_device_id,
+            pci_subsystem_id: gpu.model.pci_device_id,
+            bus_id: chars(&id),
+        })?)
+    }
+
+    fn nvmlDeviceGetPciInfoExt(device: Handle, info: Out<PciInfoExt>) {
+        let gpu = gpu(device)?;
+        let version = version_word::<PciInfoExt>(1);
+        if info.get()?.version != version {
+            return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
+        }
+        Ok(info.set(PciInfoExt {
+            version,
+            domain: 0,
+            bus: pci_bus(gpu.index),
+            device: 0,
+            pci_device_id: gpu.model.pci_device_id,
+            pci_subsystem_id: gpu.model.pci_device_id,
+            base_class: CLASS_DISPLAY,
+            sub_class: SUBCLASS_3D,
+            bus_id: chars(&bus_id(gpu.index)),
+        })?)
+    }
+
+    fn nvmlDeviceGetCudaComputeCapability(device: Handle, major: Out<i32>, minor: Out<i32>) {
+        let capability = gpu(device)?.model.capability;
+        major.set(capability.0)?;
+        Ok(minor.set(capability.1)?)
+    }
+
+    fn nvmlDeviceGetArchitecture(device: Handle, architecture: Out<u32>) {
+        Ok(architecture.set(match gpu(device)?.model.capability {
+            (7, 0) => 5,
+            (7, _) => 6,
+            (8, 9) => 8,
+            (8, _) => 7,
+            (9, _) => 9,
+            _ => 10,
+        })?)
+    }
+
+    fn nvmlDeviceGetBrand(device: Handle, brand: Out<u32>) {
+        const NVIDIA: u32 = 14;
+        gpu(device)?;
+        Ok(brand.set(NVIDIA)?)
+    }
+
+    fn nvmlDeviceGetNumGpuCores(device: Handle, cores: Out<u32>) {
+        let model = gpu(device)?.model;
+        let per_multiprocessor = if matches!(model.capability, (7, _) | (8, 0)) { 64 } else { 128 };
+        Ok(cores.set(model.multiprocessors as u32 * per_multiprocessor)?)
+    }
+
+    fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: Out<u32>) {
+        Ok(bits.set(gpu(device)?.model.bus_width_bits)?)
+    }
+
+    fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
+        let gpu = gpu(device)?;
+        if gpu.model.mig.is_none() {
+            return Err(NvmlError::NOT_SUPPORTED);
+        }
+        let mode = gpu.sim.lock().devices()[gpu.index].mig_enabled;
+        current.set(mode)?;
+        Ok(pending.set(mode)?)
+    }
+
+    fn nvmlDeviceIsMigDeviceHandle(device: Handle, is_mig: Out<u32>) {
+        gpu(device)?;
+        Ok(is_mig.set(0)?)
+    }
+}

@@ -1,0 +1,52 @@
+//! Memory figures.
+
+use super::handle::{Handle, gpu};
+use super::{NvmlError, nvml_api, version_word};
+use crate::GRANULE_BYTES;
+use crate::ffi::Out;
+
+/// `nvmlMemory_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Memory {
+    total: u64,
+    free: u64,
+    used: u64,
+}
+
+/// `nvmlMemory_v2_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct MemoryV2 {
+    version: u32,
+    total: u64,
+    reserved: u64,
+    free: u64,
+    used: u64,
+}
+
+fn memory(device: Handle) -> super::NvmlResult<Memory> {
+    let gpu = gpu(device)?;
+    let (total, used) = (gpu.model.memory_bytes(), gpu.used_granules() * GRANULE_BYTES);
+    Ok(Memory { total, free: total.saturating_sub(used), used })
+}
+
+nvml_api! {
+    fn nvmlDeviceGetMemoryInfo(device: Handle, info: Out<Memory>) { Ok(info.set(memory(device)?)?) }
+
+    /// Nothing is reserved on a simulated GPU.
+    fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: Out<MemoryV2>) {
+        let version = version_word::<MemoryV2>(2);
+        if info.get()?.version != version {
+            return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
+        }
+        let Memory { total, free, used } = memory(device)?;
+        Ok(info.set(MemoryV2 { version, total, reserved: 0, free, used })?)
+    }
+
+    /// Simulated: a window as large as the memory, with one granule in use (`nvmlBAR1Memory_t` is total, free, used).
+    fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, info: Out<Memory>) {
+        let total = gpu(device)?.model.memory_bytes().next_power_of_two();
+        Ok(info.set(Memory { total, free: total - GRANULE_BYTES, used: GRANULE_BYTES })?)
+    }
+}

@@ -1,0 +1,50 @@
+//! Initialisation and its count.
+
+use std::sync::Mutex;
+
+use super::{NvmlError, NvmlResult, nvml_api};
+use crate::ffi::open_configured;
+use crate::state::{OpenError, Sim};
+
+struct Session {
+    /// `nvmlInit` calls not yet matched by `nvmlShutdown`.
+    count: u32,
+    sim: Option<&'static Sim>,
+}
+
+static SESSION: Mutex<Session> = Mutex::new(Session { count: 0, sim: None });
+
+fn init() -> NvmlResult {
+    let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if session.count == 0 {
+        session.sim = Some(open_configured().map_err(|error| match error {
+            OpenError::Absent(_) => NvmlError::DRIVER_NOT_LOADED,
+            _ => NvmlError::INVALID_ARGUMENT,
+        })?);
+    }
+    session.count += 1;
+    Ok(())
+}
+
+/// The machine, between the first `nvmlInit` and the last `nvmlShutdown`.
+pub(super) fn sim() -> NvmlResult<&'static Sim> {
+    let session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    session.sim.ok_or(NvmlError::UNINITIALIZED)
+}
+
+nvml_api! {
+    fn nvmlInit() { init() }
+
+    fn nvmlInit_v2() { init() }
+
+    fn nvmlInitWithFlags(_flags: u32) { init() }
+
+    fn nvmlShutdown() {
+        let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        session.count = session.count.checked_sub(1).ok_or(NvmlError::UNINITIALIZED)?;
+        if session.count == 0 {
+            session.sim = None;
+        }
+        Ok(())
+    }
+}

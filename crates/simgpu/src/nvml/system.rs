@@ -1,0 +1,64 @@
+//! The driver itself: versions, error texts, names of processes.
+
+use std::ffi::{CStr, c_char};
+use std::fs;
+
+use super::session::sim;
+use super::{NvmlError, NvmlResult, nvml_api};
+use crate::ffi::{Out, TextBuffer};
+
+const DRIVER_VERSION: &str = "550.163.01";
+const NVML_VERSION: &str = "12.550.163.01";
+const CUDA_VERSION: i32 = 12040;
+
+/// Writes a whole text or nothing.
+pub(super) fn write(buffer: TextBuffer, capacity: u32, text: &str) -> NvmlResult {
+    if buffer.write(capacity as usize, text)? { Ok(()) } else { Err(NvmlError::INSUFFICIENT_SIZE) }
+}
+
+static ERRORS: &[(i32, &CStr)] = &[
+    (0, c"Success"),
+    (1, c"Uninitialized"),
+    (2, c"Invalid Argument"),
+    (3, c"Not Supported"),
+    (4, c"Insufficient Permissions"),
+    (6, c"Not Found"),
+    (7, c"Insufficient Size"),
+    (9, c"Driver Not Loaded"),
+    (10, c"Timeout"),
+    (13, c"Function Not Found"),
+    (15, c"GPU is lost"),
+    (16, c"GPU requires reset"),
+    (19, c"In use by another client"),
+    (20, c"Insufficient Memory"),
+    (21, c"No data"),
+    (23, c"Insufficient Resources"),
+    (25, c"Argument version mismatch"),
+];
+
+/// The only NVML function that does not return a code.
+#[unsafe(no_mangle)]
+#[allow(non_snake_case, reason = "the name is NVML's")]
+pub(crate) extern "C" fn nvmlErrorString(error: i32) -> *const c_char {
+    ERRORS.iter().find(|(code, _)| *code == error).map_or(c"Unknown Error", |(_, text)| text).as_ptr()
+}
+
+nvml_api! {
+    fn nvmlSystemGetDriverVersion(text: TextBuffer, length: u32) {
+        sim()?;
+        write(text, length, DRIVER_VERSION)
+    }
+
+    fn nvmlSystemGetNVMLVersion(text: TextBuffer, length: u32) { write(text, length, NVML_VERSION) }
+
+    fn nvmlSystemGetCudaDriverVersion(version: Out<i32>) { Ok(version.set(CUDA_VERSION)?) }
+
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<i32>) { Ok(version.set(CUDA_VERSION)?) }
+
+    fn nvmlSystemGetProcessName(pid: u32, text: TextBuffer, length: u32) {
+        let command = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NvmlError::NOT_FOUND)?;
+        let program = command.split(|&byte| byte == 0).next().unwrap_or_default();
+        text.write(length as usize, &String::from_utf8_lossy(program))?;
+        Ok(())
+    }
+}

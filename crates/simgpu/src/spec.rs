@@ -1,0 +1,112 @@
+//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig`: which GPUs the simulated machine has.
+
+use crate::models::{self, MODELS};
+
+/// The largest machine that can be simulated.
+pub const MAX_DEVICES: usize = 16;
+
+/// One GPU of a spec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpecDevice {
+    /// Index into [`MODELS`].
+    pub model: usize,
+    /// MIG mode is on at first start.
+    pub mig: bool,
+}
+
+/// Why a spec was refused.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[allow(missing_docs, reason = "each variant's text says it")]
+pub enum SpecError {
+    #[error("the list of simulated GPUs is empty; expected e.g. 3xA100-40GB")]
+    Empty,
+    #[error("bad count in `{0}`; expected COUNTxMODEL with COUNT from 1 to 16, e.g. 3xA100-40GB")]
+    Count(String),
+    #[error("unknown simulated GPU model `{0}`; known: {known}", known = known_models())]
+    Model(String),
+    #[error("`{0}` has no MIG; models with MIG: {with_mig}", with_mig = mig_models())]
+    NoMig(&'static str),
+    #[error("unknown suffix `:{0}`; the only suffix is `:mig`")]
+    Suffix(String),
+    #[error("{0} simulated GPUs asked for; at most 16 are possible")]
+    TooMany(usize),
+}
+
+fn known_models() -> String {
+    MODELS.iter().map(|m| m.key).collect::<Vec<_>>().join(", ")
+}
+
+fn mig_models() -> String {
+    MODELS.iter().filter(|m| m.mig.is_some()).map(|m| m.key).collect::<Vec<_>>().join(", ")
+}
+
+/// Parses a spec into one entry per GPU.
+pub fn parse(spec: &str) -> Result<Vec<SpecDevice>, SpecError> {
+    let mut devices = Vec::new();
+    for item in spec.split(',').map(str::trim).filter(|item| !item.is_empty()) {
+        let (count, device) = parse_item(item)?;
+        if devices.len() + count > MAX_DEVICES {
+            return Err(SpecError::TooMany(devices.len() + count));
+        }
+        devices.extend(std::iter::repeat_n(device, count));
+    }
+    if devices.is_empty() { Err(SpecError::Empty) } else { Ok(devices) }
+}
+
+fn parse_item(item: &str) -> Result<(usize, SpecDevice), SpecError> {
+    // `3xA100-40GB`; a bare `A100-40GB` is one. Model names start with a letter, so digits before an `x` are a count.
+    let (count, rest) = match item.split_once(['x', 'X']) {
+        Some((digits, rest)) if item.starts_with(|c: char| c.is_ascii_digit()) => {
+            let count = digits.parse::<usize>().ok().filter(|n| (1..=MAX_DEVICES).contains(n));
+            (count.ok_or_else(|| SpecError::Count(item.to_owned()))?, rest)
+        }
+        _ => (1, item),
+    };
+    let (key, mig) = match rest.split_once(':') {
+        None => (rest, false),
+        Some((key, "mig")) => (key, true),
+        Some((_, suffix)) => return Err(SpecError::Suffix(suffix.to_owned())),
+    };
+    let model = models::find(key).ok_or_else(|| SpecError::Model(key.to_owned()))?;
+    if mig && MODELS[model].mig.is_none() {
+        return Err(SpecError::NoMig(MODELS[model].key));
+    }
+    Ok((count, SpecDevice { model, mig }))
+}
+
+/// The spec in its shortest usual form; parsing it gives the same devices.
+pub fn format(devices: &[SpecDevice]) -> String {
+    let groups = devices.chunk_by(|a, b| a == b);
+    let items = groups
+        .map(|g| format!("{}x{}{}", g.len(), MODELS[g[0].model].key, if g[0].mig { ":mig" } else { "" }));
+    items.collect::<Vec<_>>().join(",")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_counts_models_and_mig() {
+        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig").unwrap();
+        assert_eq!(format(&devices), "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig");
+        assert_eq!(parse(&format(&devices)).unwrap(), devices);
+    }
+
+    #[test]
+    fn refuses_with_a_line_that_names_the_fault() {
+        for (spec, part) in [
+            ("", "empty"),
+            ("0xT4-16GB", "bad count in `0xT4-16GB`"),
+            ("17xT4-16GB", "bad count"),
+            ("9xT4-16GB,8xT4-16GB", "17 simulated GPUs"),
+            ("3xA100", "unknown simulated GPU model `A100`; known: V100-16GB"),
+            ("1xT4-16GB:mig", "`T4-16GB` has no MIG"),
+            ("1xA100-40GB:MIG", "unknown suffix `:MIG`"),
+        ] {
+            let message = parse(spec).unwrap_err().to_string();
+            assert!(message.contains(part), "{spec:?}: {message}");
+            assert!(!message.contains('\n'));
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! What the state file holds.
+
+use crate::models::{MODELS, Model};
+use crate::spec::{MAX_DEVICES, SpecDevice};
+
+/// Memory domains of one GPU: the whole GPU, and one per GPU instance (MIG).
+pub const MAX_DOMAINS: usize = 16;
+/// The domain of a process that uses a GPU without MIG. GPU instance `n` is domain `n + 1`.
+pub const WHOLE_GPU: usize = 0;
+/// Processes that can hold a context at one time.
+pub const MAX_PROCESSES: usize = 1024;
+
+/// Everything behind the lock. Plain integers only: any bytes are a valid value.
+#[repr(C)]
+pub struct State {
+    /// Number of GPUs.
+    pub device_count: u32,
+    /// Slots at and above this index have never been used.
+    pub slot_end: u32,
+    /// Generation of the next registered process; never 0.
+    pub next_generation: u64,
+    /// The GPUs; those from `device_count` on are unused.
+    pub devices: [Device; MAX_DEVICES],
+    /// The processes.
+    pub slots: [Slot; MAX_PROCESSES],
+}
+
+/// One GPU.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Device {
+    /// Index into [`MODELS`].
+    pub model: u32,
+    /// MIG mode when the machine was created.
+    pub mig_at_start: u32,
+    /// MIG mode now.
+    pub mig_enabled: u32,
+    /// Granules in each domain.
+    pub capacity_granules: [u32; MAX_DOMAINS],
+    /// Granules taken in each domain: at all times outside the lock, the sum over all slots.
+    pub used_granules: [u32; MAX_DOMAINS],
+}
+
+/// One process that holds (or held, until swept) device memory.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Slot {
+    /// 0 while the slot is free; else unique in the life of the machine.
+    pub generation: u64,
+    /// The process in its own pid namespace; the kernel's lock table knows it in the reader's.
+    pub pid: u32,
+    /// Granules held in each domain of each device.
+    pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
+}
+
+impl Slot {
+    /// A slot nobody uses.
+    pub const FREE: Self = Self { generation: 0, pid: 0, held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES] };
+}
+
+impl Device {
+    /// The model of this GPU.
+    pub fn model(&self) -> &'static Model {
+        &MODELS[self.model as usize % MODELS.len()]
+    }
+
+    fn new(spec: SpecDevice) -> Self {
+        let mut capacity_granules = [0; MAX_DOMAINS];
+        // Rounded down: the last odd MiB of a card can't be handed out.
+        capacity_granules[WHOLE_GPU] = MODELS[spec.model].memory_mib / 2;
+        let mig = u32::from(spec.mig);
+        Self {
+            model: spec.model as u32,
+            mig_at_start: mig,
+            mig_enabled: mig,
+            capacity_granules,
+            used_granules: [0; MAX_DOMAINS],
+        }
+    }
+}
+
+impl State {
+    /// Makes this the state of a machine that has just been switched on.
+    pub fn power_on(&mut self, spec: &[SpecDevice]) {
+        self.device_count = spec.len() as u32;
+        self.slot_end = 0;
+        self.next_generation = 1;
+        for (device, &spec) in self.devices.iter_mut().zip(spec) {
+            *device = Device::new(spec);
+        }
+        self.slots = [Slot::FREE; MAX_PROCESSES];
+    }
+
+    /// The GPUs of the machine.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices[..(self.device_count as usize).min(MAX_DEVICES)]
+    }
+
+    /// The spec this machine was made from.
+    pub fn spec(&self) -> Vec<SpecDevice> {
+        let of = |d: &Device| SpecDevice { model: d.model as usize, mig: d.mig_at_start != 0 };
+        self.devices().iter().map(of).collect()
+    }
+
+    /// The slots in use, with their indices.
+    pub fn processes(&self) -> impl Iterator<Item = (usize, &Slot)> {
+        let end = (self.slot_end as usize).min(MAX_PROCESSES);
+        self.slots[..end].iter().enumerate().filter(|(_, slot)| slot.generation != 0)
+    }
+
+    /// Gives everything that `slot` holds back and frees it.
+    pub fn release_slot(&mut self, slot: usize) {
+        let held = self.slots[slot].held_granules;
+        for (device, held) in self.devices.iter_mut().zip(held) {
+            for (used, held) in device.used_granules.iter_mut().zip(held) {
+                *used = used.saturating_sub(held);
+            }
+        }
+        self.slots[slot] = Slot::FREE;
+    }
+
+    /// Recomputes the totals after a process died while it held the lock, somewhere between two stores.
+    pub fn repair(&mut self) {
+        for device in &mut self.devices {
+            device.used_granules = [0; MAX_DOMAINS];
+        }
+        for slot in self.slots.iter().filter(|slot| slot.generation != 0) {
+            for (device, held) in self.devices.iter_mut().zip(slot.held_granules) {
+                for (used, held) in device.used_granules.iter_mut().zip(held) {
+                    *used += held;
+                }
+            }
+        }
+    }
+}

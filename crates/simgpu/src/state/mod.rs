@@ -1,0 +1,14 @@
+//! The state of the simulated machine, shared by all processes through one mapped file.
+//!
+//! One robust mutex in the file guards everything. A process can be killed at any instruction: the kernel then marks the
+//! mutex, the next owner recomputes the totals from the per-process figures, and nothing drifts. What a dead process held
+//! is given back by [`Guard::sweep`], which recognises the dead by a lock that only the living hold (see `liveness`).
+
+mod file;
+mod layout;
+mod liveness;
+mod process;
+
+pub use file::{Guard, OpenError, Sim};
+pub use layout::{Device, MAX_DOMAINS, MAX_PROCESSES, Slot, State, WHOLE_GPU};
+pub use process::{ConsumeError, Registration};

@@ -1,0 +1,39 @@
+//! What the simulated driver itself holds, as JSON: the outside witness of every test.
+
+use std::fmt::Write;
+
+use crate::GRANULE_BYTES;
+use crate::state::{Guard, MAX_DOMAINS, Sim};
+
+/// The machine's memory, per GPU and process, after giving back what dead processes held.
+pub fn truth_json(sim: &'static Sim) -> String {
+    let mut state = sim.lock();
+    state.sweep();
+    let gpus: Vec<String> = (0..state.devices().len()).map(|index| gpu_json(&state, index)).collect();
+    format!(r#"{{"gpus":[{}]}}"#, gpus.join(","))
+}
+
+fn gpu_json(state: &Guard, index: usize) -> String {
+    let device = &state.devices()[index];
+    let used: u64 = device.used_granules.iter().map(|&g| u64::from(g) * GRANULE_BYTES).sum();
+    format!(
+        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"processes":[{}],"mig":[]}}"#,
+        crate::identity::gpu_uuid(index, device.model()),
+        device.model().memory_bytes(),
+        processes_json(state, index, 0..MAX_DOMAINS),
+    )
+}
+
+/// The processes that hold memory in any of `domains` of GPU `index`.
+fn processes_json(state: &Guard, index: usize, domains: std::ops::Range<usize>) -> String {
+    let mut out = String::new();
+    for (slot, process) in state.processes() {
+        let held: u64 = process.held_granules[index][domains.clone()].iter().map(|&g| u64::from(g)).sum();
+        if held > 0 {
+            let separator = if out.is_empty() { "" } else { "," };
+            let (pid, used_bytes) = (state.pid_of(slot), held * GRANULE_BYTES);
+            let _ = write!(out, r#"{separator}{{"pid":{pid},"used_bytes":{used_bytes}}}"#);
+        }
+    }
+    out
+}
