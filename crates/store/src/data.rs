@@ -1,0 +1,299 @@
+//! Records as the store gives and takes them. Times are microseconds since 1970.
+
+use cantle_model::{Slice, TaskStatus};
+use serde_json::{Map, Value};
+
+/// A task.
+#[derive(Clone, Debug)]
+pub struct TaskRow {
+    /// What is filtered and ordered by.
+    pub index: TaskIndex,
+    /// Why it is in its state, in the program's words.
+    pub status_reason: String,
+    /// Why it is in its state, in words for people; `stopping` asks its agent to stop it.
+    pub status_message: String,
+    /// Last worker that reported for it.
+    pub last_worker: Option<String>,
+    /// When that was.
+    pub last_worker_report_us: Option<i64>,
+    /// Highest iteration reported.
+    pub last_iteration: i64,
+    /// Where it runs or ran.
+    pub node: Option<String>,
+    /// The lease that holds or held it.
+    pub lease: Option<String>,
+    /// What it holds or held.
+    pub slices: Vec<Slice>,
+    /// How it ended.
+    pub exit_code: Option<i64>,
+    /// Why it ended so, for people.
+    pub reason: Option<String>,
+    /// Everything else.
+    pub doc: Map<String, Value>,
+}
+
+/// The part of a task that is filtered and ordered by.
+#[derive(Clone, Debug)]
+pub struct TaskIndex {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// ClearML's `type`.
+    pub kind: String,
+    /// Its state.
+    pub status: TaskStatus,
+    /// Id of its project.
+    pub project: Option<String>,
+    /// Id of the task that it was made from.
+    pub parent: Option<String>,
+    /// Id of the queue that it is in or came from.
+    pub queue: Option<String>,
+    /// Free words.
+    pub tags: Vec<String>,
+    /// The system's words.
+    pub system_tags: Vec<String>,
+    /// When it was made.
+    pub created_us: i64,
+    /// Last change of any kind.
+    pub last_update_us: i64,
+    /// Last change of its state.
+    pub status_changed_us: i64,
+    /// When it began to run.
+    pub started_us: Option<i64>,
+    /// When it ended.
+    pub completed_us: Option<i64>,
+}
+
+/// Which tasks; an empty list or `None` is no condition.
+#[derive(Clone, Debug, Default)]
+pub struct TaskFilter {
+    /// These ids.
+    pub ids: Vec<String>,
+    /// In one of these states.
+    pub statuses: Vec<TaskStatus>,
+    /// Of one of these projects.
+    pub projects: Vec<String>,
+    /// Of one of these types.
+    pub kinds: Vec<String>,
+    /// From this queue.
+    pub queue: Option<String>,
+    /// Made from this task.
+    pub parent: Option<String>,
+    /// At most so many, newest first.
+    pub limit: Option<i64>,
+}
+
+/// Why and when a task changes its state.
+#[derive(Clone, Debug, Default)]
+pub struct Change {
+    /// The moment.
+    pub now_us: i64,
+    /// Also if the state does not allow it.
+    pub force: bool,
+    /// In the program's words.
+    pub reason: String,
+    /// In words for people.
+    pub message: String,
+}
+
+/// What an agent says about a task that it holds.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// The task.
+    pub task: String,
+    /// The agent's node.
+    pub node: String,
+    /// The lease.
+    pub lease: String,
+    /// What it got.
+    pub slices: Vec<Slice>,
+    /// How it ended, once it has.
+    pub exit_code: Option<i64>,
+    /// Why it ended so, for people.
+    pub reason: Option<String>,
+}
+
+/// A queue.
+#[derive(Clone, Debug)]
+pub struct QueueRow {
+    /// Its id.
+    pub id: String,
+    /// Its name, unique.
+    pub name: String,
+    /// When it was made.
+    pub created_us: i64,
+    /// Last change of the queue itself.
+    pub last_update_us: i64,
+    /// Tags, metadata and the like.
+    pub doc: Map<String, Value>,
+    /// Waiting tasks, first one first, with the time since when.
+    pub entries: Vec<(String, i64)>,
+}
+
+/// A project.
+#[derive(Clone, Debug)]
+pub struct ProjectRow {
+    /// Its id.
+    pub id: String,
+    /// Its name, unique.
+    pub name: String,
+    /// Free text.
+    pub description: String,
+    /// When it was made.
+    pub created_us: i64,
+    /// Last change.
+    pub last_update_us: i64,
+    /// Tags and the like.
+    pub doc: Map<String, Value>,
+}
+
+/// What a worker says about itself.
+#[derive(Clone, Debug, Default)]
+pub struct WorkerReport {
+    /// Its id.
+    pub id: String,
+    /// The task it works on.
+    pub task: Option<String>,
+    /// The queue that the task came from.
+    pub queue: Option<String>,
+    /// Ids of the queues that it serves; `None` leaves what was said before.
+    pub queues: Option<Vec<String>>,
+    /// Free words; `None` leaves what was said before.
+    pub tags: Option<Vec<String>>,
+    /// Seconds after which it counts as gone; `None` leaves what was said before.
+    pub timeout_s: Option<i64>,
+    /// Address it calls from.
+    pub ip: String,
+    /// Load of its machine, as JSON; `None` leaves what was said before.
+    pub machine_stats: Option<String>,
+}
+
+/// A worker.
+#[derive(Clone, Debug)]
+pub struct WorkerRow {
+    /// Its id.
+    pub id: String,
+    /// When it registered.
+    pub registered_us: i64,
+    /// When it was last heard of.
+    pub last_seen_us: i64,
+    /// Seconds after which it counts as gone.
+    pub timeout_s: i64,
+    /// The task it works on.
+    pub task: Option<String>,
+    /// The queue that the task came from.
+    pub queue: Option<String>,
+    /// Ids of the queues that it serves.
+    pub queues: Vec<String>,
+    /// Free words.
+    pub tags: Vec<String>,
+    /// Address it calls from.
+    pub ip: String,
+    /// Load of its machine, as JSON.
+    pub machine_stats: Option<String>,
+}
+
+/// A node with cantle's agent, as it last reported.
+#[derive(Clone, Debug)]
+pub struct NodeRow {
+    /// Its name.
+    pub node: String,
+    /// When it was last heard of.
+    pub last_seen_us: i64,
+    /// How often it reports.
+    pub interval_ms: i64,
+    /// The report, as JSON.
+    pub report: String,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Happening {
+    /// Position in the order of events; the store gives it.
+    pub id: i64,
+    /// When.
+    pub time_us: i64,
+    /// One word.
+    pub kind: String,
+    /// The task it is about.
+    pub task: Option<String>,
+    /// Name of the queue it is about.
+    pub queue: Option<String>,
+    /// The node it happened on.
+    pub node: Option<String>,
+    /// For people.
+    pub message: String,
+}
+
+/// A piece of a task's output.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LogLine {
+    /// Position in the order of arrival; the store gives it.
+    pub id: i64,
+    /// Its task.
+    pub task: String,
+    /// When, in milliseconds since 1970.
+    pub timestamp_ms: i64,
+    /// Who reported it.
+    pub worker: String,
+    /// `INFO`, `DEBUG`…
+    pub level: String,
+    /// The text; may hold many lines.
+    pub msg: String,
+}
+
+/// A measured value.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Scalar {
+    /// Its task.
+    pub task: String,
+    /// Graph.
+    pub metric: String,
+    /// Line in the graph.
+    pub variant: String,
+    /// Iteration.
+    pub iter: i64,
+    /// When, in milliseconds since 1970.
+    pub timestamp_ms: i64,
+    /// The value.
+    pub value: f64,
+}
+
+/// A plot, image or vector: kept as it came.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReportRow {
+    /// Its task.
+    pub task: String,
+    /// ClearML's `type`.
+    pub kind: String,
+    /// Graph.
+    pub metric: String,
+    /// Line in the graph.
+    pub variant: String,
+    /// Iteration.
+    pub iter: i64,
+    /// When, in milliseconds since 1970.
+    pub timestamp_ms: i64,
+    /// The whole event.
+    pub doc: Value,
+}
+
+/// A trained model.
+#[derive(Clone, Debug)]
+pub struct ModelRow {
+    /// Its id.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// The task that made it.
+    pub task: Option<String>,
+    /// Its project.
+    pub project: Option<String>,
+    /// When it was made.
+    pub created_us: i64,
+    /// Last change.
+    pub last_update_us: i64,
+    /// Everything else.
+    pub doc: Map<String, Value>,
+}

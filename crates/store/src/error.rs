@@ -1,0 +1,84 @@
+//! Why the store says no.
+
+use cantle_model::TaskStatus;
+
+/// Each variant is one line: what is wrong, what was given.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No task has this id.
+    #[error("Invalid task id: id={0}")]
+    NoTask(String),
+    /// No queue has this id.
+    #[error("Invalid queue id: id={0}")]
+    NoQueue(String),
+    /// No project has this id.
+    #[error("Invalid project id: id={0}")]
+    NoProject(String),
+    /// No model has this id.
+    #[error("Invalid model id: id={0}")]
+    NoModel(String),
+    /// The task waits already.
+    #[error("Task is already queued: task={task}, queue={queue}")]
+    AlreadyQueued {
+        /// The task.
+        task: String,
+        /// The queue that it waits in.
+        queue: String,
+    },
+    /// The task is not in that queue.
+    #[error("Task is not in the queue: task={task}, queue={queue}")]
+    NotInQueue {
+        /// The task.
+        task: String,
+        /// The queue.
+        queue: String,
+    },
+    /// The task's state does not allow it.
+    #[error("Invalid task status: task={task} is {from}, which does not allow {wanted}")]
+    Status {
+        /// The task.
+        task: String,
+        /// Its state.
+        from: TaskStatus,
+        /// What was wanted of it.
+        wanted: String,
+    },
+    /// Another lease holds the task.
+    #[error("Task is held by another lease: task={task}, node={node}, lease={lease}")]
+    Claimed {
+        /// The task.
+        task: String,
+        /// Where it runs.
+        node: String,
+        /// The lease that holds it.
+        lease: String,
+    },
+    /// Names are unique.
+    #[error("A {what} of this name exists already: name={name}")]
+    NameTaken {
+        /// Kind of thing.
+        what: &'static str,
+        /// The name.
+        name: String,
+    },
+    /// Tasks wait in the queue.
+    #[error("Queue is not empty: id={0}; take its tasks out first, or use force")]
+    QueueNotEmpty(String),
+    /// Tasks belong to the project.
+    #[error("Project has tasks: id={0}; delete or move them first, or use force")]
+    ProjectHasTasks(String),
+    /// The database failed.
+    #[error("database: {0}")]
+    Database(#[from] sqlx::Error),
+    /// The tables can't be brought up to date.
+    #[error("database tables: {0}")]
+    Migrate(#[from] sqlx::migrate::MigrateError),
+    /// A record that is not what was written.
+    #[error("database: {what} is not readable: {source}")]
+    Corrupt {
+        /// Which record.
+        what: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+}

@@ -1,0 +1,415 @@
+//! How tasks move: into queues, out of them, and from state to state. Each function is one transaction, and records
+//! what happened in it.
+
+use cantle_model::TaskStatus::{
+    self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
+};
+use sqlx::SqliteConnection;
+
+use crate::data::{Change, Claim, TaskRow};
+use crate::tasks::load;
+use crate::{Happening, Store, StoreError, Write, row};
+
+/// May a task go from one state to another without force? Staying where it is is always right: clients repeat calls.
+#[must_use]
+pub const fn may_follow(from: TaskStatus, to: TaskStatus) -> bool {
+    match from {
+        Created => matches!(to, Created | Queued | InProgress),
+        Queued => matches!(to, Created | Queued | InProgress | Stopped | Failed),
+        InProgress => matches!(to, Created | InProgress | Stopped | Failed | Completed),
+        Stopped | Failed | Completed | Closed => !matches!(to, Unknown),
+        Publishing => matches!(to, Publishing | Published),
+        Published => matches!(to, Published),
+        Unknown => true,
+    }
+}
+
+impl Store {
+    /// Puts a task at the end of a queue. Whatever it was before, it will be a new run.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`].
+    pub async fn enqueue(&self, task: &str, queue: &str, change: &Change) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let queue_name = queue_name(&mut write.tx, queue).await?;
+        if let Some((queue, _)) = entry(&mut write.tx, task).await? {
+            return Err(StoreError::AlreadyQueued { task: task.to_owned(), queue });
+        }
+        // ClearML lets only drafts and stopped tasks into a queue; one that an agent took out may go back, too.
+        let welcome = matches!(old.index.status, Created | Queued | Stopped);
+        if !(welcome || change.force && old.index.status != Published) {
+            return Err(refusal(&old, "enqueue"));
+        }
+        append(&mut write.tx, task, queue, change.now_us).await?;
+        sqlx::query(
+            "UPDATE tasks SET queue = $2, taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
+             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
+        )
+        .bind(task)
+        .bind(queue)
+        .execute(&mut *write.tx)
+        .await?;
+        set_status(&mut write.tx, task, Queued, change).await?;
+        let happening = about(&old, "enqueue", change, format!("queued in {queue_name}"));
+        self.record(&mut write.tx, Happening { queue: Some(queue_name), ..happening }).await?;
+        write.commit().await
+    }
+
+    /// Takes the first task out of a queue, for an agent; `None` from an empty queue. With `only` nothing but that task
+    /// is taken: `None` if another one is first. The task must be started or claimed soon, or [`Store::reclaim`] puts
+    /// it back.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`].
+    pub async fn take_next(
+        &self,
+        queue: &str,
+        only: Option<&str>,
+        now_us: i64,
+    ) -> Result<Option<(String, i64)>, StoreError> {
+        let mut write = self.write().await?;
+        queue_name(&mut write.tx, queue).await?;
+        let first: Option<(String, i64)> = sqlx::query_as(
+            "SELECT task, added_us FROM queue_entries WHERE queue = $1 ORDER BY position LIMIT 1",
+        )
+        .bind(queue)
+        .fetch_optional(&mut *write.tx)
+        .await?;
+        let Some((task, added_us)) = first.filter(|(task, _)| only.is_none_or(|only| only == task)) else {
+            return Ok(None);
+        };
+        leave_queue(&mut write.tx, &task).await?;
+        sqlx::query("UPDATE tasks SET taken_us = $2 WHERE id = $1")
+            .bind(&task)
+            .bind(now_us)
+            .execute(&mut *write.tx)
+            .await?;
+        write.commit().await?;
+        Ok(Some((task, added_us)))
+    }
+
+    /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the
+    /// front of it: whoever took them is gone. Gives their ids.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn reclaim(&self, before_us: i64, now_us: i64) -> Result<Vec<String>, StoreError> {
+        let mut write = self.write().await?;
+        let lost: Vec<(String, String)> = sqlx::query_as(
+            "SELECT id, queue FROM tasks WHERE status = 'queued' AND lease IS NULL AND taken_us < $1 \
+             AND queue IN (SELECT id FROM queues) ORDER BY taken_us DESC, id DESC",
+        )
+        .bind(before_us)
+        .fetch_all(&mut *write.tx)
+        .await?;
+        for (task, queue) in &lost {
+            let old = load(&mut write.tx, task).await?;
+            prepend(&mut write.tx, task, queue, now_us).await?;
+            sqlx::query("UPDATE tasks SET taken_us = NULL WHERE id = $1")
+                .bind(task)
+                .execute(&mut *write.tx)
+                .await?;
+            let name = queue_name(&mut write.tx, queue).await?;
+            let change = Change { now_us, ..Change::default() };
+            let message = format!("back to the front of {name}: whoever took it never started it");
+            let happening = about(&old, "enqueue", &change, message);
+            self.record(&mut write.tx, Happening { queue: Some(name), ..happening }).await?;
+        }
+        write.commit().await?;
+        Ok(lost.into_iter().map(|(task, _)| task).collect())
+    }
+
+    /// Takes a task out of the queue that it waits in (of `queue`, if given) and brings it into `to`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`]; [`StoreError::NotInQueue`] if `queue` is given and the task is not in it.
+    pub async fn dequeue(
+        &self,
+        task: &str,
+        queue: Option<&str>,
+        to: TaskStatus,
+        change: &Change,
+    ) -> Result<bool, StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let waits_in = entry(&mut write.tx, task).await?.map(|(queue, _)| queue);
+        if let Some(queue) = queue
+            && waits_in.as_deref() != Some(queue)
+        {
+            return Err(StoreError::NotInQueue { task: task.to_owned(), queue: queue.to_owned() });
+        }
+        if old.index.status != Queued {
+            return Ok(false);
+        }
+        self.move_to(&mut write, &old, to, change, "dequeue").await?;
+        write.commit().await?;
+        Ok(true)
+    }
+
+    /// Brings a task into a state. It leaves its queue unless it goes into one (that is [`Store::enqueue`]).
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`], [`StoreError::Status`].
+    pub async fn set_status(
+        &self,
+        task: &str,
+        to: TaskStatus,
+        change: &Change,
+    ) -> Result<TaskStatus, StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let from = old.index.status;
+        if !(change.force || may_follow(from, to)) {
+            return Err(refusal(&old, to.as_str()));
+        }
+        self.move_to(&mut write, &old, to, change, word_for(to)).await?;
+        write.commit().await?;
+        Ok(from)
+    }
+
+    async fn move_to(
+        &self,
+        write: &mut Write<'_>,
+        old: &TaskRow,
+        to: TaskStatus,
+        change: &Change,
+        word: &str,
+    ) -> Result<(), StoreError> {
+        let (task, from) = (&old.index.id, old.index.status);
+        leave_queue(&mut write.tx, task).await?;
+        set_status(&mut write.tx, task, to, change).await?;
+        if from == to {
+            return Ok(());
+        }
+        let stamp = match to {
+            InProgress => {
+                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL WHERE id = $1"
+            }
+            Created => {
+                "UPDATE tasks SET started_us = NULL, completed_us = NULL, taken_us = NULL, last_update_us = $2 \
+                 WHERE id = $1"
+            }
+            _ => "UPDATE tasks SET completed_us = COALESCE(completed_us, $2), taken_us = NULL WHERE id = $1",
+        };
+        sqlx::query(stamp).bind(task).bind(change.now_us).execute(&mut *write.tx).await?;
+        let message = match change.reason.as_str() {
+            "" => format!("{from} → {to}"),
+            reason => format!("{from} → {to}: {reason}"),
+        };
+        self.record(&mut write.tx, about(old, word, change, message)).await
+    }
+
+    /// Asks the agent that runs a task to stop it: it looks at the message at each poll.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn ask_to_stop(&self, task: &str, change: &Change) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let asked = Change { message: "stopping".to_owned(), ..change.clone() };
+        set_message(&mut write.tx, task, &asked).await?;
+        self.record(&mut write.tx, about(&old, "stop", change, "asked to stop".to_owned())).await?;
+        write.commit().await
+    }
+
+    /// An agent claims a task for a lease, or says how it ended.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task.
+    pub async fn claim(&self, claim: &Claim, now_us: i64) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, &claim.task).await?;
+        let (node, lease) = (old.node.clone(), old.lease.clone());
+        let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
+        if let (Some(node), Some(lease)) = (node, lease)
+            && lease != claim.lease
+            // A lease that lost its task must not report over the one that holds it now.
+            && (held || claim.exit_code.is_some())
+        {
+            return Err(StoreError::Claimed { task: claim.task.clone(), node, lease });
+        }
+        sqlx::query(
+            "UPDATE tasks SET node = $2, lease = $3, slices = $4, exit_code = $5, reason = $6, last_update_us = $7 \
+             WHERE id = $1",
+        )
+        .bind(&claim.task)
+        .bind(&claim.node)
+        .bind(&claim.lease)
+        .bind(row::to_json(if claim.slices.is_empty() { &old.slices } else { &claim.slices })?)
+        .bind(claim.exit_code)
+        .bind(&claim.reason)
+        .bind(now_us)
+        .execute(&mut *write.tx)
+        .await?;
+        let (kind, message) = match (claim.exit_code, &claim.reason) {
+            (None, _) => ("place", format!("placed on {}", claim.node)),
+            (Some(code), None) => ("exit", format!("exit code {code}")),
+            (Some(code), Some(reason)) => ("exit", format!("exit code {code}: {reason}")),
+        };
+        let change = Change { now_us, ..Change::default() };
+        let happening = about(&old, kind, &change, message);
+        self.record(&mut write.tx, Happening { node: Some(claim.node.clone()), ..happening }).await?;
+        write.commit().await
+    }
+
+    /// Back to a draft, with nothing left of its last run.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.
+    pub async fn reset(&self, task: &str, change: &Change) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        if !change.force && matches!(old.index.status, InProgress | Published | Publishing) {
+            return Err(refusal(&old, "reset"));
+        }
+        self.move_to(&mut write, &old, Created, change, "reset").await?;
+        sqlx::query(
+            "UPDATE tasks SET queue = NULL, node = NULL, lease = NULL, slices = '[]', exit_code = NULL, \
+             reason = NULL, last_worker = NULL, last_worker_report_us = NULL, last_iteration = 0 WHERE id = $1",
+        )
+        .bind(task)
+        .execute(&mut *write.tx)
+        .await?;
+        delete_output(&mut write.tx, task).await?;
+        write.commit().await
+    }
+
+    /// Deletes a task and all that it reported. Gives how many tasks lost their parent.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`]; [`StoreError::Status`] for a waiting, running or published task without force.
+    pub async fn delete_task(&self, task: &str, change: &Change) -> Result<u64, StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        if !change.force && matches!(old.index.status, Queued | InProgress | Published | Publishing) {
+            return Err(refusal(&old, "delete"));
+        }
+        leave_queue(&mut write.tx, task).await?;
+        delete_output(&mut write.tx, task).await?;
+        let children = sqlx::query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
+        let children = children.execute(&mut *write.tx).await?.rows_affected();
+        sqlx::query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut *write.tx).await?;
+        self.record(&mut write.tx, about(&old, "delete", change, "deleted".to_owned())).await?;
+        write.commit().await?;
+        Ok(children)
+    }
+}
+
+/// The kind of event that a change of state is.
+const fn word_for(to: TaskStatus) -> &'static str {
+    match to {
+        InProgress => "start",
+        Created => "draft",
+        Stopped | Completed | Failed => "end",
+        _ => "status",
+    }
+}
+
+fn refusal(task: &TaskRow, wanted: &str) -> StoreError {
+    let (task, from) = (task.index.id.clone(), task.index.status);
+    StoreError::Status { task, from, wanted: wanted.to_owned() }
+}
+
+fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> Happening {
+    Happening {
+        id: 0,
+        time_us: change.now_us,
+        kind: kind.to_owned(),
+        task: Some(task.index.id.clone()),
+        queue: None,
+        node: task.node.clone(),
+        message: format!("{}: {message}", task.index.name),
+    }
+}
+
+async fn set_status(
+    tx: &mut SqliteConnection,
+    task: &str,
+    to: TaskStatus,
+    change: &Change,
+) -> Result<(), StoreError> {
+    sqlx::query("UPDATE tasks SET status = $2, status_changed_us = $3 WHERE id = $1")
+        .bind(task)
+        .bind(to.as_str())
+        .bind(change.now_us)
+        .execute(&mut *tx)
+        .await?;
+    set_message(tx, task, change).await
+}
+
+async fn set_message(tx: &mut SqliteConnection, task: &str, change: &Change) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE tasks SET status_reason = $2, status_message = $3, last_update_us = $4 WHERE id = $1",
+    )
+    .bind(task)
+    .bind(&change.reason)
+    .bind(&change.message)
+    .bind(change.now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// Name of a queue, which must exist.
+pub(crate) async fn queue_name(tx: &mut SqliteConnection, id: &str) -> Result<String, StoreError> {
+    let name =
+        sqlx::query_scalar("SELECT name FROM queues WHERE id = $1").bind(id).fetch_optional(tx).await?;
+    name.ok_or_else(|| StoreError::NoQueue(id.to_owned()))
+}
+
+/// The queue that a task waits in, and its position there.
+pub(crate) async fn entry(
+    tx: &mut SqliteConnection,
+    task: &str,
+) -> Result<Option<(String, i64)>, StoreError> {
+    let found = sqlx::query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
+    Ok(found.fetch_optional(tx).await?)
+}
+
+pub(crate) async fn leave_queue(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
+    sqlx::query("DELETE FROM queue_entries WHERE task = $1").bind(task).execute(tx).await?;
+    Ok(())
+}
+
+pub(crate) async fn append(
+    tx: &mut SqliteConnection,
+    task: &str,
+    queue: &str,
+    now_us: i64,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO queue_entries (task, queue, position, added_us) \
+         VALUES ($1, $2, (SELECT COALESCE(MAX(position), 0) + 1 FROM queue_entries WHERE queue = $2), $3)",
+    )
+    .bind(task)
+    .bind(queue)
+    .bind(now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn prepend(tx: &mut SqliteConnection, task: &str, queue: &str, now_us: i64) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO queue_entries (task, queue, position, added_us) \
+         VALUES ($1, $2, (SELECT COALESCE(MIN(position), 0) - 1 FROM queue_entries WHERE queue = $2), $3)",
+    )
+    .bind(task)
+    .bind(queue)
+    .bind(now_us)
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+async fn delete_output(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
+    for sql in [
+        "DELETE FROM logs WHERE task = $1",
+        "DELETE FROM scalars WHERE task = $1",
+        "DELETE FROM reports WHERE task = $1",
+    ] {
+        sqlx::query(sql).bind(task).execute(&mut *tx).await?;
+    }
+    Ok(())
+}

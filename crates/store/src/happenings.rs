@@ -1,0 +1,69 @@
+//! What happened, in order.
+
+use sqlx::SqliteConnection;
+
+use crate::data::Happening;
+use crate::{Store, StoreError, row};
+
+impl Store {
+    /// Records events from outside; the store gives their ids.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn add_happenings(&self, happenings: Vec<Happening>) -> Result<(), StoreError> {
+        let mut write = self.write_bulk().await?;
+        for happening in happenings {
+            self.record(&mut write.tx, happening).await?;
+        }
+        write.commit().await
+    }
+
+    /// Records an event in the transaction that makes it true.
+    pub(crate) async fn record(
+        &self,
+        tx: &mut SqliteConnection,
+        happening: Happening,
+    ) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO happenings (id, time_us, kind, task, queue, node, message) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(self.next_ids(happening.time_us, 1))
+        .bind(happening.time_us)
+        .bind(happening.kind)
+        .bind(happening.task)
+        .bind(happening.queue)
+        .bind(happening.node)
+        .bind(happening.message)
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Events in order: those after `after`, or without it the newest ones.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn happenings(
+        &self,
+        task: Option<&str>,
+        after: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<Happening>, StoreError> {
+        let sql = match after {
+            Some(_) => {
+                "SELECT * FROM happenings WHERE id > $1 AND ($2 IS NULL OR task = $2) ORDER BY id LIMIT $3"
+            }
+            None => {
+                "SELECT * FROM happenings WHERE id > $1 AND ($2 IS NULL OR task = $2) ORDER BY id DESC LIMIT $3"
+            }
+        };
+        let rows = sqlx::query(sql).bind(after.unwrap_or(i64::MIN)).bind(task).bind(limit);
+        let mut found: Vec<Happening> =
+            rows.fetch_all(&self.readers).await?.iter().map(row::happening).collect::<Result<_, _>>()?;
+        if after.is_none() {
+            found.reverse();
+        }
+        Ok(found)
+    }
+}

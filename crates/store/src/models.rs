@@ -1,0 +1,98 @@
+//! Trained models: ClearML's registry entries, not the files.
+
+use serde_json::{Map, Value};
+use sqlx::{QueryBuilder, Sqlite};
+
+use crate::data::ModelRow;
+use crate::tasks::any_of;
+use crate::{Store, StoreError, row};
+
+impl Store {
+    /// Makes a model.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn create_model(&self, new: &ModelRow) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        sqlx::query(
+            "INSERT INTO models (id, name, task, project, created_us, last_update_us, doc) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(&new.id)
+        .bind(&new.name)
+        .bind(&new.task)
+        .bind(&new.project)
+        .bind(new.created_us)
+        .bind(new.last_update_us)
+        .bind(row::to_json(&new.doc)?)
+        .execute(&mut *write.tx)
+        .await?;
+        write.commit().await
+    }
+
+    /// One model.
+    ///
+    /// # Errors
+    /// [`StoreError::NoModel`].
+    pub async fn model(&self, id: &str) -> Result<ModelRow, StoreError> {
+        let found = sqlx::query("SELECT * FROM models WHERE id = $1").bind(id);
+        let found = found.fetch_optional(&self.readers).await?;
+        found.as_ref().map_or_else(|| Err(StoreError::NoModel(id.to_owned())), row::model)
+    }
+
+    /// Models, newest first: with one of these ids, of one of these tasks; an empty list is no condition.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn models(&self, ids: &[String], tasks: &[String]) -> Result<Vec<ModelRow>, StoreError> {
+        let mut sql = QueryBuilder::<Sqlite>::new("SELECT * FROM models WHERE 1 = 1");
+        any_of(&mut sql, "id", ids);
+        any_of(&mut sql, "task", tasks);
+        sql.push(" ORDER BY created_us DESC, id");
+        sql.build().fetch_all(&self.readers).await?.iter().map(row::model).collect()
+    }
+
+    /// Changes a model's name, project, task and members of its `doc`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoModel`].
+    pub async fn update_model(
+        &self,
+        id: &str,
+        name: Option<&str>,
+        project: Option<&str>,
+        doc: Map<String, Value>,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let found = sqlx::query("SELECT * FROM models WHERE id = $1").bind(id);
+        let found = found.fetch_optional(&mut *write.tx).await?;
+        let Some(old) = found.as_ref().map(row::model).transpose()? else {
+            return Err(StoreError::NoModel(id.to_owned()));
+        };
+        let mut merged = old.doc;
+        merged.extend(doc);
+        sqlx::query("UPDATE models SET name = $2, project = $3, doc = $4, last_update_us = $5 WHERE id = $1")
+            .bind(id)
+            .bind(name.unwrap_or(&old.name))
+            .bind(project.or(old.project.as_deref()))
+            .bind(row::to_json(&merged)?)
+            .bind(now_us)
+            .execute(&mut *write.tx)
+            .await?;
+        write.commit().await
+    }
+
+    /// Deletes a model's entry.
+    ///
+    /// # Errors
+    /// [`StoreError::NoModel`].
+    pub async fn delete_model(&self, id: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let done = sqlx::query("DELETE FROM models WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::NoModel(id.to_owned()));
+        }
+        write.commit().await
+    }
+}

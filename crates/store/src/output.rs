@@ -1,0 +1,176 @@
+//! What tasks print and measure. Batches go in with few statements; reading goes in pages.
+
+use std::collections::BTreeMap;
+
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+
+use crate::data::{LogLine, ReportRow, Scalar};
+use crate::{Store, StoreError, row};
+
+/// Rows per statement: SQLite takes 32766 values in one, and a scalar has six.
+const ROWS: usize = 1000;
+/// Rows per transaction: others who want to write wait no longer than this takes (some 30 ms).
+const ROWS_PER_WRITE: usize = 5000;
+
+impl Store {
+    /// Keeps pieces of output, in the order given. Their ids are the store's.
+    ///
+    /// # Errors
+    /// Only if the database fails; what was written before stays.
+    pub async fn add_logs(&self, lines: &[LogLine], now_us: i64) -> Result<(), StoreError> {
+        for chunk in lines.chunks(ROWS) {
+            let first = self.next_ids(now_us, i64::try_from(chunk.len()).unwrap_or(i64::MAX));
+            let mut write = self.write_bulk().await?;
+            let mut sql =
+                QueryBuilder::<Sqlite>::new("INSERT INTO logs (id, task, timestamp_ms, worker, level, msg) ");
+            sql.push_values((first..).zip(chunk), |mut row, (id, line)| {
+                row.push_bind(id).push_bind(&line.task).push_bind(line.timestamp_ms);
+                row.push_bind(&line.worker).push_bind(&line.level).push_bind(&line.msg);
+            });
+            sql.build().execute(&mut *write.tx).await?;
+            write.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Pieces of a task's output after a position, in order of arrival.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn logs_after(&self, task: &str, after: i64, limit: i64) -> Result<Vec<LogLine>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM logs WHERE task = $1 AND id > $2 ORDER BY id LIMIT $3");
+        let rows = rows.bind(task).bind(after).bind(limit).fetch_all(&self.readers).await?;
+        rows.iter().map(row::log_line).collect()
+    }
+
+    /// Pieces of a task's output by time: from `from_ms` on (`earlier` = false), or up to it, newest first.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn logs_by_time(
+        &self,
+        task: &str,
+        from_ms: Option<i64>,
+        earlier: bool,
+        limit: i64,
+    ) -> Result<Vec<LogLine>, StoreError> {
+        let sql = if earlier {
+            "SELECT * FROM logs WHERE task = $1 AND timestamp_ms < $2 ORDER BY timestamp_ms DESC, id DESC LIMIT $3"
+        } else {
+            "SELECT * FROM logs WHERE task = $1 AND timestamp_ms > $2 ORDER BY timestamp_ms, id LIMIT $3"
+        };
+        let from_ms = from_ms.unwrap_or(if earlier { i64::MAX } else { i64::MIN });
+        let rows = sqlx::query(sql).bind(task).bind(from_ms).bind(limit).fetch_all(&self.readers).await?;
+        rows.iter().map(row::log_line).collect()
+    }
+
+    /// How many pieces of output a task has.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn count_logs(&self, task: &str) -> Result<i64, StoreError> {
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM logs WHERE task = $1").bind(task);
+        Ok(count.fetch_one(&self.readers).await?)
+    }
+
+    /// Keeps measured values. A value for the same point replaces the old one.
+    ///
+    /// # Errors
+    /// Only if the database fails; what was written before stays.
+    pub async fn add_scalars(&self, scalars: &[Scalar]) -> Result<(), StoreError> {
+        for part in scalars.chunks(ROWS_PER_WRITE) {
+            let mut write = self.write_bulk().await?;
+            for chunk in part.chunks(ROWS) {
+                insert_scalars(&mut write.tx, chunk).await?;
+            }
+            let mut last: BTreeMap<&str, i64> = BTreeMap::new();
+            for scalar in part {
+                let iter = last.entry(&scalar.task).or_insert(0);
+                *iter = scalar.iter.max(*iter);
+            }
+            for (task, iter) in last {
+                sqlx::query("UPDATE tasks SET last_iteration = $2 WHERE id = $1 AND last_iteration < $2")
+                    .bind(task)
+                    .bind(iter)
+                    .execute(&mut *write.tx)
+                    .await?;
+            }
+            write.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// All values of a task, by metric, variant and iteration; of one metric, if given.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn scalars(&self, task: &str, metric: Option<&str>) -> Result<Vec<Scalar>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT * FROM scalars WHERE task = $1 AND ($2 IS NULL OR metric = $2) \
+             ORDER BY metric, variant, iter",
+        );
+        let rows = rows.bind(task).bind(metric).fetch_all(&self.readers).await?;
+        rows.iter().map(row::scalar).collect()
+    }
+
+    /// Keeps plots and the like. One for the same place replaces the old one.
+    ///
+    /// # Errors
+    /// Only if the database fails; what was written before stays.
+    pub async fn add_reports(&self, reports: &[ReportRow]) -> Result<(), StoreError> {
+        for chunk in reports.chunks(ROWS) {
+            let mut write = self.write_bulk().await?;
+            for report in chunk {
+                insert_report(&mut write.tx, report).await?;
+            }
+            write.commit().await?;
+        }
+        Ok(())
+    }
+
+    /// Plots and the like of a task, of one kind, by metric, variant and iteration.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn reports(&self, task: &str, kind: &str) -> Result<Vec<ReportRow>, StoreError> {
+        let rows =
+            sqlx::query("SELECT * FROM reports WHERE task = $1 AND kind = $2 ORDER BY metric, variant, iter");
+        let rows = rows.bind(task).bind(kind).fetch_all(&self.readers).await?;
+        rows.iter().map(row::report).collect()
+    }
+}
+
+async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
+    // One statement may not hit the same row twice (PostgreSQL's rule): the last value of a batch is the one that counts.
+    let key = |s: &Scalar| (s.task.clone(), s.metric.clone(), s.variant.clone(), s.iter);
+    let unique: BTreeMap<_, _> = scalars.iter().map(|scalar| (key(scalar), scalar)).collect();
+    let mut sql = QueryBuilder::<Sqlite>::new(
+        "INSERT INTO scalars (task, metric, variant, iter, timestamp_ms, value) ",
+    );
+    sql.push_values(unique.into_values(), |mut row, scalar| {
+        row.push_bind(&scalar.task).push_bind(&scalar.metric).push_bind(&scalar.variant);
+        row.push_bind(scalar.iter).push_bind(scalar.timestamp_ms).push_bind(scalar.value);
+    });
+    sql.push(" ON CONFLICT (task, metric, variant, iter) DO UPDATE SET ");
+    sql.push("timestamp_ms = excluded.timestamp_ms, value = excluded.value");
+    sql.build().execute(tx).await?;
+    Ok(())
+}
+
+async fn insert_report(tx: &mut SqliteConnection, report: &ReportRow) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO reports (task, kind, metric, variant, iter, timestamp_ms, doc) \
+         VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (task, kind, metric, variant, iter) \
+         DO UPDATE SET timestamp_ms = excluded.timestamp_ms, doc = excluded.doc",
+    )
+    .bind(&report.task)
+    .bind(&report.kind)
+    .bind(&report.metric)
+    .bind(&report.variant)
+    .bind(report.iter)
+    .bind(report.timestamp_ms)
+    .bind(row::to_json(&report.doc)?)
+    .execute(tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,203 @@
+//! Queues and the order in them.
+
+use serde_json::{Map, Value};
+use sqlx::{Row as _, SqliteConnection};
+
+use crate::data::{Change, QueueRow};
+use crate::flow::{entry, queue_name};
+use crate::{Store, StoreError, row};
+
+impl Store {
+    /// Makes a queue.
+    ///
+    /// # Errors
+    /// [`StoreError::NameTaken`].
+    pub async fn create_queue(
+        &self,
+        id: &str,
+        name: &str,
+        doc: &Map<String, Value>,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let done = sqlx::query(
+            "INSERT INTO queues (id, name, created_us, last_update_us, doc) VALUES ($1, $2, $3, $3, $4) \
+             ON CONFLICT (name) DO NOTHING",
+        )
+        .bind(id)
+        .bind(name)
+        .bind(now_us)
+        .bind(row::to_json(doc)?)
+        .execute(&mut *write.tx)
+        .await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::NameTaken { what: "queue", name: name.to_owned() });
+        }
+        write.commit().await
+    }
+
+    /// Changes a queue's name and members of its `doc`.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`], [`StoreError::NameTaken`].
+    pub async fn update_queue(
+        &self,
+        id: &str,
+        name: Option<&str>,
+        doc: Map<String, Value>,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let found = sqlx::query("SELECT * FROM queues WHERE id = $1").bind(id);
+        let found = found.fetch_optional(&mut *write.tx).await?;
+        let old = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
+        let name = name.map_or_else(|| old.try_get("name"), |name| Ok(name.to_owned()))?;
+        let taken = sqlx::query("SELECT id FROM queues WHERE name = $1 AND id <> $2").bind(&name).bind(id);
+        if taken.fetch_optional(&mut *write.tx).await?.is_some() {
+            return Err(StoreError::NameTaken { what: "queue", name });
+        }
+        let mut merged: Map<String, Value> = row::json(&old, "doc")?;
+        merged.extend(doc);
+        sqlx::query("UPDATE queues SET name = $2, doc = $3, last_update_us = $4 WHERE id = $1")
+            .bind(id)
+            .bind(&name)
+            .bind(row::to_json(&merged)?)
+            .bind(now_us)
+            .execute(&mut *write.tx)
+            .await?;
+        write.commit().await
+    }
+
+    /// Deletes a queue.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`]; [`StoreError::QueueNotEmpty`] if tasks wait in it, see [`Store::clear_queue`].
+    pub async fn delete_queue(&self, id: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        queue_name(&mut write.tx, id).await?;
+        let waiting = sqlx::query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").bind(id);
+        if waiting.fetch_optional(&mut *write.tx).await?.is_some() {
+            return Err(StoreError::QueueNotEmpty(id.to_owned()));
+        }
+        sqlx::query("DELETE FROM queues WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
+        write.commit().await
+    }
+
+    /// Takes all tasks out of a queue; they become drafts again. Gives how many.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`].
+    pub async fn clear_queue(&self, id: &str, change: &Change) -> Result<u64, StoreError> {
+        let mut cleared = 0;
+        for (task, _) in self.queue(id).await?.entries {
+            // One by one: each is an event of its own, and a task that left meanwhile is none of ours.
+            match self.dequeue(&task, Some(id), cantle_model::TaskStatus::Created, change).await {
+                Ok(true) => cleared += 1,
+                Ok(false) | Err(StoreError::NotInQueue { .. } | StoreError::NoTask(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(cleared)
+    }
+
+    /// All queues with their entries, by name.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn queues(&self) -> Result<Vec<QueueRow>, StoreError> {
+        // One transaction, so that no task is seen in two queues or in none while it moves.
+        let mut tx = self.readers.begin().await?;
+        let rows = sqlx::query("SELECT * FROM queues ORDER BY name").fetch_all(&mut *tx).await?;
+        let mut queues = Vec::with_capacity(rows.len());
+        for found in &rows {
+            let id: String = found.try_get("id")?;
+            queues.push(QueueRow {
+                entries: entries(&mut tx, &id).await?,
+                id,
+                name: found.try_get("name")?,
+                created_us: found.try_get("created_us")?,
+                last_update_us: found.try_get("last_update_us")?,
+                doc: row::json(found, "doc")?,
+            });
+        }
+        Ok(queues)
+    }
+
+    /// One queue.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`].
+    pub async fn queue(&self, id: &str) -> Result<QueueRow, StoreError> {
+        let mut tx = self.readers.begin().await?;
+        let found =
+            sqlx::query("SELECT * FROM queues WHERE id = $1").bind(id).fetch_optional(&mut *tx).await?;
+        let found = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
+        Ok(QueueRow {
+            entries: entries(&mut tx, id).await?,
+            id: id.to_owned(),
+            name: found.try_get("name")?,
+            created_us: found.try_get("created_us")?,
+            last_update_us: found.try_get("last_update_us")?,
+            doc: row::json(&found, "doc")?,
+        })
+    }
+
+    /// Moves a task within its queue: `place` gets its position and the number of entries, and says the new position.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`], [`StoreError::NotInQueue`].
+    pub async fn move_in_queue(
+        &self,
+        queue: &str,
+        task: &str,
+        place: impl FnOnce(usize, usize) -> usize + Send,
+    ) -> Result<usize, StoreError> {
+        let mut write = self.write().await?;
+        queue_name(&mut write.tx, queue).await?;
+        let mut order = entries(&mut write.tx, queue).await?;
+        let Some(from) = order.iter().position(|(id, _)| id == task) else {
+            return Err(StoreError::NotInQueue { task: task.to_owned(), queue: queue.to_owned() });
+        };
+        let to = place(from, order.len()).min(order.len() - 1);
+        let moved = order.remove(from);
+        order.insert(to, moved);
+        // Positions are unique, so all leave before they come back in their new order.
+        sqlx::query("DELETE FROM queue_entries WHERE queue = $1").bind(queue).execute(&mut *write.tx).await?;
+        for ((task, added_us), position) in order.into_iter().zip(1_i64..) {
+            sqlx::query(
+                "INSERT INTO queue_entries (task, queue, position, added_us) VALUES ($1, $2, $3, $4)",
+            )
+            .bind(task)
+            .bind(queue)
+            .bind(position)
+            .bind(added_us)
+            .execute(&mut *write.tx)
+            .await?;
+        }
+        write.commit().await?;
+        Ok(to)
+    }
+
+    /// Where a task waits: its queue and its place there, 0 for the front.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn place_of(&self, task: &str) -> Result<Option<(String, u64)>, StoreError> {
+        let mut tx = self.readers.begin().await?;
+        let Some((queue, position)) = entry(&mut tx, task).await? else {
+            return Ok(None);
+        };
+        let before: i64 =
+            sqlx::query_scalar("SELECT COUNT(*) FROM queue_entries WHERE queue = $1 AND position < $2")
+                .bind(&queue)
+                .bind(position)
+                .fetch_one(&mut *tx)
+                .await?;
+        Ok(Some((queue, before.unsigned_abs())))
+    }
+}
+
+async fn entries(tx: &mut SqliteConnection, queue: &str) -> Result<Vec<(String, i64)>, StoreError> {
+    let rows = sqlx::query_as("SELECT task, added_us FROM queue_entries WHERE queue = $1 ORDER BY position");
+    Ok(rows.bind(queue).fetch_all(tx).await?)
+}

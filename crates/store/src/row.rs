@@ -1,0 +1,161 @@
+//! From database rows to records.
+
+use cantle_model::TaskStatus;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sqlx::Row as _;
+use sqlx::sqlite::SqliteRow;
+
+use crate::data::{Happening, LogLine, ModelRow, ProjectRow, TaskIndex, TaskRow, WorkerRow};
+use crate::{NodeRow, ReportRow, Scalar, StoreError};
+
+/// Reads a column that holds JSON.
+pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+    let text: &str = row.try_get(column)?;
+    serde_json::from_str(text)
+        .map_err(|source| StoreError::Corrupt { what: format!("column {column}"), source })
+}
+
+/// JSON for a column. Everything the store keeps is made of strings, numbers, lists and objects, which can't fail.
+pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value)
+        .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
+}
+
+pub(crate) fn status(row: &SqliteRow) -> Result<TaskStatus, StoreError> {
+    let word: &str = row.try_get("status")?;
+    // Only words of `TaskStatus` are ever written.
+    Ok(word.parse().unwrap_or(TaskStatus::Unknown))
+}
+
+pub(crate) const TASK_INDEX: &str = "id, name, kind, status, project, parent, queue, tags, system_tags, created_us, \
+     last_update_us, status_changed_us, started_us, completed_us";
+
+pub(crate) fn task_index(row: &SqliteRow) -> Result<TaskIndex, StoreError> {
+    Ok(TaskIndex {
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        kind: row.try_get("kind")?,
+        status: status(row)?,
+        project: row.try_get("project")?,
+        parent: row.try_get("parent")?,
+        queue: row.try_get("queue")?,
+        tags: json(row, "tags")?,
+        system_tags: json(row, "system_tags")?,
+        created_us: row.try_get("created_us")?,
+        last_update_us: row.try_get("last_update_us")?,
+        status_changed_us: row.try_get("status_changed_us")?,
+        started_us: row.try_get("started_us")?,
+        completed_us: row.try_get("completed_us")?,
+    })
+}
+
+pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
+    Ok(TaskRow {
+        index: task_index(row)?,
+        status_reason: row.try_get("status_reason")?,
+        status_message: row.try_get("status_message")?,
+        last_worker: row.try_get("last_worker")?,
+        last_worker_report_us: row.try_get("last_worker_report_us")?,
+        last_iteration: row.try_get("last_iteration")?,
+        node: row.try_get("node")?,
+        lease: row.try_get("lease")?,
+        slices: json(row, "slices")?,
+        exit_code: row.try_get("exit_code")?,
+        reason: row.try_get("reason")?,
+        doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn project(row: &SqliteRow) -> Result<ProjectRow, StoreError> {
+    Ok(ProjectRow {
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        description: row.try_get("description")?,
+        created_us: row.try_get("created_us")?,
+        last_update_us: row.try_get("last_update_us")?,
+        doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn worker(row: &SqliteRow) -> Result<WorkerRow, StoreError> {
+    Ok(WorkerRow {
+        id: row.try_get("id")?,
+        registered_us: row.try_get("registered_us")?,
+        last_seen_us: row.try_get("last_seen_us")?,
+        timeout_s: row.try_get("timeout_s")?,
+        task: row.try_get("task")?,
+        queue: row.try_get("queue")?,
+        queues: json(row, "queues")?,
+        tags: json(row, "tags")?,
+        ip: row.try_get("ip")?,
+        machine_stats: row.try_get("machine_stats")?,
+    })
+}
+
+pub(crate) fn node(row: &SqliteRow) -> Result<NodeRow, StoreError> {
+    Ok(NodeRow {
+        node: row.try_get("node")?,
+        last_seen_us: row.try_get("last_seen_us")?,
+        interval_ms: row.try_get("interval_ms")?,
+        report: row.try_get("report")?,
+    })
+}
+
+pub(crate) fn happening(row: &SqliteRow) -> Result<Happening, StoreError> {
+    Ok(Happening {
+        id: row.try_get("id")?,
+        time_us: row.try_get("time_us")?,
+        kind: row.try_get("kind")?,
+        task: row.try_get("task")?,
+        queue: row.try_get("queue")?,
+        node: row.try_get("node")?,
+        message: row.try_get("message")?,
+    })
+}
+
+pub(crate) fn log_line(row: &SqliteRow) -> Result<LogLine, StoreError> {
+    Ok(LogLine {
+        id: row.try_get("id")?,
+        task: row.try_get("task")?,
+        timestamp_ms: row.try_get("timestamp_ms")?,
+        worker: row.try_get("worker")?,
+        level: row.try_get("level")?,
+        msg: row.try_get("msg")?,
+    })
+}
+
+pub(crate) fn scalar(row: &SqliteRow) -> Result<Scalar, StoreError> {
+    Ok(Scalar {
+        task: row.try_get("task")?,
+        metric: row.try_get("metric")?,
+        variant: row.try_get("variant")?,
+        iter: row.try_get("iter")?,
+        timestamp_ms: row.try_get("timestamp_ms")?,
+        value: row.try_get("value")?,
+    })
+}
+
+pub(crate) fn report(row: &SqliteRow) -> Result<ReportRow, StoreError> {
+    Ok(ReportRow {
+        task: row.try_get("task")?,
+        kind: row.try_get("kind")?,
+        metric: row.try_get("metric")?,
+        variant: row.try_get("variant")?,
+        iter: row.try_get("iter")?,
+        timestamp_ms: row.try_get("timestamp_ms")?,
+        doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
+    Ok(ModelRow {
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        task: row.try_get("task")?,
+        project: row.try_get("project")?,
+        created_us: row.try_get("created_us")?,
+        last_update_us: row.try_get("last_update_us")?,
+        doc: json(row, "doc")?,
+    })
+}

@@ -1,0 +1,261 @@
+//! Tasks as records: make, read, change, delete. Their states change in `flow`.
+
+use cantle_model::TaskStatus;
+use serde_json::{Map, Value};
+use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+
+use crate::data::{TaskFilter, TaskIndex, TaskRow};
+use crate::{Store, StoreError, row};
+
+/// A task to be made. It begins as a draft.
+#[derive(Clone, Debug, Default)]
+pub struct NewTask {
+    /// Its id, made by the caller.
+    pub id: String,
+    /// Its name.
+    pub name: String,
+    /// ClearML's `type`.
+    pub kind: String,
+    /// Id of its project; must exist.
+    pub project: Option<String>,
+    /// Id of the task that it was made from.
+    pub parent: Option<String>,
+    /// Free words.
+    pub tags: Vec<String>,
+    /// The system's words.
+    pub system_tags: Vec<String>,
+    /// Everything else.
+    pub doc: Map<String, Value>,
+}
+
+/// New values of a task; `None` leaves the old one.
+#[derive(Clone, Debug, Default)]
+pub struct TaskEdit {
+    /// Its name.
+    pub name: Option<String>,
+    /// ClearML's `type`.
+    pub kind: Option<String>,
+    /// Id of its project; must exist.
+    pub project: Option<String>,
+    /// Id of the task that it was made from.
+    pub parent: Option<String>,
+    /// Free words.
+    pub tags: Option<Vec<String>>,
+    /// The system's words.
+    pub system_tags: Option<Vec<String>>,
+    /// In words for people.
+    pub status_message: Option<String>,
+    /// In the program's words.
+    pub status_reason: Option<String>,
+    /// Members of `doc` to be replaced; `null` removes one.
+    pub doc: Map<String, Value>,
+}
+
+impl Store {
+    /// Makes a task.
+    ///
+    /// # Errors
+    /// [`StoreError::NoProject`].
+    pub async fn create_task(&self, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        project_must_exist(&mut write.tx, new.project.as_deref()).await?;
+        sqlx::query(
+            "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
+             status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
+             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
+        )
+        .bind(&new.id)
+        .bind(&new.name)
+        .bind(&new.kind)
+        .bind(&new.project)
+        .bind(&new.parent)
+        .bind(row::to_json(&new.tags)?)
+        .bind(row::to_json(&new.system_tags)?)
+        .bind(now_us)
+        .bind(row::to_json(&new.doc)?)
+        .execute(&mut *write.tx)
+        .await?;
+        write.commit().await
+    }
+
+    /// One task.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn task(&self, id: &str) -> Result<TaskRow, StoreError> {
+        let found = sqlx::query("SELECT * FROM tasks WHERE id = $1").bind(id).fetch_optional(&self.readers);
+        found.await?.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
+    }
+
+    /// What is filtered and ordered by, of all tasks that the filter lets through, newest first.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn task_index(&self, filter: &TaskFilter) -> Result<Vec<TaskIndex>, StoreError> {
+        let rows = self.select_tasks(row::TASK_INDEX, filter).await?;
+        rows.iter().map(row::task_index).collect()
+    }
+
+    /// All tasks that the filter lets through, newest first.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn tasks(&self, filter: &TaskFilter) -> Result<Vec<TaskRow>, StoreError> {
+        let rows = self.select_tasks("*", filter).await?;
+        rows.iter().map(row::task).collect()
+    }
+
+    async fn select_tasks(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<SqliteRow>, StoreError> {
+        let mut sql = QueryBuilder::<Sqlite>::new("SELECT ");
+        sql.push(columns).push(" FROM tasks WHERE 1 = 1");
+        let words: Vec<String> = filter.statuses.iter().map(ToString::to_string).collect();
+        for (column, values) in
+            [("id", &filter.ids), ("status", &words), ("project", &filter.projects), ("kind", &filter.kinds)]
+        {
+            any_of(&mut sql, column, values);
+        }
+        for (column, value) in [("queue", &filter.queue), ("parent", &filter.parent)] {
+            if let Some(value) = value {
+                sql.push(format_args!(" AND {column} = ")).push_bind(value);
+            }
+        }
+        sql.push(" ORDER BY created_us DESC, id");
+        if let Some(limit) = filter.limit {
+            sql.push(" LIMIT ").push_bind(limit);
+        }
+        Ok(sql.build().fetch_all(&self.readers).await?)
+    }
+
+    /// Changes a task. Unless forced, only a draft.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`], [`StoreError::NoProject`], [`StoreError::Status`].
+    pub async fn edit_task(
+        &self,
+        id: &str,
+        edit: &TaskEdit,
+        drafts_only: bool,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, id).await?;
+        if drafts_only && old.index.status != TaskStatus::Created {
+            let (task, from) = (id.to_owned(), old.index.status);
+            return Err(StoreError::Status { task, from, wanted: "changes without force".to_owned() });
+        }
+        project_must_exist(&mut write.tx, edit.project.as_deref()).await?;
+        let mut doc = old.doc;
+        for (key, value) in &edit.doc {
+            if value.is_null() {
+                doc.remove(key);
+            } else {
+                doc.insert(key.clone(), value.clone());
+            }
+        }
+        let index = old.index;
+        sqlx::query(
+            "UPDATE tasks SET name = $2, kind = $3, project = $4, parent = $5, tags = $6, system_tags = $7, \
+             status_message = $8, status_reason = $9, last_update_us = $10, doc = $11 WHERE id = $1",
+        )
+        .bind(id)
+        .bind(edit.name.as_ref().unwrap_or(&index.name))
+        .bind(edit.kind.as_ref().unwrap_or(&index.kind))
+        .bind(edit.project.as_ref().or(index.project.as_ref()))
+        .bind(edit.parent.as_ref().or(index.parent.as_ref()))
+        .bind(row::to_json(edit.tags.as_ref().unwrap_or(&index.tags))?)
+        .bind(row::to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?)
+        .bind(edit.status_message.as_ref().unwrap_or(&old.status_message))
+        .bind(edit.status_reason.as_ref().unwrap_or(&old.status_reason))
+        .bind(now_us)
+        .bind(row::to_json(&doc)?)
+        .execute(&mut *write.tx)
+        .await?;
+        write.commit().await
+    }
+
+    /// Changes members of a task's `doc` with a function that sees the old ones, in one step.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn update_task_doc(
+        &self,
+        id: &str,
+        now_us: i64,
+        change: impl FnOnce(&mut Map<String, Value>) + Send,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let mut doc = load(&mut write.tx, id).await?.doc;
+        change(&mut doc);
+        sqlx::query("UPDATE tasks SET doc = $2, last_update_us = $3 WHERE id = $1")
+            .bind(id)
+            .bind(row::to_json(&doc)?)
+            .bind(now_us)
+            .execute(&mut *write.tx)
+            .await?;
+        write.commit().await
+    }
+
+    /// Notes that a worker reported for a task.
+    ///
+    /// # Errors
+    /// Only if the database fails; unknown tasks are nobody's business here.
+    pub async fn touch_tasks(&self, ids: &[String], worker: &str, now_us: i64) -> Result<(), StoreError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let mut write = self.write_bulk().await?;
+        let mut sql = QueryBuilder::<Sqlite>::new("UPDATE tasks SET last_worker = ");
+        sql.push_bind(worker).push(", last_worker_report_us = ").push_bind(now_us).push(" WHERE 1 = 1");
+        any_of(&mut sql, "id", ids);
+        sql.build().execute(&mut *write.tx).await?;
+        write.commit().await
+    }
+
+    /// Notes that a task is alive, whoever says so.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn ping_task(&self, id: &str, now_us: i64) -> Result<(), StoreError> {
+        let mut write = self.write_bulk().await?;
+        let done = sqlx::query(
+            "UPDATE tasks SET last_update_us = $2, \
+             last_worker_report_us = CASE WHEN last_worker IS NULL THEN NULL ELSE $2 END WHERE id = $1",
+        )
+        .bind(id)
+        .bind(now_us)
+        .execute(&mut *write.tx)
+        .await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::NoTask(id.to_owned()));
+        }
+        write.commit().await
+    }
+}
+
+/// ` AND column IN (…)`, or nothing for no values. `column` is one of ours, never input.
+pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[String]) {
+    if values.is_empty() {
+        return;
+    }
+    sql.push(format_args!(" AND {column} IN ("));
+    let mut list = sql.separated(", ");
+    for value in values {
+        list.push_bind(value.clone());
+    }
+    sql.push(")");
+}
+
+/// Reads a task inside a write.
+pub(crate) async fn load(tx: &mut SqliteConnection, id: &str) -> Result<TaskRow, StoreError> {
+    let found = sqlx::query("SELECT * FROM tasks WHERE id = $1").bind(id).fetch_optional(tx).await?;
+    found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
+}
+
+async fn project_must_exist(tx: &mut SqliteConnection, id: Option<&str>) -> Result<(), StoreError> {
+    let Some(id) = id else {
+        return Ok(());
+    };
+    let found = sqlx::query("SELECT id FROM projects WHERE id = $1").bind(id).fetch_optional(tx).await?;
+    if found.is_some() { Ok(()) } else { Err(StoreError::NoProject(id.to_owned())) }
+}
