@@ -21,7 +21,7 @@ pub struct Command {
     /// Program and arguments, at least one.
     pub argv: Vec<OsString>,
     /// Set on top of our own environment.
-    pub env: BTreeMap<OsString, OsString>,
+    pub env: BTreeMap<String, OsString>,
     /// Working directory; our own if none.
     pub cwd: Option<PathBuf>,
 }

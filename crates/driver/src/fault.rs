@@ -73,7 +73,7 @@ impl FaultyDriver {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
         let matches =
             |fault: &Fault| fault.call == call && (fault.gpu.is_none() || fault.gpu.as_ref() == gpu);
-        let Some(index) = script.iter().position(|fault| matches(fault)) else { return Ok(()) };
+        let Some(index) = script.iter().position(matches) else { return Ok(()) };
         let fault = &mut script[index];
         if fault.after > 0 {
             fault.after -= 1;
