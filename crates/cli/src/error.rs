@@ -27,7 +27,7 @@ pub(crate) enum Kind {
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(crate) struct CliError {
-    kind: Kind,
+    code: u8,
     text: String,
 }
 
@@ -37,7 +37,12 @@ pub(crate) type Outcome = Result<ExitCode, CliError>;
 impl CliError {
     /// An error of this class.
     pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self::with_code(kind as u8, text)
+    }
+
+    /// An error whose exit code another room knows.
+    pub(crate) fn with_code(code: u8, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
     }
 
     /// The line.
@@ -47,7 +52,7 @@ impl CliError {
 
     /// The exit code.
     pub(crate) fn code(&self) -> ExitCode {
-        ExitCode::from(self.kind as u8)
+        ExitCode::from(self.code)
     }
 }
 
