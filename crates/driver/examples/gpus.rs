@@ -1,0 +1,42 @@
+//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also the context probe of this room's tests.
+
+use std::env;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use cantle_driver::{DriverError, PROBE_CONTEXT_COMMAND, Source};
+
+fn main() -> ExitCode {
+    let args: Vec<_> = env::args_os().skip(1).collect();
+    if args.first().is_some_and(|arg| arg == PROBE_CONTEXT_COMMAND) {
+        return cantle_driver::probe_context_main(&args[1..]);
+    }
+    let source = match args.as_slice() {
+        [_sim, dir, lib_dir] => Source::Sim { dir: dir.into(), lib_dir: lib_dir.into() },
+        _ => Source::Real,
+    };
+    match describe(&source) {
+        Ok(text) => {
+            let _ = write!(std::io::stdout(), "{text}");
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            let _ = writeln!(std::io::stderr(), "{error}");
+            ExitCode::from(7)
+        }
+    }
+}
+
+fn describe(source: &Source) -> Result<String, DriverError> {
+    let driver = cantle_driver::open(source)?;
+    let mut text = format!("{:?}\n{:#?}\n", driver.versions(), driver.libraries()?);
+    for gpu in driver.gpus()? {
+        let (location, memory) = (driver.location(&gpu.uuid)?, driver.memory(&gpu.uuid)?);
+        let context_bytes = driver.context_bytes(&gpu.uuid)?;
+        let processes = driver.processes(&gpu.uuid)?;
+        text += &format!(
+            "{gpu:?}\n  {location:?}\n  {memory:?}\n  context_bytes {context_bytes}\n  {processes:?}\n"
+        );
+    }
+    Ok(text)
+}
