@@ -20,28 +20,28 @@ pub(super) struct ProcessV1 {
 /// `nvmlProcessInfo_v2_t`, which `…_v3` functions fill too.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct ProcessV2 {
-    pid: u32,
-    used_bytes: u64,
-    gpu_instance: u32,
-    compute_instance: u32,
+pub(super) struct Process {
+    pub(super) pid: u32,
+    pub(super) used_bytes: u64,
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
 }
 
-impl From<ProcessV2> for ProcessV1 {
-    fn from(p: ProcessV2) -> Self {
+impl From<Process> for ProcessV1 {
+    fn from(p: Process) -> Self {
         Self { pid: p.pid, used_bytes: p.used_bytes }
     }
 }
 
 /// The processes that hold memory of a GPU, and with it a context.
-pub(super) fn running(gpu: &Gpu) -> Vec<ProcessV2> {
+pub(super) fn running(gpu: &Gpu) -> Vec<Process> {
     let state = gpu.swept();
     let mut found = Vec::new();
     for (slot, process) in state.processes() {
         for domain in WHOLE_GPU..MAX_DOMAINS {
             let held = process.held_granules[gpu.index][domain];
             if held > 0 {
-                found.push(ProcessV2 {
+                found.push(Process {
                     pid: state.pid_of(slot),
                     used_bytes: u64::from(held) * GRANULE_BYTES,
                     gpu_instance: if domain == WHOLE_GPU { NO_INSTANCE } else { domain as u32 - 1 },
@@ -66,7 +66,7 @@ pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlRes
     Ok(())
 }
 
-fn list_running<T: From<ProcessV2>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
+fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
     let running = running(&gpu(device)?);
     list(count, buffer, running.into_iter().map(T::from).collect())
 }
@@ -81,28 +81,28 @@ nvml_api! {
     fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_running(device, count, buffer)
     }
-    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_running(device, count, buffer)
     }
-    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_running(device, count, buffer)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_none(device, count, buffer)
     }
-    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_none(device, count, buffer)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_none(device, count, buffer)
     }
-    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<ProcessV2>) {
+    fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_none(device, count, buffer)
     }
 }

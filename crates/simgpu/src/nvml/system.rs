@@ -16,6 +16,13 @@ pub(super) fn write(buffer: TextBuffer, capacity: u32, text: &str) -> NvmlResult
     if buffer.write(capacity as usize, text)? { Ok(()) } else { Err(NvmlError::INSUFFICIENT_SIZE) }
 }
 
+/// The program a process was started as.
+pub(super) fn process_name(pid: u32) -> Option<String> {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let program = command.split(|&byte| byte == 0).next()?;
+    Some(String::from_utf8_lossy(program).into_owned())
+}
+
 static ERRORS: &[(i32, &CStr)] = &[
     (0, c"Success"),
     (1, c"Uninitialized"),
@@ -56,9 +63,7 @@ nvml_api! {
     fn nvmlSystemGetCudaDriverVersion_v2(version: Out<i32>) { Ok(version.set(CUDA_VERSION)?) }
 
     fn nvmlSystemGetProcessName(pid: u32, text: TextBuffer, length: u32) {
-        let command = fs::read(format!("/proc/{pid}/cmdline")).map_err(|_| NvmlError::NOT_FOUND)?;
-        let program = command.split(|&byte| byte == 0).next().unwrap_or_default();
-        text.write(length as usize, &String::from_utf8_lossy(program))?;
+        text.write(length as usize, &process_name(pid).ok_or(NvmlError::NOT_FOUND)?)?;
         Ok(())
     }
 }
