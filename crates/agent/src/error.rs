@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cantle_model::GpuListError;
+use cantle_model::{GpuListError, LeaseId};
 
 /// An error of the agent.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,9 @@ pub enum AgentError {
         owner: u32,
     },
     /// Another daemon answers for the GPU.
-    #[error("GPU {index} is taken by agent {worker} (pid {pid}); stop it first or choose other GPUs with --gpus")]
+    #[error(
+        "GPU {index} is taken by agent {worker} (pid {pid}); stop it first or choose other GPUs with --gpus"
+    )]
     GpuTaken {
         /// NVML index of the GPU.
         index: u32,
@@ -44,7 +46,10 @@ pub enum AgentError {
     #[error(transparent)]
     Queues(#[from] cantle_sched::DemandError),
     /// A queue that the server does not have.
-    #[error("there is no queue \"{queue}\" on the server{}; create it with --create-queue", known_queues(known))]
+    #[error(
+        "there is no queue \"{queue}\" on the server{}; create it with --create-queue",
+        known_queues(known)
+    )]
     UnknownQueue {
         /// As given.
         queue: String,
@@ -60,6 +65,17 @@ pub enum AgentError {
     /// A plan that must not be executed.
     #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
     Audit(String),
+    /// A task that can't be run as it is.
+    #[error("task \"{name}\": {why}")]
+    Task {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// Somebody took a lease back before its task could start.
+    #[error("lease {0} is gone; the task was not started")]
+    LeaseGone(LeaseId),
     /// A GPU whose name is not a UUID.
     #[error("GPU {0} has no usable UUID; cantle keys its accounting by it")]
     BadUuid(String),
@@ -93,7 +109,12 @@ impl AgentError {
             Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) => 7,
             Self::GpuTaken { .. } => 8,
             Self::Start(error) => error.exit_code(),
-            Self::File { .. } | Self::NotOurs { .. } | Self::Audit(_) | Self::Server(_) => 1,
+            Self::File { .. }
+            | Self::NotOurs { .. }
+            | Self::Audit(_)
+            | Self::Task { .. }
+            | Self::LeaseGone(_)
+            | Self::Server(_) => 1,
         }
     }
 }

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use cantle_driver::{ContextCache, Driver, Source};
 use cantle_ledger::host::{self, GpuLimit};
-use cantle_model::{Gpu, Lease, LeaseId, Slice, TaskId};
+use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 
 use crate::AgentError;
@@ -42,12 +42,13 @@ impl Launcher {
     pub(crate) fn new(
         driver: &dyn Driver,
         source: &Source,
-        lib_dir: &std::path::Path,
+        lib_dir: &Path,
         node: &Node,
         wish: BackendWish,
     ) -> Result<Self, AgentError> {
         let libraries = driver.libraries()?;
-        let library = |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
+        let library =
+            |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
         Ok(Self {
             shim_dir: lib_dir.join("shim"),
             sim_dir: match source {
@@ -134,4 +135,19 @@ pub(crate) fn enforced_by(backend: &Backend) -> String {
         Backend::Preload { why } => format!("enforced by LD_PRELOAD, which a program can evade ({why})"),
         Backend::Container => "enforced by container mounts".to_owned(),
     }
+}
+
+/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`
+pub(crate) fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
+    let one = |slice: &Slice| {
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+        let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
+        let limit = Bytes(slice.memory_limit_bytes);
+        if slice.milli == Milli::ONE {
+            format!("GPU {index} ({model}), {limit} limit")
+        } else {
+            format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)
+        }
+    };
+    slices.iter().map(one).collect::<Vec<_>>().join(" and ")
 }

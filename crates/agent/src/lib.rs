@@ -1,15 +1,24 @@
+//! The node's side of cantle: what is given out on this machine and who runs under it.
+//!
+//! [`run_here`] runs one task now (`cantle run`); [`daemon`] serves queues (`cantle daemon`). Both take their decisions
+//! from `sched`, write a lease to the [`Node`]'s store before a slice exists, and start the task through `runtime` with
+//! the shim in its way. They share one store per set of GPUs, so they never overlap.
 
 mod capacity;
 mod clock;
+mod daemon;
 mod error;
+mod job;
 mod launch;
 mod members;
 mod node;
+mod refusals;
 mod run_here;
 mod uuid;
 
 use cantle_model::Holder;
 
+pub use daemon::{Config, daemon};
 pub use error::AgentError;
 pub use launch::Command;
 pub use node::{Claim, Locked, Node};

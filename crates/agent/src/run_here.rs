@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{Bytes, ComputeMode, Gpu, GpuRequest, Lease, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{ComputeMode, Gpu, GpuRequest, Lease, QueueSpec, QueueWant, TaskId};
 use cantle_runtime::{BackendWish, start_attached};
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
 use tokio::time::{Instant, sleep};
 
 use crate::capacity;
 use crate::clock::now_ms;
-use crate::launch::{Command, Launcher, enforced_by, new_lease};
+use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
 use crate::node::{Locked, Node};
 use crate::{AgentError, own_holder};
 
@@ -120,19 +120,4 @@ fn take(
     let lease = new_lease(id, name, None, slices);
     locked.put(&lease)?;
     Ok(Ok(lease))
-}
-
-/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`
-fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
-    let one = |slice: &Slice| {
-        let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
-        let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
-        let limit = Bytes(slice.memory_limit_bytes);
-        if slice.milli == cantle_model::Milli::ONE {
-            format!("GPU {index} ({model}), {limit} limit")
-        } else {
-            format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)
-        }
-    };
-    slices.iter().map(one).collect::<Vec<_>>().join(" and ")
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_clearml::Credentials;
 use cantle_driver::Source;
 use cantle_model::{GpuList, QueueSpec};
+use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
 /// Settings of [`crate::daemon`].
@@ -37,15 +38,41 @@ pub struct Config {
     pub lib_dir: PathBuf,
     /// Where the agent keeps what must outlive it.
     pub state_dir: PathBuf,
-    /// The cantle binary: it runs each task as `<program> __supervise <directory>`.
+    /// The cantle binary, which is also each task's supervisor ([`cantle_runtime::TASK_INIT_COMMAND`]).
     pub program: PathBuf,
     /// How often queues and tasks are looked at.
     pub poll: Duration,
     /// How long a task may take to end after SIGTERM.
     pub stop_grace: Duration,
+    /// Which enforcement is accepted.
+    pub wish: BackendWish,
 }
 
 impl Config {
+    /// The defaults: every GPU, all of them for one task at a time, no queue yet.
+    #[must_use]
+    pub fn new(server: String, credentials: Credentials, source: Source) -> Self {
+        Self {
+            server,
+            credentials,
+            name: "node".to_owned(),
+            worker_id: None,
+            queues: Vec::new(),
+            create_queues: false,
+            gpus: GpuList::All,
+            gpus_text: None,
+            dynamic: false,
+            policy: Policy::default(),
+            source,
+            lib_dir: PathBuf::from("lib"),
+            state_dir: PathBuf::from("."),
+            program: PathBuf::from("/proc/self/exe"),
+            poll: Duration::from_millis(500),
+            stop_grace: Duration::from_secs(10),
+            wish: BackendWish::Auto,
+        }
+    }
+
     /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, or what was forced.
     #[must_use]
     pub fn worker(&self) -> String {

@@ -1,13 +1,13 @@
 //! From the end of a process to a result on the server.
 
 use cantle_clearml::events::Event;
-use cantle_clearml::{Error as WireError, cantle, subcode, tasks};
+use cantle_clearml::{Error as WireError, subcode, tasks};
 use cantle_model::LeaseId;
 
-use super::entry::Stage;
+use super::entry::Entry;
 use super::{Agent, logs};
 use crate::clock::now_ms;
-use crate::job::{Exit, Stop};
+use crate::job::{Outcome, Stop};
 
 /// ClearML's words for the ends of a task: its web page and its users know them.
 const DONE: &str = "worker execution done";
@@ -24,7 +24,7 @@ enum Verdict {
     Nothing,
 }
 
-fn verdict(exit: &Exit, stop: Option<&Stop>) -> Verdict {
+fn verdict(exit: &Outcome, stop: Option<&Stop>) -> Verdict {
     match (stop, exit.code, &exit.message) {
         (Some(Stop::Superseded), _, _) => Verdict::Nothing,
         (Some(Stop::Enforced(why)), _, _) => Verdict::Failed(why.clone()),
@@ -42,9 +42,7 @@ fn verdict(exit: &Exit, stop: Option<&Stop>) -> Verdict {
 impl Agent {
     /// Sends on what running tasks printed.
     pub(crate) async fn forward_logs(&mut self) -> Result<(), WireError> {
-        let running: Vec<LeaseId> =
-            self.entries.iter().filter(|(_, entry)| entry.is_running()).map(|(id, _)| id.clone()).collect();
-        for lease in running {
+        for lease in self.leases_where(Entry::is_running) {
             self.forward_log(&lease, false).await?;
         }
         Ok(())
@@ -84,13 +82,7 @@ impl Agent {
 
     /// Tells the server about every task that has ended; what it knows is forgotten here.
     pub(crate) async fn deliver_ended(&mut self) -> Result<(), WireError> {
-        let ended: Vec<LeaseId> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.stage == Stage::Ended)
-            .map(|(id, _)| id.clone())
-            .collect();
-        for lease in ended {
+        for lease in self.leases_where(Entry::is_ended) {
             self.forward_log(&lease, true).await?;
             self.deliver_result(&lease).await?;
             if let Some(entry) = self.entries.remove(&lease)
@@ -104,22 +96,14 @@ impl Agent {
 
     async fn deliver_result(&mut self, lease: &LeaseId) -> Result<(), WireError> {
         let Some(entry) = self.entries.get(lease) else { return Ok(()) };
-        let exit = match entry.dir.exit() {
-            Ok(Some(exit)) => exit,
-            Ok(None) => Exit { code: None, message: None },
-            Err(error) => Exit { code: None, message: Some(error.to_string()) },
+        let outcome = match entry.dir.outcome() {
+            Ok(outcome) => outcome.unwrap_or(Outcome { code: None, message: None }),
+            Err(error) => Outcome { code: None, message: Some(error.to_string()) },
         };
         let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
-        let verdict = verdict(&exit, stop.as_ref());
-        let (task, name) = (entry.job.task.0.clone(), entry.name.clone());
-        let report = cantle::ReportTask {
-            task: task.clone(),
-            node: self.config.name.clone(),
-            lease: lease.0.clone(),
-            slices: entry.job.slices.clone(),
-            exit_code: exit.code,
-            message: exit.message.clone(),
-        };
+        let verdict = verdict(&outcome, stop.as_ref());
+        let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
+        let report = self.task_report(lease, Some(&outcome));
         accept_refusal(self.link.call_extended(&report).await.map(|_| ()))?;
         accept_refusal(self.tell(&task, &verdict).await)?;
         let message = match &verdict {
@@ -177,8 +161,8 @@ fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
 mod tests {
     use super::*;
 
-    fn exit(code: i32) -> Exit {
-        Exit { code: Some(code), message: None }
+    fn exit(code: i32) -> Outcome {
+        Outcome { code: Some(code), message: None }
     }
 
     #[test]
@@ -189,9 +173,11 @@ mod tests {
         assert_eq!(verdict(&exit(143), Some(&Stop::Shutdown)), Verdict::Stopped(SHUT_DOWN));
         assert_eq!(verdict(&exit(0), Some(&Stop::Shutdown)), Verdict::Completed, "it was faster");
         assert_eq!(verdict(&exit(0), Some(&Stop::Superseded)), Verdict::Nothing);
-        let lost = Exit { code: None, message: Some("its supervisor was killed".into()) };
+        let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
         assert_eq!(verdict(&lost, None), Verdict::Failed("its supervisor was killed".into()));
         let enforced = Stop::Enforced("it held 3 GiB outside its slice".into());
-        assert!(matches!(verdict(&exit(137), Some(&enforced)), Verdict::Failed(why) if why.contains("3 GiB")));
+        assert!(
+            matches!(verdict(&exit(137), Some(&enforced)), Verdict::Failed(why) if why.contains("3 GiB"))
+        );
     }
 }

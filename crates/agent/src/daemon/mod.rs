@@ -8,6 +8,7 @@
 //! ```
 
 mod adopt;
+mod command;
 mod config;
 mod entry;
 mod finish;
@@ -16,6 +17,7 @@ mod logs;
 mod queues;
 mod report;
 mod running;
+mod settle;
 mod setup;
 mod start;
 
@@ -25,14 +27,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_clearml::Error as WireError;
+use cantle_clearml::cantle::EventView;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
+use cantle_runtime::Exit;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 pub use config::Config;
 
 use crate::AgentError;
+use crate::launch::Launcher;
 use crate::node::{Claim, Node};
 use entry::Entry;
 use link::Link;
@@ -50,9 +55,10 @@ struct Agent {
     queues: Vec<Served>,
     jobs_dir: PathBuf,
     entries: BTreeMap<LeaseId, Entry>,
-    /// Leases whose supervisor has ended.
-    ended: mpsc::UnboundedReceiver<LeaseId>,
-    ended_sender: mpsc::UnboundedSender<LeaseId>,
+    launcher: Launcher,
+    /// Tasks of which nothing is left.
+    ended: mpsc::UnboundedReceiver<(LeaseId, Exit)>,
+    ended_sender: mpsc::UnboundedSender<(LeaseId, Exit)>,
     reports: report::Reports,
     planning: start::Planning,
 }
@@ -79,12 +85,12 @@ impl Agent {
             tokio::select! {
                 biased;
                 () = &mut shutdown => return,
-                Some(lease) = self.ended.recv() => self.supervisor_ended(&lease),
+                Some((lease, exit)) = self.ended.recv() => self.task_ended(&lease, exit),
                 _ = poll.tick() => {}
             }
             // What ended together is handled together, before anything new is planned.
-            while let Ok(lease) = self.ended.try_recv() {
-                self.supervisor_ended(&lease);
+            while let Ok((lease, exit)) = self.ended.try_recv() {
+                self.task_ended(&lease, exit);
             }
             tokio::select! {
                 biased;
@@ -115,10 +121,27 @@ impl Agent {
         self.forward_logs().await?;
         self.deliver_ended().await?;
         self.heed_aborts().await?;
-        self.settle_unsure().await?;
+        self.settle_unsettled().await?;
         self.begin_claimed().await?;
         self.fill().await?;
         self.report(Instant::now()).await?;
         self.link.flush_events().await
+    }
+
+    /// The leases of the entries that match.
+    fn leases_where(&self, matches: impl Fn(&Entry) -> bool) -> Vec<LeaseId> {
+        self.entries.iter().filter(|(_, entry)| matches(entry)).map(|(lease, _)| lease.clone()).collect()
+    }
+
+    /// Notes a decision, with its reason, for the log and for the server.
+    fn note(&mut self, kind: &str, task: Option<&str>, queue: Option<&str>, message: String) {
+        self.link.note(EventView {
+            kind: kind.to_owned(),
+            task: task.map(str::to_owned),
+            queue: queue.map(str::to_owned),
+            node: Some(self.config.name.clone()),
+            message,
+            ..EventView::default()
+        });
     }
 }

@@ -37,7 +37,11 @@ pub(crate) fn spec_text(want: &QueueWant) -> String {
 }
 
 /// Finds the queues by name or id; makes the missing ones if `create`.
-pub(crate) async fn resolve(link: &Link, specs: &[QueueSpec], create: bool) -> Result<Vec<Served>, AgentError> {
+pub(crate) async fn resolve(
+    link: &Link,
+    specs: &[QueueSpec],
+    create: bool,
+) -> Result<Vec<Served>, AgentError> {
     let all = link.call(&queues::GetAll::default()).await?.queues;
     let mut served: Vec<Served> = Vec::new();
     for spec in specs {

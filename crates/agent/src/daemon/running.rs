@@ -3,58 +3,80 @@
 use std::time::Duration;
 
 use cantle_clearml::{Error as WireError, tasks};
-use cantle_model::{Holder, LeaseId, TaskStatus};
-use tokio::time::{Instant, sleep};
+use cantle_model::{LeaseId, TaskStatus};
+use cantle_runtime::{Exit, Running};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Agent;
 use super::entry::{Entry, Stage};
-use crate::job::{Exit, Stop};
+use crate::job::{Outcome, Stop};
 
-/// How often the end of a process is looked for that is not our child.
-const WATCH_EVERY: Duration = Duration::from_millis(100);
-
-/// On top of the grace that a task gets: its supervisor's own time.
-const SUPERVISOR_EXTRA: Duration = Duration::from_secs(5);
+/// After the grace of a task, for its supervisor to write down how it ended.
+const SUPERVISOR_EXTRA: Duration = Duration::from_secs(3);
+/// For the last words to the server.
+const GOODBYE: Duration = Duration::from_secs(10);
 
 impl Agent {
-    /// Has a note sent when a process that is not our child (a supervisor that a former daemon started) is gone.
-    pub(crate) fn watch_stranger(&self, lease: LeaseId, holder: Holder) {
+    /// Has [`Agent::task_ended`] called when the task and everything it left behind are gone.
+    pub(crate) fn watch(&self, lease: LeaseId, mut task: Running) {
         let ended = self.ended_sender.clone();
         tokio::spawn(async move {
-            while cantle_runtime::alive(&holder) {
-                sleep(WATCH_EVERY).await;
-            }
-            // The receiver is gone only when the daemon is.
-            let _ = ended.send(lease);
+            let exit = task.wait().await;
+            // The receiver is gone only when the daemon is; then the next one finds the runtime's own note.
+            let _ = ended.send((lease, exit));
         });
     }
 
-    /// A supervisor has ended: normally after it wrote how its task did.
-    pub(crate) fn supervisor_ended(&mut self, lease: &LeaseId) {
-        let Some(entry) = self.entries.get_mut(lease) else { return };
-        if !matches!(entry.dir.exit(), Ok(None)) {
-            entry.stage = Stage::Ended;
-            entry.region = None;
-            return;
+    /// Looks at what needs no server.
+    pub(crate) fn watch_local(&mut self) {
+        let now = Instant::now();
+        let mut news = Vec::new();
+        for entry in self.entries.values_mut().filter(|entry| entry.is_running()) {
+            let Some(refusals) = &mut entry.refusals else { continue };
+            if let Some(line) = refusals.news(&entry.job.slices, &self.gpus, now) {
+                news.push((entry.job.task.0.clone(), format!("task {}: {line}", entry.job.name)));
+            }
         }
-        // It was killed. Its task may live on; then the lease stands until that has ended too.
-        let leader = self.node.lease(lease).ok().flatten().and_then(|lease| lease.leader);
-        match leader.filter(cantle_runtime::alive) {
-            Some(leader) => self.watch_stranger(lease.clone(), leader),
-            None => self.lost(lease),
+        for (task, line) in news {
+            self.note("refuse", Some(&task), None, line);
         }
     }
 
-    /// Nobody is left who could say how the task ended.
-    fn lost(&mut self, lease: &LeaseId) {
+    pub(crate) fn task_ended(&mut self, lease: &LeaseId, exit: Exit) {
+        let outcome = match exit {
+            Exit::Lost => Outcome {
+                code: None,
+                message: Some(
+                    "its supervisor was killed, or the machine restarted: nobody saw how it ended".to_owned(),
+                ),
+            },
+            exit => Outcome { code: Some(exit.code()), message: None },
+        };
+        self.settle(lease, outcome);
+    }
+
+    /// Writes down how a task ended, then gives its slice back.
+    pub(crate) fn settle(&mut self, lease: &LeaseId, outcome: Outcome) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
-        let message = "its supervisor was killed, or the machine restarted: nobody saw how the task ended";
-        let exit = Exit { code: None, message: Some(message.to_owned()) };
-        if let Err(error) = entry.dir.set_exit(&exit) {
-            tracing::error!(%error, "can't note the end of a task");
+        if let Err(error) = entry.dir.set_outcome(&outcome) {
+            tracing::error!(%error, "how a task ended is not on disk");
         }
         entry.stage = Stage::Ended;
-        entry.region = None;
+        entry.refusals = None;
+        self.give_back(lease);
+    }
+
+    /// Frees a lease whose task has no process any more.
+    pub(crate) fn give_back(&mut self, lease: &LeaseId) {
+        let freed = self.node.lock().and_then(|locked| match locked.lease(lease)? {
+            Some(lease) => locked.retire(&lease),
+            None => Ok(()),
+        });
+        if let Err(error) = freed {
+            // The sweep before the next plan tries again.
+            tracing::error!(%error, %lease, "a slice is not free yet");
+        }
+        self.planning.changed = true;
     }
 
     /// Asks the server, in one call, whether somebody wants one of our tasks stopped.
@@ -75,8 +97,7 @@ impl Agent {
         };
         let answer = self.link.call(&request).await?.tasks;
         for (lease, id) in watched {
-            let task = answer.iter().find(|task| task.id == id);
-            if let Some(stop) = wanted_stop(task) {
+            if let Some(stop) = wanted_stop(answer.iter().find(|task| task.id == id)) {
                 self.note("stop", Some(&id), None, stop_words(&stop));
                 self.stop(&lease, stop);
             }
@@ -84,38 +105,35 @@ impl Agent {
         Ok(())
     }
 
-    /// Starts to stop a task; its supervisor does the rest.
+    /// Starts to stop a task; [`Agent::task_ended`] follows when it is gone.
     pub(crate) fn stop(&mut self, lease: &LeaseId, stop: Stop) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
-        let Stage::Running(supervisor) = entry.stage else { return };
+        let Stage::Running(stopper) = &entry.stage else { return };
         if let Err(error) = entry.dir.set_stop(&stop) {
-            tracing::error!(%error, "the reason of a stop is not on disk");
+            tracing::error!(%error, "why a task is stopped is not on disk");
         }
         entry.stop = Some(stop);
-        cantle_runtime::terminate(&supervisor);
+        let (stopper, grace) = (stopper.clone(), self.config.stop_grace);
+        tokio::spawn(async move { stopper.stop(grace).await });
     }
 
     /// The end of the daemon: its tasks end with it, as with ClearML's agent.
     pub(crate) async fn stop_everything(&mut self) {
-        let running: Vec<LeaseId> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_running() && entry.stop.is_none())
-            .map(|(lease, _)| lease.clone())
-            .collect();
-        for lease in running {
+        for lease in self.leases_where(|entry| entry.is_running() && entry.stop.is_none()) {
             self.stop(&lease, Stop::Shutdown);
         }
         let until = Instant::now() + self.config.stop_grace + SUPERVISOR_EXTRA;
         while self.entries.values().any(Entry::is_running) && Instant::now() < until {
             tokio::select! {
-                Some(lease) = self.ended.recv() => self.supervisor_ended(&lease),
-                () = sleep(WATCH_EVERY) => {}
+                Some((lease, exit)) = self.ended.recv() => self.task_ended(&lease, exit),
+                () = sleep(SUPERVISOR_EXTRA) => {}
             }
         }
-        if let Err(error) = self.say_goodbye().await {
+        match timeout(GOODBYE, self.say_goodbye()).await {
+            Ok(Ok(())) => {}
             // What is not delivered is on disk; the next daemon delivers it.
-            tracing::warn!(%error, "not everything could be reported");
+            Ok(Err(error)) => tracing::warn!(%error, "not everything could be reported"),
+            Err(_) => tracing::warn!("not everything could be reported in time"),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::Arc;
 
 use cantle_clearml::{Client, workers};
-use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use tokio::sync::mpsc;
 
@@ -14,6 +13,7 @@ use super::link::Link;
 use super::queues::resolve;
 use super::{Agent, Config, report, start};
 use crate::AgentError;
+use crate::launch::Launcher;
 use crate::node::Node;
 
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
@@ -34,6 +34,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     let queues = resolve(&link, &config.queues, config.create_queues).await?;
 
     let node = Node::open(&Node::dir_for(&config.source))?;
+    let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
+    launcher.measure(driver.as_ref(), &gpus)?;
     let me = crate::own_holder();
     let claim = node.lock()?.claim(&worker, me, &gpus)?;
     let jobs_dir = config.state_dir.join("agent").join("jobs");
@@ -49,7 +51,6 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         claim.release(&node)?;
         return Err(error.into());
     }
-    measure_contexts(driver.as_ref(), &config, &gpus);
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
     let (ended_sender, ended) = mpsc::unbounded_channel();
     Ok(Agent {
@@ -57,6 +58,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         link,
         driver: Arc::clone(&driver),
         node,
+        launcher,
         claim,
         gpus,
         queues,
@@ -68,4 +70,14 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         planning: start::Planning::default(),
         config,
     })
+}
+
+/// Without `--dynamic-gpus` a task gets all GPUs of the agent, whatever queue it comes from.
+fn all_gpus_each(queues: &[QueueSpec], gpus: &[Gpu]) -> Vec<QueueSpec> {
+    let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let all = |queue: &QueueSpec| QueueSpec {
+        name: queue.name.clone(),
+        want: QueueWant::Fixed(GpuRequest::Gpus(count)),
+    };
+    queues.iter().map(all).collect()
 }

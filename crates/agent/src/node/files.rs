@@ -30,8 +30,7 @@ pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, keep: Keep) -> Re
 
 fn write_whole(path: &Path, bytes: &[u8], keep: Keep) -> io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file =
-        OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
     file.write_all(bytes)?;
     if keep == Keep::Always {
         file.sync_all()?;

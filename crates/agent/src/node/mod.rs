@@ -5,7 +5,7 @@
 //! ```text
 //! lock                     flock: whoever holds it may read, decide and write
 //! leases/<lease>.json      one per grant, on disk before the slice exists and until it is gone
-//! slices/<lease>/          the accounting region of the lease: limits, usage
+//! slices/<lease>/          the accounting region of the lease: limits, usage; task → the files of its task
 //! agents/<worker>.json     which GPUs a daemon answers for
 //! boot                     the start of the machine that all of this belongs to
 //! ```
@@ -20,7 +20,7 @@ mod sweep;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
 use cantle_driver::Source;
@@ -30,6 +30,8 @@ pub use claim::Claim;
 use files::Keep;
 
 use crate::AgentError;
+
+const TASK_LINK: &str = "task";
 
 const PARTS: [&str; 3] = ["leases", "slices", "agents"];
 
@@ -122,6 +124,16 @@ impl Node {
     /// Names the lease file that can't be read.
     pub fn leases(&self) -> Result<Vec<Lease>, AgentError> {
         files::read_all(&self.dir.join("leases"))
+    }
+
+    /// Notes where the runtime keeps the files of a lease's task. Its supervisor's lock there keeps the lease standing,
+    /// from before the task's first process is known until nothing of the task is left.
+    ///
+    /// # Errors
+    /// Names the link that could not be made.
+    pub(crate) fn link_task(&self, lease: &LeaseId, dir: &Path) -> Result<(), AgentError> {
+        let link = self.slice_dir(lease).join(TASK_LINK);
+        symlink(dir, &link).map_err(|e| AgentError::file(&link, &e))
     }
 
     fn lease_path(&self, lease: &LeaseId) -> PathBuf {

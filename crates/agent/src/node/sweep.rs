@@ -5,15 +5,16 @@ use std::path::Path;
 use cantle_ledger::host::Observer;
 use cantle_model::{Lease, Slice};
 
-use super::Locked;
+use super::{Locked, TASK_LINK};
 use crate::AgentError;
+use crate::job::is_supervised;
 use crate::uuid::gpu_uuid_bytes;
 
 impl Locked<'_> {
     /// Takes back each lease that nobody holds any more, and gives the ones that stand.
     ///
-    /// A lease stands as long as the process that answers for it lives, or the task's first process, or any process
-    /// that is attached to its accounting region. So a task outlives a killed `cantle run` with its slice intact.
+    /// A lease stands as long as the process that answers for it lives, or the task's first process or supervisor, or any
+    /// process that is attached to its accounting region. So a task outlives a killed `cantle run` with its slice intact.
     ///
     /// # Errors
     /// Names the file that can't be read or removed.
@@ -34,7 +35,11 @@ impl Locked<'_> {
         if lives(&lease.owner) || lease.leader.as_ref().is_some_and(lives) {
             return true;
         }
-        let Ok(region) = Observer::open(&self.node.slice_dir(&lease.id)) else {
+        let dir = self.node.slice_dir(&lease.id);
+        if is_supervised(&dir.join(TASK_LINK)) {
+            return true;
+        }
+        let Ok(region) = Observer::open(&dir) else {
             // Never made, or removed: then nobody can allocate through it.
             return false;
         };

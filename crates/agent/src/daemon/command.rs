@@ -1,0 +1,104 @@
+//! What to execute for a task.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+
+use cantle_clearml::{TaskRequest, tasks};
+use cantle_runtime::StartError;
+
+use super::Config;
+use crate::AgentError;
+use crate::launch::Command;
+
+/// A task with a plain command runs as it is. Code of ClearML's SDK is set up and run by ClearML's own agent, inside the
+/// slice.
+///
+/// # Errors
+/// If the task has neither, or its parameters are wrong.
+pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Result<Command, AgentError> {
+    let unusable = |why: String| AgentError::Task { name: task.name.clone(), why };
+    let request =
+        TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| unusable(error.to_string()))?;
+    let request = request.unwrap_or_default();
+    let env = environment(task, config, worker);
+    if !request.command.is_empty() {
+        let argv = request.command.into_iter().map(OsString::from).collect();
+        return Ok(Command { argv, env, cwd: request.cwd.map(Into::into) });
+    }
+    if !has_script(task) {
+        return Err(unusable("it has neither a command (parameter cantle/command) nor a script".to_owned()));
+    }
+    let argv =
+        ["clearml-agent", "execute", "--disable-monitoring", "--id", &task.id].map(OsString::from).to_vec();
+    Ok(Command { argv, env, cwd: None })
+}
+
+fn has_script(task: &tasks::Task) -> bool {
+    let script = &task.script;
+    !script.repository.is_empty() || !script.diff.is_empty() || !script.entry_point.is_empty()
+}
+
+/// What ClearML's SDK and agent look for; the same as ClearML's agent gives its tasks.
+fn environment(task: &tasks::Task, config: &Config, worker: &str) -> BTreeMap<String, OsString> {
+    let keys = &config.credentials;
+    [
+        ("CLEARML_API_HOST", config.server.as_str()),
+        ("CLEARML_API_ACCESS_KEY", &keys.access_key),
+        ("CLEARML_API_SECRET_KEY", &keys.secret_key),
+        ("CLEARML_TASK_ID", &task.id),
+        ("CLEARML_WORKER_ID", worker),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value.into()))
+    .collect()
+}
+
+/// Without ClearML's agent, "command not found" would leave people wondering which command.
+pub(crate) fn explain(error: StartError, task: &tasks::Task) -> AgentError {
+    match error {
+        StartError::NotFound(program) if program == "clearml-agent" => AgentError::Task {
+            name: task.name.clone(),
+            why: "its code is run by ClearML's agent, which is not installed here; pip install clearml-agent"
+                .to_owned(),
+        },
+        error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_clearml::Credentials;
+
+    use super::*;
+
+    fn config() -> Config {
+        let keys = Credentials { access_key: "A".to_owned(), secret_key: "S".to_owned() };
+        Config::new("http://127.0.0.1:8008".to_owned(), keys, cantle_driver::Source::Real)
+    }
+
+    fn task() -> tasks::Task {
+        tasks::Task { id: "7".to_owned(), name: "train".to_owned(), ..tasks::Task::default() }
+    }
+
+    #[test]
+    fn a_plain_command_needs_no_python() {
+        let request = TaskRequest { command: vec!["echo".into(), "a b".into()], ..TaskRequest::default() };
+        let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
+        let command = of_task(&task, &config(), "node1:dgpu0").unwrap();
+        assert_eq!(command.argv, ["echo", "a b"]);
+        assert_eq!(command.env.get("CLEARML_TASK_ID"), Some(&"7".into()));
+    }
+
+    #[test]
+    fn code_of_the_sdk_goes_to_clearmls_agent() {
+        let script = tasks::Script { entry_point: "train.py".into(), ..tasks::Script::default() };
+        let command = of_task(&tasks::Task { script, ..task() }, &config(), "w").unwrap();
+        assert_eq!(command.argv.first(), Some(&"clearml-agent".into()));
+    }
+
+    #[test]
+    fn a_task_without_anything_to_run_says_so() {
+        let error = of_task(&task(), &config(), "w").unwrap_err().to_string();
+        assert!(error.contains("neither a command") && error.contains("train"), "{error}");
+    }
+}

@@ -1,0 +1,173 @@
+//! What the server is told at intervals: that the agent lives, that its tasks do, and who holds what.
+
+use std::time::Duration;
+
+use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode, SliceView, Waiting};
+use cantle_clearml::workers::{MachineStats, StatusReport, Unregister};
+use cantle_clearml::{Error as WireError, tasks};
+use cantle_ledger::host::Observer;
+use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
+use tokio::time::Instant;
+
+use super::Agent;
+use super::entry::Entry;
+use super::queues::spec_text;
+use crate::clock::now_ms;
+use crate::uuid::gpu_uuid_bytes;
+
+/// ClearML's own intervals.
+const STATUS_EVERY: Duration = Duration::from_secs(30);
+const PING_EVERY: Duration = Duration::from_secs(60);
+/// People look at this one.
+const NODE_EVERY: Duration = Duration::from_secs(2);
+
+const MB: f64 = 1024.0 * 1024.0;
+
+/// When what was reported last.
+#[derive(Default)]
+pub(crate) struct Reports {
+    status: Option<Instant>,
+    node: Option<Instant>,
+}
+
+fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
+    last.is_none_or(|last| now.duration_since(last) >= every)
+}
+
+impl Agent {
+    pub(crate) async fn report(&mut self, now: Instant) -> Result<(), WireError> {
+        if is_due(self.reports.status, STATUS_EVERY, now) {
+            self.link.call(&self.status_report()).await?;
+            self.reports.status = Some(now);
+        }
+        if self.planning.changed || is_due(self.reports.node, NODE_EVERY, now) {
+            self.link.call_extended(&self.node_report()).await?;
+            self.reports.node = Some(now);
+            self.planning.changed = false;
+        }
+        for entry in self.entries.values_mut().filter(|entry| entry.is_running()) {
+            if now.duration_since(entry.pinged) >= PING_EVERY {
+                entry.pinged = now;
+                let ping = tasks::Ping { task: entry.job.task.0.clone() };
+                match self.link.call(&ping).await {
+                    Err(error) if error.is_temporary() => return Err(error),
+                    // A deleted task; the next look for aborts notices.
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn status_report(&self) -> StatusReport {
+        let running = self.entries.values().find(|entry| entry.is_running());
+        StatusReport {
+            worker: self.worker.clone(),
+            timestamp: now_ms(),
+            task: running.map(|entry| entry.job.task.0.clone()),
+            queue: running.map(|entry| entry.job.queue.0.clone()),
+            queues: self.queues.iter().map(|queue| queue.id.0.clone()).collect(),
+            is_daemon: Some(true),
+            machine_stats: Some(self.machine_stats()),
+            ..StatusReport::default()
+        }
+    }
+
+    fn machine_stats(&self) -> MachineStats {
+        let mut stats = MachineStats::default();
+        for gpu in &self.gpus {
+            // A GPU that can't be asked leaves a gap, not a zero.
+            if let Ok(memory) = self.driver.memory(&gpu.uuid) {
+                stats.gpu_memory_used.push(megabytes(memory.used_bytes));
+                stats.gpu_memory_free.push(megabytes(memory.free_bytes));
+            }
+        }
+        stats
+    }
+
+    fn node_report(&self) -> ReportNode {
+        let leases = self.node.leases().unwrap_or_else(|error| {
+            tracing::error!(%error, "leases can't be read");
+            Vec::new()
+        });
+        let queue = |served: &super::queues::Served| NodeQueue {
+            name: served.spec.name.clone(),
+            spec: spec_text(&served.spec.want),
+        };
+        let reasons = self.planning.reasons.iter();
+        ReportNode {
+            node: self.config.name.clone(),
+            worker: self.worker.clone(),
+            queues: self.queues.iter().map(queue).collect(),
+            gpus: self.gpus.iter().map(|gpu| self.gpu_view(gpu, &leases)).collect(),
+            waiting: reasons
+                .map(|(task, reason)| Waiting { task: task.0.clone(), reason: reason.clone() })
+                .collect(),
+            interval_ms: u64::try_from(NODE_EVERY.as_millis()).unwrap_or(u64::MAX),
+        }
+    }
+
+    fn gpu_view(&self, gpu: &Gpu, leases: &[Lease]) -> GpuView {
+        let mine = |slice: &&Slice| slice.gpu == gpu.uuid;
+        let held =
+            leases.iter().flat_map(|lease| lease.slices.iter().filter(mine).map(move |slice| (lease, slice)));
+        let slices: Vec<SliceView> = held.map(|(lease, slice)| self.slice_view(lease, slice)).collect();
+        let allocated: Milli = slices.iter().map(|slice| Milli(slice.milli)).sum();
+        let mode = match slices.as_slice() {
+            _ if gpu.mig => GpuMode::Mig,
+            [] => GpuMode::Idle,
+            [one] if one.milli == Milli::ONE.0 => GpuMode::Whole,
+            _ => GpuMode::Shared,
+        };
+        GpuView {
+            index: gpu.index,
+            uuid: gpu.uuid.0.clone(),
+            model: gpu.model.clone(),
+            memory_bytes: gpu.memory_bytes,
+            mode,
+            allocated_milli: allocated.0,
+            slices,
+        }
+    }
+
+    fn slice_view(&self, lease: &Lease, slice: &Slice) -> SliceView {
+        let used = Observer::open(&self.node.slice_dir(&lease.id)).and_then(|region| region.snapshot());
+        let name = slice.mig.as_ref().map_or(slice.gpu.0.as_str(), |mig| &mig.uuid);
+        let uuid = gpu_uuid_bytes(name);
+        let on_gpu = |gpu: &&cantle_ledger::host::GpuUse| Some(gpu.uuid) == uuid;
+        SliceView {
+            task: lease.task.0.clone(),
+            lease: lease.id.0.clone(),
+            milli: slice.milli.0,
+            memory_limit_bytes: slice.memory_limit_bytes,
+            // Nothing is used of a slice whose region is not there yet, or no more.
+            memory_used_bytes: used
+                .ok()
+                .and_then(|now| now.gpus.iter().find(on_gpu).map(|gpu| gpu.used_bytes))
+                .unwrap_or(0),
+            mig: slice.mig.clone(),
+        }
+    }
+
+    /// The last words: results, tasks that were not started after all, and that this agent is gone.
+    pub(crate) async fn say_goodbye(&mut self) -> Result<(), WireError> {
+        self.deliver_ended().await?;
+        for lease in self.leases_where(Entry::is_claimed) {
+            let Some(entry) = self.entries.get(&lease) else { continue };
+            let (queue, task) = (entry.job.queue.0.clone(), entry.job.task.0.clone());
+            self.put_in_front(&queue, &task).await?;
+            self.forget(&lease);
+        }
+        self.planning.reasons.clear();
+        self.link.call_extended(&self.node_report()).await?;
+        self.link.flush_events().await?;
+        let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
+        self.link.call(&Unregister { worker: self.worker.clone(), queues }).await.map(|_| ())
+    }
+}
+
+/// ClearML's unit. A double holds every byte count below 2^53 exactly.
+#[expect(clippy::cast_precision_loss, reason = "GPU memory is far below 2^53 bytes")]
+fn megabytes(bytes: u64) -> f64 {
+    bytes as f64 / MB
+}

@@ -1,0 +1,114 @@
+//! Tasks between a queue and a start, where an answer of the server got lost or a former daemon died.
+
+use std::time::Duration;
+
+use cantle_clearml::{Error as WireError, queues, tasks};
+use cantle_model::{LeaseId, TaskStatus};
+
+use super::Agent;
+use super::entry::{Entry, Stage};
+
+/// A task that is in no queue and not started: so long another agent may still be about to start it.
+const DOUBT: Duration = Duration::from_secs(10);
+
+impl Agent {
+    pub(crate) async fn settle_unsettled(&mut self) -> Result<(), WireError> {
+        for lease in self.leases_where(Entry::is_unsettled) {
+            let Some(entry) = self.entries.get(&lease) else { continue };
+            let (queue, task) = (entry.job.queue.0.clone(), entry.job.task.0.clone());
+            match entry.stage {
+                Stage::Unsure(since) => {
+                    if self.is_settled(&queue, &task, since.elapsed()).await? {
+                        self.forget(&lease);
+                    }
+                }
+                _ => self.return_task(&lease, &queue, &task).await?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Was the task really taken out of its queue when no answer came? If so it goes back to the front.
+    async fn is_settled(&self, queue: &str, task: &str, doubt: Duration) -> Result<bool, WireError> {
+        let is_queued = self.read_queues().await?.values().flatten().any(|queued| queued.task == task);
+        if is_queued || self.status(task).await? != Some(TaskStatus::Queued) {
+            return Ok(true);
+        }
+        if doubt < DOUBT {
+            return Ok(false);
+        }
+        self.put_in_front(queue, task).await?;
+        Ok(true)
+    }
+
+    /// Claimed by a former daemon and not started: back to where it came from, unless somebody has decided otherwise.
+    async fn return_task(&mut self, lease: &LeaseId, queue: &str, task: &str) -> Result<(), WireError> {
+        let Some(entry) = self.entries.get(lease) else { return Ok(()) };
+        match entry.dir.disarm() {
+            Ok(true) => {}
+            Ok(false) => return Ok(self.readopt(lease)),
+            Err(error) => {
+                tracing::error!(%error, "a job can't be taken back yet");
+                return Ok(());
+            }
+        }
+        match self.status(task).await? {
+            Some(TaskStatus::Queued) => self.put_in_front(queue, task).await?,
+            Some(TaskStatus::InProgress) => {
+                let words = Some("the agent died before it started the task".to_owned());
+                let stopped = tasks::Stopped {
+                    task: task.to_owned(),
+                    force: true,
+                    status_reason: words.clone(),
+                    status_message: words.clone(),
+                };
+                self.link.call(&stopped).await?;
+                let enqueue = tasks::Enqueue {
+                    task: task.to_owned(),
+                    queue: Some(queue.to_owned()),
+                    status_reason: words.clone(),
+                    status_message: words,
+                    ..tasks::Enqueue::default()
+                };
+                self.link.call(&enqueue).await?;
+                self.move_to_front(queue, task).await?;
+            }
+            _ => {}
+        }
+        self.note(
+            "requeue",
+            Some(task),
+            None,
+            "put back: the agent died before it started the task".to_owned(),
+        );
+        self.forget(lease);
+        Ok(())
+    }
+
+    async fn status(&self, task: &str) -> Result<Option<TaskStatus>, WireError> {
+        let request = tasks::GetAll {
+            id: vec![task.to_owned()],
+            only_fields: vec!["id".to_owned(), "status".to_owned()],
+            ..tasks::GetAll::default()
+        };
+        let found = self.link.call(&request).await?.tasks;
+        Ok(found.into_iter().find(|found| found.id == task).and_then(|found| found.status))
+    }
+
+    /// Puts a task that was taken out of `queue` back as the next one.
+    pub(crate) async fn put_in_front(&self, queue: &str, task: &str) -> Result<(), WireError> {
+        let add = queues::AddTask { queue: queue.to_owned(), task: task.to_owned() };
+        match self.link.call(&add).await {
+            Err(error) if error.is_temporary() => return Err(error),
+            // It is in a queue already, or gone: then somebody has decided.
+            Err(error) => tracing::info!(%task, %error, "not put back"),
+            Ok(_) => self.move_to_front(queue, task).await?,
+        }
+        Ok(())
+    }
+
+    async fn move_to_front(&self, queue: &str, task: &str) -> Result<(), WireError> {
+        let front = queues::MoveTaskToFront { queue: queue.to_owned(), task: task.to_owned() };
+        self.link.call(&front).await.map(|_| ())
+    }
+}

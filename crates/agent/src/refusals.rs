@@ -1,0 +1,96 @@
+//! Who asked for how much at what use, and was refused.
+
+use std::path::Path;
+use std::time::Duration;
+
+use cantle_ledger::Refusal;
+use cantle_ledger::host::Observer;
+use cantle_model::{Bytes, Gpu, Slice};
+use tokio::time::Instant;
+
+/// A program that tries again and again is told about so often, with a count.
+const TELL_EVERY: Duration = Duration::from_secs(10);
+
+/// Looks for refusals in one task's accounting region.
+#[derive(Debug)]
+pub(crate) struct Refusals {
+    region: Observer,
+    told: Option<Instant>,
+    /// Seen since then: the latest, and how many before it.
+    held_back: Option<(Refusal, u64)>,
+}
+
+impl Refusals {
+    /// `None` if the region can't be opened: then nobody can allocate through it either.
+    pub(crate) fn of(slice_dir: &Path) -> Option<Self> {
+        Some(Self { region: Observer::open(slice_dir).ok()?, told: None, held_back: None })
+    }
+
+    /// Leaves out what happened before now: somebody else has told it.
+    pub(crate) fn from_now_on(mut self) -> Self {
+        self.region.new_refusals();
+        self
+    }
+
+    /// One line if there is something to tell.
+    pub(crate) fn news(&mut self, slices: &[Slice], gpus: &[Gpu], now: Instant) -> Option<String> {
+        for refusal in self.region.new_refusals() {
+            let before = self.held_back.take().map_or(0, |(_, before)| before + 1);
+            self.held_back = Some((refusal, before));
+        }
+        if self.told.is_some_and(|told| now.duration_since(told) < TELL_EVERY) {
+            return None;
+        }
+        let (refusal, before) = self.held_back.take()?;
+        self.told = Some(now);
+        Some(line(&refusal, before, slices, gpus))
+    }
+}
+
+fn line(refusal: &Refusal, before: u64, slices: &[Slice], gpus: &[Gpu]) -> String {
+    let slice = usize::try_from(refusal.gpu).ok().and_then(|at| slices.get(at));
+    let gpu = slice.and_then(|slice| gpus.iter().find(|gpu| gpu.uuid == slice.gpu));
+    let on = gpu.map_or_else(String::new, |gpu| format!(" of GPU {}", gpu.index));
+    let more = if before == 0 { String::new() } else { format!("; {before} more before it") };
+    format!(
+        "process {} asked for {}{on} and was refused: {} of its limit of {} are in use{more}",
+        refusal.pid,
+        Bytes(refusal.asked_bytes),
+        Bytes(refusal.used_bytes),
+        Bytes(refusal.limit_bytes),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::Milli;
+
+    use super::*;
+
+    #[test]
+    fn a_refusal_in_one_line() {
+        let gpu =
+            Gpu { uuid: "GPU-a".into(), index: 2, model: "X".into(), memory_bytes: 1 << 35, mig: false };
+        let slice = Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None };
+        let mib = 1 << 20;
+        let refusal = Refusal {
+            number: 1,
+            pid: 7,
+            gpu: 0,
+            asked_bytes: 2 * mib,
+            used_bytes: 20 << 30,
+            limit_bytes: 20 << 30,
+        };
+        let one = line(&refusal, 0, std::slice::from_ref(&slice), std::slice::from_ref(&gpu));
+        assert_eq!(
+            one,
+            "process 7 asked for 2 MiB of GPU 2 and was refused: 20 GiB of its limit of 20 GiB are in use"
+        );
+        assert!(line(&refusal, 3, &[slice], &[gpu]).ends_with("; 3 more before it"));
+        let beyond = Refusal { gpu: u32::MAX, ..refusal };
+        assert!(
+            line(&beyond, 0, &[], &[]).contains("asked for 2 MiB and was refused"),
+            "tenants write this field"
+        );
+    }
+}
