@@ -18,7 +18,7 @@ mod uuid;
 
 use cantle_model::Holder;
 
-pub use daemon::{Config, daemon};
+pub use daemon::{Config, check, daemon};
 pub use error::AgentError;
 pub use launch::Command;
 pub use node::{Claim, Locked, Node};

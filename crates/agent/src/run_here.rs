@@ -12,10 +12,14 @@ use crate::capacity;
 use crate::clock::now_ms;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
 use crate::node::{Locked, Node};
+use crate::refusals::Refusals;
 use crate::{AgentError, own_holder};
 
 /// How often room is looked for while there is none.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// How often it is looked whether the task was refused memory.
+const TELL_EVERY: Duration = Duration::from_millis(500);
 
 /// What `cantle run` was asked for.
 #[derive(Clone, Debug)]
@@ -67,7 +71,21 @@ async fn run_under(
     lease.leader = Some(task.leader());
     node.lock()?.put(&lease)?;
     talk(&format!("{}, {}", got(&lease.slices, gpus), enforced_by(task.backend())));
-    Ok(task.wait().await.code())
+    let mut refusals = Refusals::of(&node.slice_dir(&lease.id));
+    let mut tell = |now| {
+        if let Some(line) = refusals.as_mut().and_then(|refusals| refusals.news(&lease.slices, gpus, now)) {
+            talk(&line);
+        }
+    };
+    loop {
+        tokio::select! {
+            exit = task.wait() => {
+                tell(Instant::now());
+                return Ok(exit.code());
+            }
+            () = sleep(TELL_EVERY) => tell(Instant::now()),
+        }
+    }
 }
 
 async fn wait_for_room(

@@ -22,7 +22,6 @@ mod setup;
 mod start;
 
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,10 +30,11 @@ use cantle_clearml::cantle::EventView;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
 use cantle_runtime::Exit;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 pub use config::Config;
+pub use setup::check;
 
 use crate::AgentError;
 use crate::launch::Launcher;
@@ -63,28 +63,28 @@ struct Agent {
     planning: start::Planning,
 }
 
-/// Serves queues until `shutdown`; then stops its tasks as ClearML's agent does and returns.
+/// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
+/// returns.
 ///
 /// # Errors
 /// At the start only: what was given does not fit this machine or this server. Later failures are logged, reported and
 /// retried.
-pub async fn daemon(config: Config, shutdown: impl Future<Output = ()> + Send) -> Result<(), AgentError> {
+pub async fn daemon(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), AgentError> {
     let mut agent = setup::set_up(config).await?;
     agent.adopt()?;
-    agent.run(shutdown).await;
+    agent.run(&mut stop).await;
     agent.stop_everything().await;
     agent.claim.release(&agent.node)
 }
 
 impl Agent {
-    async fn run(&mut self, shutdown: impl Future<Output = ()> + Send) {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) {
         let mut poll = interval(self.config.poll);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut shutdown = std::pin::pin!(shutdown);
         loop {
             tokio::select! {
                 biased;
-                () = &mut shutdown => return,
+                _ = stop.wait_for(|stop| *stop) => return,
                 Some((lease, exit)) = self.ended.recv() => self.task_ended(&lease, exit),
                 _ = poll.tick() => {}
             }
@@ -94,7 +94,7 @@ impl Agent {
             }
             tokio::select! {
                 biased;
-                () = &mut shutdown => return,
+                _ = stop.wait_for(|stop| *stop) => return,
                 () = self.pass() => {}
             }
         }

@@ -6,6 +6,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::sync::Arc;
 
 use cantle_clearml::{Client, workers};
+use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use tokio::sync::mpsc;
 
@@ -19,16 +20,34 @@ use crate::node::Node;
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
 const WORKER_TIMEOUT_S: u64 = 600;
 
-pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
+/// Refuses what can be refused without a server: GPUs that are not there or taken, queues that they can't serve.
+///
+/// # Errors
+/// In one line what is wrong.
+pub fn check(config: &Config) -> Result<(), AgentError> {
+    let (_, gpus) = fitting_gpus(config)?;
+    let node = Node::open(&Node::dir_for(&config.source))?;
+    node.lock()?.check_claims(&gpus)
+}
+
+/// The agent's GPUs, if they can serve its queues.
+fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentError> {
     let driver = cantle_driver::open(&config.source)?;
     let gpus = config.gpus.select(&driver.gpus()?)?;
     if gpus.is_empty() {
         return Err(AgentError::NoGpu);
     }
+    if config.dynamic {
+        cantle_sched::validate_queues(&config.queues, &gpus)?;
+    }
+    Ok((driver, gpus))
+}
+
+pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
+    let (driver, gpus) = fitting_gpus(&config)?;
     if !config.dynamic {
         config.queues = all_gpus_each(&config.queues, &gpus);
     }
-    cantle_sched::validate_queues(&config.queues, &gpus)?;
     let worker = config.worker();
     let link = Link::new(Client::new(&config.server, config.credentials.clone())?);
     let queues = resolve(&link, &config.queues, config.create_queues).await?;
@@ -38,7 +57,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     launcher.measure(driver.as_ref(), &gpus)?;
     let me = crate::own_holder();
     let claim = node.lock()?.claim(&worker, me, &gpus)?;
-    let jobs_dir = config.state_dir.join("agent").join("jobs");
+    let jobs_dir = config.state_dir.join("jobs");
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
     made.map_err(|e| AgentError::file(&jobs_dir, &e))?;
     let register = workers::Register {

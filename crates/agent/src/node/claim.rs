@@ -39,6 +39,18 @@ impl Locked<'_> {
     /// # Errors
     /// [`AgentError::GpuTaken`] names the daemon that has one of them already.
     pub fn claim(&self, worker: &str, holder: Holder, gpus: &[Gpu]) -> Result<Claim, AgentError> {
+        self.check_claims(gpus)?;
+        let claim =
+            Claim { worker: worker.to_owned(), holder, gpus: gpus.iter().map(|g| g.uuid.clone()).collect() };
+        files::write_json(&claim.path(self.node), &claim, files::Keep::UntilBoot)?;
+        Ok(claim)
+    }
+
+    /// Is one of `gpus` claimed already?
+    ///
+    /// # Errors
+    /// [`AgentError::GpuTaken`] names the daemon that has it.
+    pub fn check_claims(&self, gpus: &[Gpu]) -> Result<(), AgentError> {
         let standing: Vec<Claim> = files::read_all(&self.node.dir.join("agents"))?;
         for other in standing {
             if !cantle_runtime::alive(&other.holder) {
@@ -46,16 +58,10 @@ impl Locked<'_> {
                 continue;
             }
             if let Some(gpu) = gpus.iter().find(|gpu| other.gpus.contains(&gpu.uuid)) {
-                return Err(AgentError::GpuTaken {
-                    index: gpu.index,
-                    worker: other.worker,
-                    pid: other.holder.pid,
-                });
+                let (index, worker, pid) = (gpu.index, other.worker, other.holder.pid);
+                return Err(AgentError::GpuTaken { index, worker, pid });
             }
         }
-        let claim =
-            Claim { worker: worker.to_owned(), holder, gpus: gpus.iter().map(|g| g.uuid.clone()).collect() };
-        files::write_json(&claim.path(self.node), &claim, files::Keep::UntilBoot)?;
-        Ok(claim)
+        Ok(())
     }
 }
