@@ -1,0 +1,138 @@
+// Everything the page can do to tasks, each with the command line that does the same.
+
+import { signal } from "@preact/signals";
+import { ApiError, call } from "./api";
+import { cantle } from "./cli";
+import { queues } from "./live";
+import type { TaskView } from "./types";
+
+export interface Action {
+  label: string;
+  cli: string;
+  run: () => Promise<unknown>;
+  /** Asked before it is done, for what cannot be undone. */
+  confirm?: string;
+}
+
+/** What the last action came to; shown until the next one or until dismissed. */
+export const outcome = signal<{ text: string; cli: string; failed: boolean } | null>(null);
+
+/** The action that waits for a yes. */
+export const asking = signal<Action | null>(null);
+
+/** Does it, after asking where that is due. */
+export function perform(action: Action): void {
+  if (action.confirm) asking.value = action;
+  else void execute(action);
+}
+
+export async function execute(action: Action): Promise<void> {
+  asking.value = null;
+  try {
+    await action.run();
+    outcome.value = { text: `Done: ${action.label}`, cli: action.cli, failed: false };
+  } catch (error) {
+    const why = error instanceof ApiError ? error.message : String(error);
+    outcome.value = { text: `${action.label}: ${why}`, cli: action.cli, failed: true };
+  }
+}
+
+export const canStop = (task: TaskView) => task.state === "in_progress" || task.state === "queued";
+export const canRequeue = (task: TaskView) => !canStop(task) && task.queue !== null;
+
+export function stop(task: TaskView): Action {
+  return {
+    label: `stop ${task.name}`,
+    cli: cantle("stop", task.id),
+    confirm: `Stop “${task.name}”? Its processes are ended and its slice is freed.`,
+    run: () => call("tasks.stop", { task: task.id }),
+  };
+}
+
+export function requeue(task: TaskView): Action {
+  return {
+    label: `requeue ${task.name}`,
+    cli: cantle("requeue", task.id),
+    run: async () => {
+      await call("tasks.reset", { task: task.id, force: true });
+      await call("tasks.enqueue", { task: task.id, queue_name: task.queue });
+    },
+  };
+}
+
+export function dequeue(task: TaskView): Action {
+  return {
+    label: `take ${task.name} out of ${task.queue}`,
+    cli: cantle("move", task.id, "--out"),
+    run: () => call("tasks.dequeue", { task: task.id }),
+  };
+}
+
+function queueId(name: string): string {
+  const queue = queues.value.find((candidate) => candidate.name === name);
+  if (!queue) throw new ApiError(404, `there is no queue ${name}`);
+  return queue.id;
+}
+
+/** Moves a waiting task to a position of its own queue; 0 is the front. */
+export function moveTo(task: TaskView, from: number, to: number, length: number): Action {
+  const place = to <= 0 ? ["--front"] : to >= length - 1 ? ["--back"] : ["--position", String(to)];
+  const run = () => {
+    const body = { queue: queueId(task.queue ?? ""), task: task.id };
+    if (to <= 0) return call("queues.move_task_to_front", body);
+    if (to >= length - 1) return call("queues.move_task_to_back", body);
+    const direction = to < from ? "forward" : "backward";
+    return call(`queues.move_task_${direction}`, { ...body, count: Math.abs(to - from) });
+  };
+  return { label: `move ${task.name} to place ${Math.min(Math.max(to, 0), length - 1) + 1} of ${task.queue}`, cli: cantle("move", task.id, ...place), run };
+}
+
+/** Moves a waiting task to the end of another queue. */
+export function moveToQueue(task: TaskView, queue: string): Action {
+  return {
+    label: `move ${task.name} to ${queue}`,
+    cli: cantle("move", task.id, "--to", queue),
+    run: async () => {
+      await call("tasks.dequeue", { task: task.id });
+      await call("tasks.enqueue", { task: task.id, queue_name: queue });
+    },
+  };
+}
+
+interface WireTask {
+  name: string;
+  type: string;
+  hyperparams?: Record<string, Record<string, { value: string }>>;
+  [field: string]: unknown;
+}
+
+/** What a task was made from, to make it again. */
+const CLONED = ["type", "project", "comment", "script", "container", "hyperparams", "configuration", "tags"];
+
+/** The command line that submits the same task again, read from its parameters. */
+export function submitLine(task: TaskView, wire: WireTask): string {
+  const params = wire.hyperparams?.["cantle"] ?? {};
+  const flags = ["gpu", "gpus", "gpu_memory", "mig_profile", "isolation", "compute"].flatMap((name) => {
+    const value = params[name]?.value;
+    return value ? [`--${name.replace("_", "-")}`, value] : [];
+  });
+  const command = JSON.parse(params["command"]?.value ?? "[]") as string[];
+  const queue = task.queue ?? "default";
+  const project = task.project ? ["--project", task.project] : [];
+  return cantle("submit", "--queue", queue, ...flags, "--name", task.name, ...project, "--", ...command);
+}
+
+/** Submits the same once more, as a new task. */
+export function clone(task: TaskView, wire: WireTask): Action {
+  const fields = Object.fromEntries(CLONED.filter((name) => wire[name] != null).map((name) => [name, wire[name]]));
+  return {
+    label: `run ${task.name} again`,
+    cli: submitLine(task, wire),
+    run: async () => {
+      const made = await call<{ id: string }>("tasks.create", { ...fields, name: task.name });
+      await call("tasks.enqueue", { task: made.id, queue_name: task.queue ?? "default" });
+    },
+  };
+}
+
+export type { WireTask };

@@ -1,0 +1,103 @@
+// What the page knows, kept fresh by one event stream. Components read the signals; nothing else polls the server.
+
+import { batch, computed, signal } from "@preact/signals";
+import { call } from "./api";
+import type { EventView, NodeView, QueueView, TaskView } from "./types";
+
+export const nodes = signal<NodeView[]>([]);
+export const queues = signal<QueueView[]>([]);
+export const events = signal<EventView[]>([]);
+export const tasks = signal<ReadonlyMap<string, TaskView>>(new Map());
+
+/** `live`: the stream is open and the first picture is complete. */
+export const connection = signal<"connecting" | "live" | "lost">("connecting");
+
+/** Ticks once a second, for ages and waiting times. */
+export const now = signal(Date.now());
+
+/** Newest first: ids of tasks by time of creation. */
+export const taskList = computed(() => [...tasks.value.values()].sort((a, b) => (a.created < b.created ? 1 : a.created > b.created ? -1 : 0)));
+
+const TASKS_AT_START = 10_000;
+const EVENTS_KEPT = 1_000;
+
+/** Ids whose task came by the stream while the whole list was on its way: the stream is newer. */
+let newer: Set<string> | null = null;
+
+function mergeTasks(changed: TaskView[]): void {
+  if (changed.length === 0) return;
+  const merged = new Map(tasks.value);
+  for (const task of changed) {
+    merged.set(task.id, task);
+    newer?.add(task.id);
+  }
+  tasks.value = merged;
+}
+
+function mergeEvents(fresh: EventView[]): void {
+  const last = events.value.at(-1)?.id ?? -1;
+  const added = fresh.filter((event) => event.id > last);
+  if (added.length > 0) events.value = [...events.value, ...added].slice(-EVENTS_KEPT);
+}
+
+async function loadAll(): Promise<void> {
+  newer = new Set();
+  const [list, log] = await Promise.all([
+    call<{ tasks: TaskView[] }>("cantle.get_tasks", { limit: TASKS_AT_START }),
+    call<{ events: EventView[] }>("cantle.get_events", { limit: EVENTS_KEPT }),
+  ]);
+  batch(() => {
+    const current = new Map(list.tasks.map((task) => [task.id, task]));
+    for (const id of newer ?? []) {
+      const task = tasks.value.get(id);
+      if (task) current.set(id, task);
+    }
+    newer = null;
+    tasks.value = current;
+    events.value = [];
+    mergeEvents(log.events);
+    connection.value = "live";
+  });
+}
+
+/** Fetches one task that is not in the list, e.g. an old one that a link points at. */
+export async function fetchTask(id: string): Promise<void> {
+  const found = await call<{ tasks: TaskView[] }>("cantle.get_tasks", { id: [id] });
+  mergeTasks(found.tasks);
+}
+
+/** Opens the stream and keeps it open; returns a function that closes it. */
+export function connect(): () => void {
+  let source: EventSource | null = null;
+  let retry: ReturnType<typeof setTimeout> | undefined;
+  let pause_ms = 250;
+  const clock = setInterval(() => (now.value = Date.now()), 1000);
+
+  const lose = () => {
+    source?.close();
+    connection.value = "lost";
+    clearTimeout(retry);
+    retry = setTimeout(open, pause_ms);
+    pause_ms = Math.min(pause_ms * 2, 5000);
+  };
+  const on = <T>(name: string, take: (data: T) => void) =>
+    source?.addEventListener(name, (message) => take(JSON.parse((message as MessageEvent<string>).data) as T));
+  function open() {
+    source = new EventSource("/ui/events");
+    // The browser's own reconnect gives up on a refused connection; ours does not.
+    source.onerror = lose;
+    source.onopen = () => (pause_ms = 250);
+    on<NodeView[]>("nodes", (value) => (nodes.value = value));
+    on<QueueView[]>("queues", (value) => (queues.value = value));
+    on<TaskView[]>("tasks", mergeTasks);
+    on<EventView[]>("events", mergeEvents);
+    // First on each connection, and again after the server had to drop messages for a slow reader.
+    on<unknown>("reset", () => void loadAll().catch(lose));
+  }
+  open();
+  return () => {
+    clearInterval(clock);
+    clearTimeout(retry);
+    source?.close();
+  };
+}

@@ -1,0 +1,111 @@
+import { ActionButton, Filter, Select, usePageCli } from "../parts/Controls";
+import { canRequeue, canStop, requeue, stop } from "../actions";
+import { cantle } from "../cli";
+import { age, bytes, clock, gpus, plural, stateWord } from "../format";
+import { now, queues, taskList } from "../live";
+import { type Column, Rows } from "../parts/Rows";
+import { link, param } from "../route";
+import type { TaskView } from "../types";
+
+const STATES: [string, string][] = ["queued", "in_progress", "completed", "failed", "stopped", "created"].map((state) => [state, stateWord(state)]);
+
+export function State({ task }: { task: TaskView }) {
+  return <span class={`badge ${task.state}`}>{stateWord(task.state)}</span>;
+}
+
+function lasted(task: TaskView): number {
+  if (!task.started) return 0;
+  return (task.ended ? Date.parse(task.ended) : now.value) - Date.parse(task.started);
+}
+
+const COLUMNS: Column<TaskView>[] = [
+  { id: "name", head: "Task", width: "minmax(9rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
+  { id: "state", head: "State", width: "6.5rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
+  { id: "queue", head: "Queue", width: "minmax(6rem, 1fr)", wide: true, sort: (task) => task.queue ?? "", cell: (task) => task.queue },
+  { id: "project", head: "Project", width: "minmax(6rem, 1fr)", wide: true, sort: (task) => task.project ?? "", cell: (task) => task.project },
+  { id: "gpu", head: "GPUs", width: "4rem", wide: true, sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
+  {
+    id: "limit",
+    head: "Limit",
+    width: "5.5rem",
+    wide: true,
+    sort: (task) => task.memory_limit_bytes,
+    cell: (task) => (task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : ""),
+  },
+  { id: "node", head: "Node", width: "minmax(5rem, 1fr)", wide: true, sort: (task) => task.node ?? "", cell: (task) => task.node },
+  { id: "created", head: "Created", width: "6.5rem", wide: true, sort: (task) => task.created, cell: (task) => <time dateTime={task.created}>{clock(task.created)}</time> },
+  { id: "time", head: "Ran", width: "7rem", wide: true, sort: lasted, cell: (task) => task.started && age(task.started, task.ended ? Date.parse(task.ended) : now.value) },
+  { id: "reason", head: "Reason", width: "minmax(7rem, 3fr)", cell: (task) => <span title={task.reason ?? ""}>{task.reason}</span> },
+  {
+    id: "do",
+    head: "",
+    width: "5.5rem",
+    wide: true,
+    cell: (task) =>
+      canStop(task) ? (
+        <ActionButton action={stop(task)} label={`Stop ${task.name}`} danger>
+          Stop
+        </ActionButton>
+      ) : canRequeue(task) ? (
+        <ActionButton action={requeue(task)} label={`Requeue ${task.name}`}>
+          Requeue
+        </ActionButton>
+      ) : null,
+  },
+];
+
+/** The tasks that the URL's filters let through. */
+function filtered(): TaskView[] {
+  const [status, queue, project, text] = [param("status"), param("queue"), param("project"), param("q").toLowerCase()];
+  return taskList.value.filter(
+    (task) =>
+      (!status || task.state === status) &&
+      (!queue || task.queue === queue) &&
+      (!project || task.project === project) &&
+      (!text || [task.name, task.id, task.reason, task.node].some((field) => field?.toLowerCase().includes(text))),
+  );
+}
+
+function cliOfFilters(): string {
+  const flags = ["status", "queue", "project"].flatMap((name) => (param(name) ? [`--${name}`, param(name)] : []));
+  return cantle("tasks", ...flags);
+}
+
+/** What a table shows, as a file for a spreadsheet. */
+function saveCsv(tasks: TaskView[]): void {
+  const fields = ["id", "name", "project", "queue", "state", "node", "milli", "memory_limit_bytes", "created", "started", "ended", "exit_code", "reason"] as const;
+  const cell = (value: unknown) => `"${String(value ?? "").replaceAll('"', '""')}"`;
+  const lines = [fields.join(","), ...tasks.map((task) => fields.map((field) => cell(task[field])).join(","))];
+  const anchor = document.createElement("a");
+  anchor.href = URL.createObjectURL(new Blob([`${lines.join("\n")}\n`], { type: "text/csv" }));
+  anchor.download = "tasks.csv";
+  anchor.click();
+  URL.revokeObjectURL(anchor.href);
+}
+
+export function Tasks() {
+  usePageCli(cliOfFilters());
+  const shown = filtered();
+  const projects = [...new Set(taskList.value.map((task) => task.project ?? ""))].filter(Boolean).sort();
+  const named = (names: string[]): [string, string][] => names.map((name) => [name, name]);
+  return (
+    <>
+      <div class="title">
+        <h1>Tasks</h1>
+        <div class="filters">
+          <Filter label="Name, id, node, reason" />
+          <Select name="status" label="State" options={[["", "all"], ...STATES]} />
+          <Select name="queue" label="Queue" options={[["", "all"], ...named(queues.value.map((queue) => queue.name))]} />
+          <Select name="project" label="Project" options={[["", "all"], ...named(projects)]} />
+          <button type="button" onClick={() => saveCsv(shown)}>
+            CSV
+          </button>
+        </div>
+      </div>
+      <p class="muted" role="status" data-testid="count">
+        {shown.length === taskList.value.length ? plural(shown.length, "task") : `${shown.length.toLocaleString("en")} of ${plural(taskList.value.length, "task")}`}
+      </p>
+      <Rows label="Tasks" items={shown} columns={COLUMNS} keyOf={(task) => task.id} empty="No task is like that." />
+    </>
+  );
+}

@@ -1,0 +1,68 @@
+import { useEffect, useRef } from "preact/hooks";
+import uPlot from "uplot";
+import "uplot/dist/uPlot.min.css";
+import type { History } from "../types";
+
+export interface Line {
+  name: string;
+  label: string;
+  color: string;
+  dashed?: boolean;
+  fill?: boolean;
+}
+
+/** A colour of style.css, as the canvas wants it. */
+function resolved(color: string, element: HTMLElement): string {
+  element.style.color = color;
+  const value = getComputedStyle(element).color;
+  element.style.color = "";
+  return value;
+}
+
+function options(props: { lines: Line[]; format: (value: number) => string; label: string }, element: HTMLElement): uPlot.Options {
+  const grid = { stroke: resolved("var(--line)", element), width: 1 };
+  const axis = { stroke: resolved("var(--muted)", element), grid, ticks: grid, font: "12px system-ui, sans-serif" };
+  return {
+    width: element.clientWidth,
+    height: 180,
+    cursor: { y: false },
+    legend: { live: true },
+    scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.08, 1)] } },
+    axes: [axis, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    series: [
+      {},
+      ...props.lines.map((line): uPlot.Series => {
+        const stroke = resolved(line.color, element);
+        return {
+          label: line.label,
+          stroke,
+          width: 2,
+          points: { show: false },
+          ...(line.fill ? { fill: stroke.replace(/^rgb\((.*)\)$/, "rgb($1 / 18%)") } : {}),
+          ...(line.dashed ? { dash: [6, 4] } : {}),
+          value: (_plot, value) => (value == null ? "–" : props.format(value)),
+        };
+      }),
+    ],
+  };
+}
+
+/** A time series; the numbers under the pointer are in its legend. */
+export function Chart(props: { history: History; lines: Line[]; format: (value: number) => string; label: string }) {
+  const { history, lines, label } = props;
+  const box = useRef<HTMLDivElement>(null);
+  const plot = useRef<uPlot | null>(null);
+  const data = [history.times_s, ...lines.map((line) => history.series[line.name] ?? [])] as uPlot.AlignedData;
+  useEffect(() => {
+    const element = box.current!;
+    plot.current = new uPlot(options(props, element), data, element);
+    const fit = new ResizeObserver(() => plot.current?.setSize({ width: element.clientWidth, height: 180 }));
+    fit.observe(element);
+    return () => {
+      fit.disconnect();
+      plot.current?.destroy();
+    };
+  }, []);
+  useEffect(() => plot.current?.setData(data), [history]);
+  return <div class="chart" ref={box} role="img" aria-label={label} />;
+}

@@ -1,0 +1,110 @@
+import { colorOf } from "../color";
+import { bytes, gpuAmount } from "../format";
+import { link } from "../route";
+import type { GpuView, SliceView, TaskView } from "../types";
+
+/** How many memory slices a MIG GPU has, from what one instance holds of its memory; 8 where nothing tells. */
+export function memorySlices(gpu: GpuView): number {
+  for (const { mig } of gpu.slices) {
+    const gib = mig && /\.(\d+)gb/.exec(mig.profile)?.[1];
+    if (mig && gib) return Math.max(mig.start + mig.size, Math.round(gpu.memory_bytes / 2 ** 30 / (Number(gib) / mig.size)));
+  }
+  return 8;
+}
+
+interface Piece {
+  slice: SliceView | null;
+  from: number;
+  size: number;
+}
+
+/** The GPU's memory from left to right, in parts of one: slices and what is free between them. */
+export function pieces(gpu: GpuView): Piece[] {
+  const total = memorySlices(gpu);
+  let end = 0;
+  const placed = gpu.slices.map((slice): Piece => {
+    if (slice.mig) return { slice, from: slice.mig.start / total, size: slice.mig.size / total };
+    const piece = { slice, from: end, size: slice.memory_limit_bytes / gpu.memory_bytes };
+    end += piece.size;
+    return piece;
+  });
+  placed.sort((a, b) => a.from - b.from);
+  const all: Piece[] = [];
+  let at = 0;
+  for (const piece of placed) {
+    if (piece.from - at > 0.001) all.push({ slice: null, from: at, size: piece.from - at });
+    all.push(piece);
+    at = piece.from + piece.size;
+  }
+  // What rounding to 2 MiB leaves at the end is not worth a piece.
+  if (1 - at > 0.001) all.push({ slice: null, from: at, size: 1 - at });
+  return all;
+}
+
+const percent = (part: number) => `${(part * 100).toFixed(3)}%`;
+
+function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) {
+  const rows: [string, string][] = [
+    ["Task", task?.name ?? slice.task],
+    ["Limit", bytes(slice.memory_limit_bytes)],
+    ["Used", bytes(slice.memory_used_bytes)],
+    ["Share", gpuAmount(slice.milli)],
+  ];
+  if (slice.mig) rows.push(["MIG", `${slice.mig.profile} at ${slice.mig.start}`]);
+  if (task?.queue) rows.push(["Queue", task.queue]);
+  if (task?.project) rows.push(["Project", task.project]);
+  return (
+    <span class="tip" aria-hidden="true">
+      {rows.map(([name, value]) => (
+        <span key={name}>
+          <b>{name}</b>
+          {value}
+        </span>
+      ))}
+    </span>
+  );
+}
+
+/** A GPU drawn as its memory, with the slices in it; a MIG GPU with its real geometry. */
+export function GpuBar(props: { gpu: GpuView; find: (id: string) => TaskView | undefined; colorKey: (slice: SliceView) => string }) {
+  const { gpu, find, colorKey } = props;
+  const total = gpu.mode === "mig" ? memorySlices(gpu) : 0;
+  return (
+    <div class="gpubar" data-testid="gpubar">
+      {Array.from({ length: Math.max(0, total - 1) }, (_, i) => (
+        <i key={i} class="tick" style={{ left: percent((i + 1) / total) }} aria-hidden="true" />
+      ))}
+      {pieces(gpu).map(({ slice, from, size }) => {
+        const place = { left: percent(from), width: percent(size) };
+        if (!slice) {
+          return (
+            <span key={`free${from}`} class="piece free" style={place}>
+              <span class="label">{bytes(size * gpu.memory_bytes)} free</span>
+            </span>
+          );
+        }
+        const task = find(slice.task);
+        const name = task?.name ?? slice.task.slice(0, 8);
+        const used = Math.min(1, slice.memory_used_bytes / Math.max(1, slice.memory_limit_bytes));
+        const says = `${name}: ${bytes(slice.memory_used_bytes)} used of ${bytes(slice.memory_limit_bytes)}, ${gpuAmount(slice.milli)}`;
+        return (
+          <a
+            key={slice.lease}
+            class="piece"
+            href={link(`tasks/${slice.task}`)}
+            aria-label={says}
+            style={{ ...place, "--slice": colorOf(colorKey(slice)) }}
+            data-used={slice.memory_used_bytes}
+            data-task={name}
+          >
+            <span class="used" style={{ width: percent(used) }} />
+            <span class="label">
+              {slice.mig && <b>{slice.mig.profile}</b>} {name}
+            </span>
+            <Tip slice={slice} task={task} />
+          </a>
+        );
+      })}
+    </div>
+  );
+}

@@ -1,0 +1,59 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { call } from "../api";
+import type { LogEvent } from "../types";
+
+const PAGE = 500;
+const KEPT = 2000;
+const PAUSE_MS = 1000;
+
+interface LogPage {
+  events: LogEvent[];
+  position: number;
+}
+
+/** The end of a task's output, growing while it runs. */
+function useLog(task: string, live: boolean): string[] {
+  const [lines, setLines] = useState<string[]>([]);
+  const position = useRef(0);
+  useEffect(() => {
+    let ended = false;
+    let timer: ReturnType<typeof setTimeout>;
+    const load = async () => {
+      try {
+        const page = await call<LogPage>("events.get_task_log", { task, batch_size: PAGE, after: position.current });
+        if (ended) return;
+        position.current = page.position ?? position.current;
+        const fresh = page.events.map((event) => (event.msg ?? "").replace(/\n$/, ""));
+        if (fresh.length > 0) setLines((old) => [...old, ...fresh].slice(-KEPT));
+        if (page.events.length === PAGE) return void load();
+      } catch {
+        // The header says that the connection is lost; the next try may work.
+      }
+      if (live && !ended) timer = setTimeout(load, PAUSE_MS);
+    };
+    void load();
+    return () => {
+      ended = true;
+      clearTimeout(timer);
+    };
+  }, [task, live]);
+  return lines;
+}
+
+export function Log({ task, live }: { task: string; live: boolean }) {
+  const lines = useLog(task, live);
+  const box = useRef<HTMLPreElement>(null);
+  const atEnd = useRef(true);
+  useEffect(() => {
+    if (atEnd.current && box.current) box.current.scrollTop = box.current.scrollHeight;
+  }, [lines]);
+  const onScroll = () => {
+    const { scrollTop, clientHeight, scrollHeight } = box.current!;
+    atEnd.current = scrollTop + clientHeight >= scrollHeight - 4;
+  };
+  return (
+    <pre class="log" ref={box} onScroll={onScroll} tabIndex={0} aria-label="Output" data-testid="log">
+      {lines.length > 0 ? lines.join("\n") : <span class="muted">No output yet.</span>}
+    </pre>
+  );
+}

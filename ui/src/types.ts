@@ -1,0 +1,114 @@
+// The wire, as `crates/clearml` defines it.
+
+export interface MigInstance {
+  profile: string;
+  start: number;
+  size: number;
+  uuid: string;
+}
+
+export interface SliceView {
+  task: string;
+  lease: string;
+  milli: number;
+  memory_limit_bytes: number;
+  memory_used_bytes: number;
+  mig: MigInstance | null;
+}
+
+export interface GpuView {
+  index: number;
+  uuid: string;
+  model: string;
+  memory_bytes: number;
+  mode: "idle" | "shared" | "whole" | "mig";
+  allocated_milli: number;
+  slices: SliceView[];
+}
+
+export interface NodeView {
+  node: string;
+  worker: string;
+  last_seen: string;
+  alive: boolean;
+  queues: { name: string; spec: string }[];
+  gpus: GpuView[];
+}
+
+export type TaskState =
+  | "created"
+  | "queued"
+  | "in_progress"
+  | "stopped"
+  | "completed"
+  | "failed"
+  | "closed"
+  | "published"
+  | "publishing"
+  | "unknown";
+
+export interface TaskView {
+  id: string;
+  name: string;
+  project: string | null;
+  queue: string | null;
+  state: TaskState;
+  node: string | null;
+  gpus: string[];
+  milli: number;
+  memory_limit_bytes: number;
+  reason: string | null;
+  exit_code: number | null;
+  created: string;
+  started: string | null;
+  ended: string | null;
+}
+
+export interface QueueView {
+  name: string;
+  id: string;
+  waiting: number;
+  running: number;
+  tasks: string[];
+  nodes: string[];
+}
+
+export interface EventView {
+  id: number;
+  time: string;
+  kind: string;
+  task?: string;
+  queue?: string;
+  node?: string;
+  message: string;
+}
+
+export interface Explanation {
+  task: string;
+  name: string;
+  state: TaskState;
+  queue: string | null;
+  position: number | null;
+  reason: string;
+  nodes: { node: string; alive: boolean; reason: string | null }[];
+}
+
+/** A line of a task's output. */
+export interface LogEvent {
+  timestamp?: number;
+  msg?: string;
+}
+
+/** Samples that the server kept: equally long lists, oldest first. */
+export interface History {
+  times_s: number[];
+  series: Record<string, (number | null)[]>;
+}
+
+/** Who is logged in. */
+export interface Session {
+  csrf: string;
+  access_key: string;
+  open: boolean;
+  url: string;
+}

@@ -1,0 +1,12 @@
+import { defineConfig } from "vite";
+
+// `npm run dev` shows the page against a running `cantle up`; set CANTLE_SERVER where that is not the default address.
+declare const process: { env: Record<string, string | undefined> };
+const server = process.env["CANTLE_SERVER"] ?? "http://127.0.0.1:8008";
+
+export default defineConfig({
+  base: "/ui/",
+  oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  build: { target: "es2023", assetsInlineLimit: 0, reportCompressedSize: true },
+  server: { proxy: { "^/ui/(api|session|events|history)": { target: server } } },
+});
