@@ -42,7 +42,7 @@ pub fn start_attached(spec: &TaskSpec) -> Result<Running, StartError> {
     let signals = forwarded_signals(interactive).map_err(|why| StartError::setup("signals", why))?;
     let group = if interactive { Group::Shared } else { Group::Own };
     let spawned = spawn(spec, Stdio3::Inherit, group)?;
-    let scope = Scope { root, leader: spawned.leader, usage: spawned.usage };
+    let scope = Scope::below(root, spawned.leader, spawned.usage);
     let (tell, ended) = oneshot::channel();
     let waiting = scope.clone();
     // A thread of its own, not the async runtime's pool: that one would have to end before the runtime can.

@@ -159,7 +159,7 @@ impl TaskDir {
                 _ => {}
             }
         }
-        write_json(&self.0.join("task.json"), spec)
+        write_json(&self.0.join("task.json"), spec, Survives::Crash)
     }
 
     pub(crate) fn read_spec(&self) -> Result<TaskSpec, StartError> {
@@ -168,11 +168,11 @@ impl TaskDir {
     }
 
     pub(crate) fn write_state(&self, state: &State) -> io::Result<()> {
-        write_json(&self.state(), state)
+        write_json(&self.state(), state, Survives::Crash)
     }
 
     pub(crate) fn write_exit(&self, exit: Exit) -> io::Result<()> {
-        write_json(&self.exit(), &exit)
+        write_json(&self.exit(), &exit, Survives::PowerCut)
     }
 
     pub(crate) fn lock(&self, how: FlockArg) -> io::Result<Flock<File>> {
@@ -193,11 +193,20 @@ fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-/// Whole or not at all, and still there after a power cut.
-fn write_json<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
+/// What a file must survive. The start of a task need not wait for the disk: a power cut ends the task as well.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Survives {
+    Crash,
+    PowerCut,
+}
+
+/// Whole or not at all.
+fn write_json<T: Serialize>(path: &Path, value: &T, survives: Survives) -> io::Result<()> {
     let fresh = path.with_extension("tmp");
     let mut file = File::create(&fresh)?;
     file.write_all(&serde_json::to_vec(value)?)?;
-    file.sync_data()?;
+    if survives == Survives::PowerCut {
+        file.sync_data()?;
+    }
     fs::rename(&fresh, path)
 }

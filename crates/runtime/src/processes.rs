@@ -75,6 +75,8 @@ impl FileId {
 /// What the processes of one task have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Scope {
+    /// The boot during which this was written: pids and start times mean nothing after the next.
+    pub(crate) boot: String,
     /// The process that adopts the task's orphans (`PR_SET_CHILD_SUBREAPER`): everything below it is the task.
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
@@ -85,8 +87,16 @@ pub(crate) struct Scope {
 }
 
 impl Scope {
+    /// The scope of a task that the calling process has just started and whose orphans it adopts.
+    pub(crate) fn below(root: Holder, leader: Holder, usage: Option<FileId>) -> Self {
+        Self { boot: boot_id(), root, leader, usage }
+    }
+
     /// Every living process of the task.
     pub(crate) fn members(&self) -> Vec<Holder> {
+        if self.boot != boot_id() {
+            return Vec::new();
+        }
         let all = all_processes();
         let mut found: BTreeSet<u32> = BTreeSet::new();
         for ancestor in [self.root, self.leader] {
@@ -151,6 +161,10 @@ impl Scope {
     }
 }
 
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
+}
+
 fn usage_seen_by(pid: u32) -> Option<FileId> {
     FileId::of(&Path::new(&format!("/proc/{pid}/root")).join(USAGE_FILE.trim_start_matches('/')))
 }
@@ -205,6 +219,15 @@ mod tests {
         }
         assert_eq!(holder_of(child.id()), None);
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn after_a_reboot_nobody_belongs_to_the_task() {
+        let own = holder_of(std::process::id()).unwrap();
+        let root = Holder { pid: 1, start_ticks: u64::MAX };
+        let scope = Scope::below(root, own, None);
+        assert!(scope.members().contains(&own));
+        assert_eq!(Scope { boot: "another".to_owned(), ..scope }.members(), []);
     }
 
     #[test]

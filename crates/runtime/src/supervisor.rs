@@ -85,7 +85,7 @@ fn start(dir: &TaskDir) -> Result<(Scope, Flock<File>), StartError> {
     let output = OpenOptions::new().append(true).create(true).open(dir.output());
     let output = output.map_err(|why| StartError::setup("output file", why))?;
     let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
-    let scope = Scope { root, leader: spawned.leader, usage: spawned.usage };
+    let scope = Scope::below(root, spawned.leader, spawned.usage);
     let state = State { scope: scope.clone(), backend: spawned.backend };
     dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
     report(&Report::Started(state)).map_err(|why| StartError::setup("report", why))?;

@@ -3,8 +3,9 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use cantle_runtime::{BackendWish, holder_of};
 use common::{Bench, eventually, no_root, read, stderr, stdout};
@@ -170,4 +171,31 @@ fn a_killed_front_end_leaves_the_task_confined() {
     std::fs::write(bench.path("go"), "").unwrap();
     eventually("the task ends", || holder_of(leader).is_none());
     assert_eq!(read(&seen), "shim cuda");
+}
+
+/// Ctrl-C and Ctrl-Z as a terminal sends them, to the whole foreground group: once to the task, not twice.
+#[test]
+fn a_terminal_reaches_the_task_once() {
+    let bench = Bench::new();
+    let (ready, interrupted) = (bench.path("ready"), bench.path("interrupted"));
+    let script = format!(
+        "trap 'echo x >>{}' INT; trap 'exit 42' QUIT; echo x >{}; while :; do sleep 0.02; done",
+        interrupted.display(),
+        ready.display()
+    );
+    let command = bench.attached(&bench.shell(&script));
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let mut terminal = Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
+    let mut terminal = terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut keyboard = terminal.stdin.take().unwrap();
+    eventually("the task is ready", || !read(&ready).is_empty());
+
+    keyboard.write_all(b"\x03").unwrap();
+    eventually("the task was interrupted", || !read(&interrupted).is_empty());
+    keyboard.write_all(b"\x1c").unwrap();
+
+    assert_eq!(terminal.wait().unwrap().code(), Some(42));
+    assert_eq!(read(&interrupted), "x");
 }
