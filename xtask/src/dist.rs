@@ -30,7 +30,7 @@ fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {
 }
 
 /// Puts a file in place by rename, so that a running program keeps the one it has mapped.
-fn install(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
     let fresh = to.with_extension("new");
     std::fs::copy(from, &fresh).with_context(|| format!("cannot copy {}", from.display()))?;
     std::fs::rename(&fresh, to).with_context(|| format!("cannot put {} in place", to.display()))

@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check the arrows between the rooms and the dependencies of the pure ones
   deps          check licences and banned crates against deny.toml
-  dist          build everything into dist/
+  dist [shim]   build everything, or only the filter libraries, into dist/
   verify-shim   check dist/lib/cantle/shim: libraries needed, glibc version, exported names, panics, size
   test [SUITE]  run the test suites (all, or those named); `test --list` names them";
 
@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         ["arch"] => arch::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(),
+        ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
         ["verify-shim"] => verify_shim::run(&root().join("dist")),
         ["test", suites @ ..] => suites::run(suites),
         _ => {

@@ -25,7 +25,17 @@ const SUITES: &[Suite] = &[
         name: "style",
         steps: &[
             &["cargo", "fmt", "--all", "--check"],
-            &["cargo", "clippy", "--workspace", "--all-targets", "--release", "--locked", "--", "-D", "warnings"],
+            &[
+                "cargo",
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--release",
+                "--locked",
+                "--",
+                "-D",
+                "warnings",
+            ],
             &["cargo", "xtask", "arch"],
             &["cargo", "xtask", "deps"],
         ],
@@ -161,7 +171,8 @@ fn run_step(step: &[&str], log: &mut File) -> Result<Count> {
 fn closing_line(line: &str) -> Option<Count> {
     let is_cargo = line.starts_with("test result:");
     let is_pytest = line.contains(" in ") && line.trim_end_matches('=').trim_end().ends_with('s');
-    let is_plain = line.split(", ").count() >= 2 && line.split(", ").all(|p| p.trim().split(' ').count() == 2);
+    let is_plain =
+        line.split(", ").count() >= 2 && line.split(", ").all(|p| p.trim().split(' ').count() == 2);
     let mut count = Count::default();
     if is_cargo || is_pytest || is_plain {
         let words: Vec<&str> = line.split([' ', ',', ';', '.', '=']).filter(|w| !w.is_empty()).collect();
@@ -186,7 +197,8 @@ mod tests {
     #[test]
     fn closing_lines_of_the_runners() {
         let read = |line| closing_line(line).map(|c| (c.passed, c.failed, c.skipped));
-        let cargo = "test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s";
+        let cargo =
+            "test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s";
         assert_eq!(read(cargo), Some((9, 0, 1)));
         assert_eq!(read("3 failed, 12 passed, 2 skipped in 4.02s"), Some((12, 3, 2)));
         assert_eq!(read("==== 1 passed, 1 error in 0.10s ===="), Some((1, 1, 0)));

@@ -1,1 +1,33 @@
-//! cantle: shim
+//! What sits between a task and the driver.
+//!
+//! One crate, three shared objects. `libcuda.so.1` and `libnvidia-ml.so.1` are *filters*: they define only the functions that
+//! a slice changes ([`hooks`]) and name the real library by absolute path in `DT_NEEDED`, so every other symbol, also of drivers
+//! newer than this code, comes from the real one by itself. `libcantle-preload.so` has the same hooks for `LD_PRELOAD`, for where
+//! nothing can be mounted.
+//!
+//! Rules of this crate: no allocation, no panic, no thread, no constructor, no thread-local, nothing printed. A user's process
+//! never ends because of it. Memory is refused if it can't be accounted for; everything else goes on.
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+mod book;
+mod cuda;
+mod function;
+pub mod hooks;
+mod lock;
+mod nvml;
+#[cfg(feature = "preload")]
+mod preload;
+mod process;
+mod table;
+
+/// Required of a `no_std` shared object, never reached: `cargo xtask verify-shim` fails if anything in one can panic.
+#[cfg(all(panic = "abort", any(feature = "cuda", feature = "nvml"), not(test)))]
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    loop {
+        core::hint::spin_loop();
+    }
+}

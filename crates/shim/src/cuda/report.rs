@@ -1,0 +1,85 @@
+//! How much memory there is: the slice.
+
+use core::ffi::c_uint;
+
+use cantle_ledger::GRANULE_BYTES;
+
+use super::charge::{self, Place};
+use super::{Device, SUCCESS};
+use crate::function::Status;
+
+/// The two widths of sizes in the API; what does not fit is the largest that does.
+pub(super) trait Size: Copy {
+    fn read(self) -> u64;
+    fn from_bytes(bytes: u64) -> Self;
+}
+
+impl Size for usize {
+    fn read(self) -> u64 {
+        self as u64
+    }
+
+    fn from_bytes(bytes: u64) -> Self {
+        bytes as Self
+    }
+}
+
+impl Size for c_uint {
+    fn read(self) -> u64 {
+        u64::from(self)
+    }
+
+    fn from_bytes(bytes: u64) -> Self {
+        Self::try_from(bytes).unwrap_or(Self::MAX)
+    }
+}
+
+/// Lowers a figure of the driver's to what the slice allows. The program may have passed a null pointer.
+unsafe fn lower<S: Size>(figure: *mut S, at_most: u64) {
+    if !figure.is_null() {
+        // SAFETY: not null, and written by the driver.
+        unsafe { *figure = S::from_bytes((*figure).read().min(at_most)) };
+    }
+}
+
+pub(super) unsafe fn memory_info<S: Size>(
+    real: unsafe extern "C" fn(*mut S, *mut S) -> Status,
+    free: *mut S,
+    total: *mut S,
+) -> Status {
+    // SAFETY: the caller's arguments.
+    let status = unsafe { real(free, total) };
+    if status != SUCCESS {
+        return status;
+    }
+    let Some((_, device)) = charge::current() else { return status };
+    let (used, limit) = Place::of(device).map_or((0, 0), |place| {
+        // What the program sees includes its context. If there is no room for that, nothing is free anyway.
+        if let Some(mut opened) = place.open() {
+            let _no_room = opened.charge_context(0);
+        }
+        place.used_and_limit()
+    });
+    // SAFETY: the driver accepted both pointers.
+    unsafe {
+        lower(free, u64::from(limit.saturating_sub(used)) * GRANULE_BYTES);
+        lower(total, u64::from(limit) * GRANULE_BYTES);
+    }
+    status
+}
+
+pub(super) unsafe fn total_memory<S: Size>(
+    real: unsafe extern "C" fn(*mut S, Device) -> Status,
+    bytes: *mut S,
+    device: Device,
+) -> Status {
+    // SAFETY: the caller's arguments.
+    let status = unsafe { real(bytes, device) };
+    if status == SUCCESS {
+        // Asked before any context exists, so it takes no slot.
+        let limit = charge::limit_granules(device);
+        // SAFETY: the driver accepted the pointer.
+        unsafe { lower(bytes, u64::from(limit) * GRANULE_BYTES) };
+    }
+    status
+}

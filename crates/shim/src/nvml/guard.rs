@@ -1,0 +1,33 @@
+//! NVML calls some of its own functions by name, and so finds our hooks. Inside a call of NVML's, the hooks must be NVML's own.
+//!
+//! No thread-locals here, so the threads that are inside are listed; NVML calls take microseconds and are rare.
+
+use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+/// Threads that can be inside NVML at a time; further ones see the driver's own figures of calls within calls.
+const THREADS: usize = 64;
+
+static INSIDE: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
+
+/// The calling thread is inside NVML until this is dropped.
+pub(super) struct Inside(Option<&'static AtomicU64>);
+
+/// Enters NVML; `None` if the calling thread is inside already.
+pub(super) fn enter() -> Option<Inside> {
+    // SAFETY: always succeeds; unique among living threads, and never 0.
+    let thread = unsafe { libc::pthread_self() };
+    if INSIDE.iter().any(|cell| cell.load(Relaxed) == thread) {
+        return None;
+    }
+    let free = |cell: &&AtomicU64| cell.compare_exchange(0, thread, AcqRel, Acquire).is_ok();
+    Some(Inside(INSIDE.iter().find(free)))
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if let Some(cell) = self.0 {
+            cell.store(0, Release);
+        }
+    }
+}

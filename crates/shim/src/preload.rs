@@ -1,0 +1,118 @@
+//! For `LD_PRELOAD`: a program that looks a function up gets the hook as one that is linked with it does.
+//!
+//! `dlsym` of ours asks the real one, and answers with a hook if the name is hooked. For all else it *jumps* to the real one, so
+//! that `RTLD_NEXT` means what it means to the caller. What this can't see: `RTLD_DEEPBIND`, other namespaces, a program that
+//! reads ELF tables itself, a cleared environment. Where the driver's libraries can be mounted over, none of this is needed.
+
+use core::ffi::{CStr, c_char, c_void};
+use core::ptr;
+use core::sync::atomic::AtomicPtr;
+use core::sync::atomic::Ordering::{Acquire, Release};
+
+use crate::hooks;
+
+static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+
+/// Versions under which C libraries have `dlsym`.
+const VERSIONS: [&CStr; 3] = [c"GLIBC_2.2.5", c"GLIBC_2.17", c"GLIBC_2.34"];
+
+fn real() -> *mut c_void {
+    let known = REAL.load(Acquire);
+    if !known.is_null() {
+        return known;
+    }
+    for version in VERSIONS {
+        // SAFETY: C strings. The C library's `dlvsym` is not ours.
+        let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
+        if !found.is_null() {
+            REAL.store(found, Release);
+            return found;
+        }
+    }
+    ptr::null_mut()
+}
+
+/// The C library's `dlsym`, as called from here.
+pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
+    let real = real();
+    if real.is_null() {
+        return real;
+    }
+    // SAFETY: the C library's `dlsym`, which has this type.
+    unsafe {
+        let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
+            core::mem::transmute(real);
+        real(handle, name.as_ptr())
+    }
+}
+
+/// What a look-up gives if the name is hooked; null leaves the answer to the real `dlsym`.
+unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    real();
+    if name.is_null() {
+        return ptr::null_mut();
+    }
+    // SAFETY: not null, and dlsym takes C strings.
+    let name = unsafe { CStr::from_ptr(name) };
+    if name == c"dlsym" {
+        return dlsym as *mut c_void;
+    }
+    let hook = hooks::CUDA.iter().chain(hooks::NVML).find(|hook| hook.name == name);
+    let Some(hook) = hook else { return ptr::null_mut() };
+    let everywhere = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
+    // A library that does not have the function must still not have it.
+    if everywhere || !real_dlsym(handle, name).is_null() {
+        hook.hook.cast_mut().cast()
+    } else {
+        ptr::null_mut()
+    }
+}
+
+/// `dlsym`, as the program sees it.
+#[cfg(target_arch = "x86_64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {hooked}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "test rax, rax",
+        "jne 2f",
+        "mov rax, [rip + {real}]",
+        "test rax, rax",
+        "je 2f",
+        "jmp rax",
+        "2: ret",
+        hooked = sym hooked,
+        real = sym REAL,
+    )
+}
+
+/// `dlsym`, as the program sees it.
+#[cfg(target_arch = "aarch64")]
+#[unsafe(naked)]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void {
+    core::arch::naked_asm!(
+        "stp x29, x30, [sp, #-32]!",
+        "stp x0, x1, [sp, #16]",
+        "bl {hooked}",
+        "mov x9, x0",
+        "ldp x0, x1, [sp, #16]",
+        "ldp x29, x30, [sp], #32",
+        "cbnz x9, 2f",
+        "adrp x9, {real}",
+        "ldr x9, [x9, :lo12:{real}]",
+        "cbz x9, 2f",
+        "br x9",
+        "2: mov x0, x9",
+        "ret",
+        hooked = sym hooked,
+        real = sym REAL,
+    )
+}

@@ -1,0 +1,271 @@
+//! Addresses (or handles) to what was charged for them. Flat cost however many there are, no allocator of the program's, and
+//! valid when zero: a child of `fork` finds it empty.
+
+use core::mem::ManuallyDrop;
+use core::ptr;
+
+use crate::lock::Lock;
+
+const STRIPES: usize = 16;
+/// Slots of a stripe's first array: one page.
+const FIRST_SLOTS: usize = 128;
+
+/// What is known about one address.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct Entry {
+    /// The address or handle; 0 marks an empty slot (the driver never gives it out).
+    pub(crate) key: u64,
+    /// The context it belongs to.
+    pub(crate) context: u64,
+    /// Bytes and the index of the GPU in the slice.
+    bytes_and_gpu: u64,
+}
+
+const GPU_BITS: u32 = 8;
+
+impl Entry {
+    pub(crate) const fn new(key: u64, context: u64, gpu: usize, bytes: u64) -> Self {
+        Self { key, context, bytes_and_gpu: bytes << GPU_BITS | gpu as u64 & 0xFF }
+    }
+
+    pub(crate) const fn gpu(&self) -> usize {
+        (self.bytes_and_gpu & 0xFF) as usize
+    }
+
+    pub(crate) const fn bytes(&self) -> u64 {
+        self.bytes_and_gpu >> GPU_BITS
+    }
+}
+
+/// The table.
+#[repr(transparent)]
+pub(crate) struct Table([Lock<Stripe>; STRIPES]);
+
+/// No memory left for the table.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Full;
+
+impl Table {
+    #[cfg(test)]
+    const fn new() -> Self {
+        Self([const { Lock::new(Stripe { slots: ptr::null_mut(), capacity: 0, length: 0 }) }; STRIPES])
+    }
+
+    /// Adds an entry; gives the one it replaces: the driver reuses an address only after it was freed, unseen by us.
+    pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, Full> {
+        self.stripe(entry.key).map_or(Err(Full), |stripe| stripe.lock().insert(entry))
+    }
+
+    pub(crate) fn remove(&self, key: u64) -> Option<Entry> {
+        self.stripe(key)?.lock().remove(key)
+    }
+
+    pub(crate) fn get(&self, key: u64) -> Option<Entry> {
+        let stripe = self.stripe(key)?.lock();
+        let at = stripe.find(key)?;
+        stripe.slots().get(at).copied()
+    }
+
+    /// Lets `change` edit every entry's context.
+    pub(crate) fn edit_contexts(&self, mut change: impl FnMut(&Entry) -> u64) {
+        for stripe in &self.0 {
+            for entry in stripe.lock().slots_mut() {
+                if entry.key != 0 {
+                    entry.context = change(entry);
+                }
+            }
+        }
+    }
+
+    /// Takes out every entry that `doomed` names, one after another.
+    pub(crate) fn sweep(&self, doomed: impl Fn(&Entry) -> bool, mut each: impl FnMut(Entry)) {
+        for stripe in &self.0 {
+            loop {
+                let mut stripe = stripe.lock();
+                let found = stripe.slots().iter().copied().find(|entry| entry.key != 0 && doomed(entry));
+                let Some(entry) = found.and_then(|entry| stripe.remove(entry.key)) else { break };
+                each(entry);
+            }
+        }
+    }
+
+    #[inline]
+    fn stripe(&self, key: u64) -> Option<&Lock<Stripe>> {
+        if key == 0 {
+            return None;
+        }
+        self.0.get((hash(key) >> 60) as usize % STRIPES)
+    }
+}
+
+/// Fibonacci hashing: addresses are multiples of 512 and more, and their differences are small.
+const fn hash(key: u64) -> u64 {
+    (key ^ key >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+/// Open addressing with linear probing; removal moves later entries up, so there are no tombstones to wade through.
+struct Stripe {
+    slots: *mut Entry,
+    capacity: usize,
+    length: usize,
+}
+
+// SAFETY: the array belongs to the stripe alone.
+unsafe impl Send for Stripe {}
+
+impl Stripe {
+    #[inline]
+    fn slots(&self) -> &[Entry] {
+        if self.slots.is_null() {
+            return &[];
+        }
+        // SAFETY: `capacity` entries were mapped; all-zero bytes are valid ones.
+        unsafe { core::slice::from_raw_parts(self.slots, self.capacity) }
+    }
+
+    #[inline]
+    fn slots_mut(&mut self) -> &mut [Entry] {
+        if self.slots.is_null() {
+            return &mut [];
+        }
+        // SAFETY: as in `slots`; the stripe is borrowed exclusively.
+        unsafe { core::slice::from_raw_parts_mut(self.slots, self.capacity) }
+    }
+
+    /// Where an entry would best lie. The capacity is a power of two, and the stripe was chosen by the topmost bits.
+    #[inline]
+    fn home(&self, key: u64) -> usize {
+        (hash(key) >> 20) as usize & self.mask()
+    }
+
+    #[inline]
+    const fn mask(&self) -> usize {
+        self.capacity.wrapping_sub(1)
+    }
+
+    #[inline]
+    fn find(&self, key: u64) -> Option<usize> {
+        let mut at = self.home(key);
+        loop {
+            let entry = self.slots().get(at)?;
+            if entry.key == key {
+                return Some(at);
+            }
+            if entry.key == 0 {
+                return None;
+            }
+            at = (at + 1) & self.mask();
+        }
+    }
+
+    fn insert(&mut self, entry: Entry) -> Result<Option<Entry>, Full> {
+        // At most half full, so runs stay short and a search always meets an empty slot.
+        if self.length >= self.capacity / 2 {
+            self.grow()?;
+        }
+        let mut at = self.home(entry.key);
+        let mask = self.mask();
+        loop {
+            let slot = self.slots_mut().get_mut(at).ok_or(Full)?;
+            if slot.key == entry.key {
+                return Ok(Some(core::mem::replace(slot, entry)));
+            }
+            if slot.key == 0 {
+                *slot = entry;
+                self.length += 1;
+                return Ok(None);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    fn remove(&mut self, key: u64) -> Option<Entry> {
+        let mut hole = self.find(key)?;
+        let removed = core::mem::take(self.slots_mut().get_mut(hole)?);
+        self.length -= 1;
+        let mask = self.mask();
+        let mut at = hole;
+        loop {
+            at = (at + 1) & mask;
+            let entry = *self.slots().get(at)?;
+            if entry.key == 0 {
+                return Some(removed);
+            }
+            // An entry may move up into the hole unless its home lies between the hole and itself.
+            let from_home = at.wrapping_sub(self.home(entry.key)) & mask;
+            if from_home >= at.wrapping_sub(hole) & mask {
+                *self.slots_mut().get_mut(hole)? = core::mem::take(self.slots_mut().get_mut(at)?);
+                hole = at;
+            }
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Result<(), Full> {
+        let capacity = if self.capacity == 0 { FIRST_SLOTS } else { self.capacity * 2 };
+        let slots = map(capacity).ok_or(Full)?;
+        let mut larger = ManuallyDrop::new(Self { slots, capacity, length: 0 });
+        for entry in self.slots().iter().filter(|entry| entry.key != 0) {
+            larger.insert(*entry)?;
+        }
+        unmap(self.slots, self.capacity);
+        *self = ManuallyDrop::into_inner(larger);
+        Ok(())
+    }
+}
+
+fn map(capacity: usize) -> Option<*mut Entry> {
+    let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+    // SAFETY: fresh zeroed memory at an address of the kernel's choice.
+    let at = unsafe { libc::mmap(ptr::null_mut(), capacity * size_of::<Entry>(), protection, flags, -1, 0) };
+    (at != libc::MAP_FAILED).then_some(at.cast())
+}
+
+fn unmap(slots: *mut Entry, capacity: usize) {
+    if !slots.is_null() {
+        // SAFETY: mapped by `map` with this capacity and not used any more.
+        unsafe { libc::munmap(slots.cast(), capacity * size_of::<Entry>()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::vec::Vec;
+
+    use super::*;
+
+    /// A generator that repeats its sequence: tests must not depend on chance.
+    fn numbers() -> impl Iterator<Item = u64> {
+        core::iter::successors(Some(1_u64), |x| {
+            Some(x.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407))
+        })
+        .map(|x| x >> 33)
+    }
+
+    #[test]
+    fn agrees_with_an_ordered_map_through_many_inserts_and_removals() {
+        let (table, mut model) = (Table::new(), BTreeMap::new());
+        let mut random = numbers();
+        for _ in 0..200_000 {
+            let (op, key) = (random.next().unwrap() % 2, (random.next().unwrap() % 3000 + 1) * 512);
+            if op == 0 {
+                let entry = Entry::new(key, 7, 3, random.next().unwrap());
+                assert_eq!(table.insert(entry).unwrap(), model.insert(key, entry));
+            } else {
+                assert_eq!(table.remove(key), model.remove(&key));
+            }
+        }
+        let mut swept = Vec::new();
+        table.sweep(|_| true, |entry| swept.push((entry.key, entry)));
+        swept.sort_by_key(|(key, _)| *key);
+        assert_eq!(swept, model.into_iter().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn an_entry_keeps_its_figures() {
+        let entry = Entry::new(0x7f00_0000_0000, 42, 15, 288 << 30);
+        assert_eq!((entry.gpu(), entry.bytes()), (15, 288 << 30));
+    }
+}

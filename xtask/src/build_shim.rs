@@ -1,0 +1,120 @@
+//! The three shared objects that go into users' processes.
+//!
+//! They are linked without the compiler's start files, against *stubs* of the C library that have only the symbols which every
+//! glibc since 2.17 has, under their oldest versions. So they run on old systems wherever they were built, and a call to
+//! anything newer is a link error. A filter is also linked against a stub whose soname is the absolute path of the real driver
+//! library: the linker copies that into `DT_NEEDED`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// One shared object.
+pub(crate) struct Artifact {
+    /// Cargo feature that selects its exports.
+    pub(crate) feature: &'static str,
+    /// Its file name; a filter's soname too.
+    pub(crate) file: &'static str,
+    /// The real library behind a filter.
+    pub(crate) filters: Option<&'static str>,
+}
+
+/// What is built.
+pub(crate) const ARTIFACTS: [Artifact; 3] = [
+    Artifact { feature: "cuda", file: "libcuda.so.1", filters: Some("/run/cantle/real/libcuda.so.1") },
+    Artifact {
+        feature: "nvml",
+        file: "libnvidia-ml.so.1",
+        filters: Some("/run/cantle/real/libnvidia-ml.so.1"),
+    },
+    Artifact { feature: "preload", file: "libcantle-preload.so", filters: None },
+];
+
+/// Symbols of the C library that the shim may use, by the library that has had them since 2.17. All of them are older.
+const LIBC_SYMBOLS: &[&str] = &[
+    "__errno_location",
+    "bcmp",
+    "close",
+    "fcntl",
+    "getenv",
+    "getpid",
+    "kill",
+    "lseek",
+    "madvise",
+    "memcmp",
+    "memcpy",
+    "memmove",
+    "memset",
+    "mmap",
+    "munmap",
+    "open",
+    "pthread_self",
+    "read",
+    "strlen",
+    "syscall",
+];
+const LIBDL_SYMBOLS: &[&str] = &["dlopen", "dlsym", "dlvsym"];
+
+/// The version of the first glibc of each architecture.
+const OLDEST_GLIBC: &str = if cfg!(target_arch = "x86_64") { "GLIBC_2.2.5" } else { "GLIBC_2.17" };
+
+/// Builds all artifacts into `out_dir`.
+pub(crate) fn build(out_dir: &Path, target_dir: &Path) -> Result<()> {
+    let stubs = target_dir.join("shim-stubs");
+    std::fs::create_dir_all(&stubs).with_context(|| format!("cannot make {}", stubs.display()))?;
+    std::fs::create_dir_all(out_dir).with_context(|| format!("cannot make {}", out_dir.display()))?;
+    stub(&stubs, "libc.so", "libc.so.6", LIBC_SYMBOLS)?;
+    stub(&stubs, "libdl.so", "libdl.so.2", LIBDL_SYMBOLS)?;
+    for artifact in &ARTIFACTS {
+        let real = artifact.filters.map(|real| stub(&stubs, &format!("real-{}", artifact.file), real, &[]));
+        link(artifact, &stubs, real.transpose()?)?;
+        let built = target_dir.join("shim/libcantle_shim.so");
+        crate::dist::install(&built, &out_dir.join(artifact.file))?;
+    }
+    Ok(())
+}
+
+/// Makes a shared object of empty functions, with `soname` and, if there are any, the oldest symbol versions.
+fn stub(dir: &Path, file: &str, soname: &str, symbols: &[&str]) -> Result<PathBuf> {
+    let (source, script, object) =
+        (dir.join(format!("{file}.c")), dir.join(format!("{file}.map")), dir.join(file));
+    let mut code = String::new();
+    for symbol in symbols {
+        writeln!(code, "void {symbol}(void) {{}}")?;
+    }
+    std::fs::write(&source, code)?;
+    std::fs::write(&script, format!("{OLDEST_GLIBC} {{ global: *; }};\n"))?;
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-nostdlib", "-w", "-fno-builtin", "-o"]).arg(&object).arg(&source);
+    cc.arg(format!("-Wl,-soname,{soname}"));
+    if !symbols.is_empty() {
+        cc.arg(format!("-Wl,--version-script,{}", script.display()));
+    }
+    let status = cc.status().context("cannot start cc: install a C compiler")?;
+    if !status.success() {
+        bail!("cc could not make the stub {}: {status}", object.display());
+    }
+    Ok(object)
+}
+
+fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
+    let mut linker = vec!["-nostartfiles".to_owned(), "-nostdlib".to_owned()];
+    linker.extend(
+        ["--no-undefined", "-z,relro", "-z,now", "--hash-style=both"].map(|flag| format!("-Wl,{flag}")),
+    );
+    linker.push(format!("-Wl,-soname,{}", artifact.file));
+    linker.push("-ldl".to_owned());
+    if let Some(real) = real {
+        // Kept although no symbol of it is used.
+        linker.extend(["-Wl,--no-as-needed".to_owned(), real.display().to_string()]);
+    }
+    let stubs = format!("native={}", stubs.display());
+    let arguments: Vec<String> = linker.iter().map(|argument| format!("link-arg={argument}")).collect();
+    // `-L` makes the crates' own `-lc` find the stub too.
+    let mut words = vec!["rustc", "--locked", "-p", "cantle-shim", "--lib", "--crate-type", "cdylib"];
+    words.extend(["--profile", "shim", "--features", artifact.feature, "--", "-L", &stubs]);
+    words.extend(arguments.iter().flat_map(|argument| ["-C", argument]));
+    crate::run("cargo", &words)
+}

@@ -1,0 +1,143 @@
+//! The gate in front of users' processes: what the three shared objects need, export and contain.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use cantle_shim::hooks::{self, Hook};
+use object::elf::FileHeader64;
+use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _};
+use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, elf};
+
+use crate::build_shim::{ARTIFACTS, Artifact};
+
+/// A shared object may be this large.
+const MAX_BYTES: usize = 128 << 10;
+/// The newest C library whose symbols may be needed.
+const NEWEST_GLIBC: (u32, u32) = (2, 17);
+/// Libraries that every system has.
+const ALWAYS_THERE: &[&str] =
+    &["libc.so.6", "libdl.so.2", "libpthread.so.0", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"];
+/// What a preload exports besides hooks.
+const PRELOAD_EXPORTS: &[&str] = &["dlsym"];
+/// What the panic machinery of `core` leaves behind, in symbols or in messages.
+const PANIC_TRACES: &[&str] =
+    &["panicking", "rust_begin_unwind", "panicked at", "unwrap_failed", "/library/core/src"];
+
+/// Checks `<dist>/lib/cantle/shim`.
+pub(crate) fn run(dist_dir: &Path) -> Result<()> {
+    for artifact in &ARTIFACTS {
+        let path = dist_dir.join("lib/cantle/shim").join(artifact.file);
+        let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
+        let summary = check(artifact, &bytes).with_context(|| path.display().to_string())?;
+        println!("verify-shim: {}: {summary}", artifact.file);
+    }
+    Ok(())
+}
+
+fn check(artifact: &Artifact, bytes: &[u8]) -> Result<String> {
+    let file = ElfFile64::<Endianness>::parse(bytes)?;
+    ensure!(bytes.len() <= MAX_BYTES, "{} bytes; the budget is {MAX_BYTES}", bytes.len());
+    let glibc = check_versions(&file)?;
+    check_dynamic(artifact, &file, bytes)?;
+    let exported = check_exports(artifact, &file)?;
+    check_sections(&file)?;
+    check_panics(&file, bytes)?;
+    let glibc =
+        glibc.map_or_else(|| "no glibc symbol".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"));
+    Ok(format!("{} KiB, {exported} names, {glibc}", bytes.len() >> 10))
+}
+
+/// `DT_NEEDED` and `DT_SONAME`, and no initialiser.
+fn check_dynamic(artifact: &Artifact, file: &ElfFile64<'_, Endianness>, bytes: &[u8]) -> Result<()> {
+    let header = FileHeader64::<Endianness>::parse(bytes)?;
+    let endian = file.endian();
+    let segments = header.program_headers(endian, bytes)?;
+    ensure!(
+        segments.iter().all(|segment| segment.p_type(endian) != elf::PT_TLS),
+        "it has thread-local storage"
+    );
+    let dynamic = segments.iter().find_map(|segment| segment.dynamic(endian, bytes).transpose());
+    let entries = dynamic.context("it has no dynamic section")??;
+    let strings = file.section_by_name(".dynstr").context("it has no .dynstr")?.data()?;
+    let mut real = None;
+    for entry in entries {
+        let Some(tag) = entry.tag32(endian) else { continue };
+        let text = || {
+            entry.val32(endian).and_then(|at| c_string(strings, at as usize)).context("bad string in .dynstr")
+        };
+        match tag {
+            elf::DT_NEEDED if ALWAYS_THERE.contains(&text()?) => {}
+            elf::DT_NEEDED => real = Some(text()?),
+            elf::DT_SONAME => ensure!(text()? == artifact.file, "its soname is {}", text()?),
+            elf::DT_INIT | elf::DT_INIT_ARRAY => bail!("it runs code when it is loaded"),
+            elf::DT_TEXTREL => bail!("its code needs relocation"),
+            _ => {}
+        }
+    }
+    ensure!(real == artifact.filters, "besides the C library it needs {real:?}, not {:?}", artifact.filters);
+    Ok(())
+}
+
+fn c_string(bytes: &[u8], at: usize) -> Option<&str> {
+    let rest = bytes.get(at..)?;
+    std::str::from_utf8(rest.get(..rest.iter().position(|&byte| byte == 0)?)?).ok()
+}
+
+/// The newest glibc that it needs a symbol of.
+fn check_versions(file: &ElfFile64<'_, Endianness>) -> Result<Option<(u32, u32)>> {
+    let endian = file.endian();
+    let mut newest = None;
+    let versions =
+        file.elf_section_table().versions(endian, file.data())?.context("it has no symbol versions")?;
+    for symbol in file.elf_dynamic_symbol_table().enumerate() {
+        let index = versions.version_index(endian, symbol.0);
+        let Some(version) = versions.version(index)? else { continue };
+        let name = std::str::from_utf8(version.name())?;
+        let number = name.strip_prefix("GLIBC_").with_context(|| format!("it needs symbols of {name}"))?;
+        let mut parts = number.split('.').map(str::parse::<u32>);
+        let (Some(Ok(major)), Some(Ok(minor))) = (parts.next(), parts.next()) else {
+            bail!("it needs {name}")
+        };
+        newest = newest.max(Some((major, minor)));
+    }
+    ensure!(
+        newest <= Some(NEWEST_GLIBC),
+        "it needs glibc {newest:?}; the oldest supported is {NEWEST_GLIBC:?}"
+    );
+    Ok(newest)
+}
+
+/// Exported names are the hook table's, no more and no fewer.
+fn check_exports(artifact: &Artifact, file: &ElfFile64<'_, Endianness>) -> Result<usize> {
+    let names = |table: &'static [Hook]| table.iter().filter_map(|hook| hook.name.to_str().ok());
+    let wanted: BTreeSet<&str> = match artifact.feature {
+        "cuda" => names(hooks::CUDA).collect(),
+        "nvml" => names(hooks::NVML).collect(),
+        _ => names(hooks::CUDA).chain(names(hooks::NVML)).chain(PRELOAD_EXPORTS.iter().copied()).collect(),
+    };
+    let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    let found: BTreeSet<&str> = symbols.map(|symbol| symbol.name()).collect::<Result<_, _>>()?;
+    let (missing, extra): (Vec<_>, Vec<_>) =
+        (wanted.difference(&found).collect(), found.difference(&wanted).collect());
+    ensure!(missing.is_empty(), "hooked but not exported: {missing:?}");
+    ensure!(extra.is_empty(), "exported but not in the hook table: {extra:?}");
+    Ok(found.len())
+}
+
+fn check_sections(file: &ElfFile64<'_, Endianness>) -> Result<()> {
+    for name in [".init_array", ".ctors", ".init", ".preinit_array", ".tdata", ".tbss"] {
+        let size = file.section_by_name(name).map_or(0, |section| section.size());
+        ensure!(size == 0, "its section {name} has {size} bytes");
+    }
+    Ok(())
+}
+
+fn check_panics(file: &ElfFile64<'_, Endianness>, bytes: &[u8]) -> Result<()> {
+    ensure!(file.symbols().next().is_some(), "it is stripped of symbols: whether it can panic can't be told");
+    for trace in PANIC_TRACES {
+        let found = bytes.windows(trace.len()).any(|window| window == trace.as_bytes());
+        ensure!(!found, "it can panic: it contains \"{trace}\"");
+    }
+    Ok(())
+}
