@@ -54,7 +54,14 @@ pub(crate) struct Global {
     #[arg(long, value_name = "KEY", env = "CLEARML_API_ACCESS_KEY", global = true, hide = true)]
     pub(crate) access_key: Option<String>,
     /// Secret key of the server
-    #[arg(long, value_name = "KEY", env = "CLEARML_API_SECRET_KEY", global = true, hide = true, hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CLEARML_API_SECRET_KEY",
+        global = true,
+        hide = true,
+        hide_env_values = true
+    )]
     pub(crate) secret_key: Option<String>,
 }
 
@@ -150,7 +157,10 @@ fn memory(text: &str) -> Result<GpuRequest, RequestError> {
     GpuRequest::from_memory(text)
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "clap wants a Result; which profiles exist only the driver knows")]
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "clap wants a Result; which profiles exist only the driver knows"
+)]
 fn profile(text: &str) -> Result<GpuRequest, RequestError> {
     Ok(GpuRequest::MigProfile(text.to_owned()))
 }

@@ -1,32 +1,16 @@
 //! Finding the server and the keys for it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cantle_clearml::{Client, Credentials, Error, Request, subcode};
-use serde::Deserialize;
+use cantle_server::CredentialsFile;
 
 use crate::cmd::Context;
-use crate::error::{CliError, Kind};
-
-/// What the local server leaves for its users at its first start.
-#[derive(Deserialize, Debug, Clone)]
-pub(crate) struct LocalServer {
-    /// Where it listens.
-    pub(crate) url: String,
-    /// Its access key.
-    pub(crate) access_key: String,
-    /// Its secret key.
-    pub(crate) secret_key: String,
-}
-
-/// File in the state directory that holds it.
-pub(crate) fn local_file(state: &Path) -> PathBuf {
-    state.join("server/credentials.json")
-}
+use crate::error::{CliError, Kind, as_kind};
 
 /// The local server's address and keys, if one ever ran with this state directory.
-pub(crate) fn local(state: &Path) -> Option<LocalServer> {
-    serde_json::from_slice(&std::fs::read(local_file(state)).ok()?).ok()
+pub(crate) fn local(state: &Path) -> Result<Option<CredentialsFile>, CliError> {
+    CredentialsFile::read(state).map_err(as_kind(Kind::Failed))
 }
 
 /// A server and the way to talk to it.
@@ -38,23 +22,30 @@ pub(crate) struct Server {
 /// The address and keys to use: flags and environment first, else those of the local server.
 pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
     let global = &context.global;
-    let local = local(&context.places.state);
+    let local = local(&context.places.state)?;
     let url = global.server.clone().or_else(|| local.as_ref().map(|l| l.url.clone())).ok_or_else(|| {
         let state = context.places.state.display();
-        CliError::new(Kind::Usage, format!("no server: none ran with the state directory {state}; start cantle up, or give --server URL"))
+        CliError::new(
+            Kind::Usage,
+            format!(
+                "no server: none ran with the state directory {state}; start cantle up, or give --server URL"
+            ),
+        )
     })?;
     let keys = match (&global.access_key, &global.secret_key, local) {
-        (Some(access), Some(secret), _) => Some((access.clone(), secret.clone())),
-        (_, _, Some(local)) => Some((local.access_key, local.secret_key)),
+        (Some(access_key), Some(secret_key), _) => {
+            Some(Credentials { access_key: access_key.clone(), secret_key: secret_key.clone() })
+        }
+        (_, _, Some(local)) => Some(local.credentials()),
         _ => None,
     };
-    let (access_key, secret_key) = keys.ok_or_else(|| {
+    let credentials = keys.ok_or_else(|| {
         CliError::new(
             Kind::Auth,
             format!("no keys for {url}; set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"),
         )
     })?;
-    Ok((url, Credentials { access_key, secret_key }))
+    Ok((url, credentials))
 }
 
 impl Server {
@@ -88,11 +79,13 @@ pub(crate) fn no_task(task: &str) -> CliError {
     CliError::new(Kind::NotFound, format!("there is no task {task}; cantle tasks lists them"))
 }
 
-fn describe(error: Error) -> CliError {
+pub(crate) fn describe(error: Error) -> CliError {
     let kind = match &error {
         Error::Address { .. } => Kind::Usage,
         Error::Unauthorized { .. } => Kind::Auth,
-        e if e.is_subcode(subcode::INVALID_TASK_ID) || e.is_subcode(subcode::INVALID_QUEUE_ID) => Kind::NotFound,
+        e if e.is_subcode(subcode::INVALID_TASK_ID) || e.is_subcode(subcode::INVALID_QUEUE_ID) => {
+            Kind::NotFound
+        }
         e if e.is_subcode(subcode::INVALID_TASK_STATUS) => Kind::Conflict,
         _ => Kind::Failed,
     };

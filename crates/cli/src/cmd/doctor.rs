@@ -88,7 +88,12 @@ fn libraries(context: &Context) -> Finding {
         return good("libraries", lib.display().to_string());
     }
     let found = format!("{} lacks {}", lib.display(), missing.join(", "));
-    not(Verdict::Bad, "libraries", found, "run make build, or set CANTLE_LIB_DIR to the lib/cantle folder of an installation")
+    not(
+        Verdict::Bad,
+        "libraries",
+        found,
+        "run make build, or set CANTLE_LIB_DIR to the lib/cantle folder of an installation",
+    )
 }
 
 fn gpus(context: &Context) -> Vec<Finding> {
@@ -99,7 +104,9 @@ fn gpus(context: &Context) -> Vec<Finding> {
     });
     match listed {
         Ok(findings) => findings,
-        Err(why) => vec![not(Verdict::Bad, "GPUs", why, "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB")],
+        Err(why) => {
+            vec![not(Verdict::Bad, "GPUs", why, "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB")]
+        }
     }
 }
 
@@ -108,9 +115,20 @@ fn list(driver: &dyn Driver) -> Result<Vec<Finding>, DriverError> {
     let mut findings = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
     for gpu in driver.gpus()? {
         let memory = driver.memory(&gpu.uuid)?;
-        let found = format!("{} {}, {} of {} in use", gpu.index, gpu.model, Bytes(memory.used_bytes), Bytes(memory.total_bytes));
+        let found = format!(
+            "{} {}, {} of {} in use",
+            gpu.index,
+            gpu.model,
+            Bytes(memory.used_bytes),
+            Bytes(memory.total_bytes)
+        );
         findings.push(if gpu.mig {
-            not(Verdict::Warning, "GPU", found, "MIG mode is on: this version gives no slices of it; nvidia-smi -mig 0 turns it off")
+            not(
+                Verdict::Warning,
+                "GPU",
+                found,
+                "MIG mode is on: this version gives no slices of it; nvidia-smi -mig 0 turns it off",
+            )
         } else {
             good("GPU", found)
         });
@@ -120,7 +138,10 @@ fn list(driver: &dyn Driver) -> Result<Vec<Finding>, DriverError> {
 
 fn enforcement() -> Finding {
     if is_root() && has_capability(CAP_SYS_ADMIN) {
-        return good("enforcement", "mount namespace: every way of loading the driver's libraries gets the filter");
+        return good(
+            "enforcement",
+            "mount namespace: every way of loading the driver's libraries gets the filter",
+        );
     }
     not(
         Verdict::Warning,
@@ -138,12 +159,17 @@ fn has_capability(number: u32) -> bool {
 }
 
 fn server(context: &Context) -> Finding {
-    if context.global.server.is_none() && local(&context.places.state).is_none() {
+    if context.global.server.is_none() && local(&context.places.state).is_ok_and(|found| found.is_none()) {
         return good("server", "none (cantle run needs none)");
     }
     let asked = Server::find(context).and_then(|server| server.call(&workers::GetAll::default()));
     match asked {
         Ok(answer) => good("server", format!("answers; {} workers", answer.workers.len())),
-        Err(error) => not(Verdict::Warning, "server", error.text(), "start it with cantle up, or give its address with --server"),
+        Err(error) => not(
+            Verdict::Warning,
+            "server",
+            error.text(),
+            "start it with cantle up, or give its address with --server",
+        ),
     }
 }

@@ -34,7 +34,10 @@ const COLUMNS: [Column<Limit>; 6] = [
 /// Exit code 0 only if every limit is in force for this process.
 pub(crate) fn limits(context: &Context) -> Outcome {
     let dir = slice_dir().ok_or_else(|| {
-        CliError::new(Kind::Unavailable, "not inside a task: there is no slice here; try cantle run --gpu 0.5 -- cantle limits")
+        CliError::new(
+            Kind::Unavailable,
+            "not inside a task: there is no slice here; try cantle run --gpu 0.5 -- cantle limits",
+        )
     })?;
     let snapshot = Observer::open(&dir).and_then(|o| o.snapshot()).map_err(as_kind(Kind::Unavailable))?;
     let visible = cantle_driver::visible_memory();

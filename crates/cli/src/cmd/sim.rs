@@ -10,7 +10,8 @@ use crate::out::Format;
 /// What the simulated driver itself holds. JSON is the driver's own text, so that nothing of ours stands between.
 pub(crate) fn truth(context: &Context) -> Outcome {
     let places = &context.places;
-    let json = cantle_driver::sim::truth_json(&places.sim, &places.lib).map_err(as_kind(Kind::Unavailable))?;
+    let json =
+        cantle_driver::sim::truth_json(&places.sim, &places.lib).map_err(as_kind(Kind::Unavailable))?;
     if context.printer.format == Format::Json {
         context.printer.data(&json);
         return Ok(ExitCode::SUCCESS);

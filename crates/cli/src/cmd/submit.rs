@@ -57,8 +57,10 @@ fn queue_id(server: &Server, wanted: &str) -> Result<String, CliError> {
 /// The project of that name, made if it is new.
 fn project_id(server: &Server, name: &str) -> Result<String, CliError> {
     // The name is a regular expression on the wire; compare again.
-    let pattern: String = name.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect();
-    let found = server.call(&projects::GetAll { name: Some(format!("^{pattern}$")), ..Default::default() })?;
+    let pattern: String =
+        name.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect();
+    let found =
+        server.call(&projects::GetAll { name: Some(format!("^{pattern}$")), ..Default::default() })?;
     if let Some(project) = found.projects.into_iter().find(|project| project.name == name) {
         return Ok(project.id);
     }

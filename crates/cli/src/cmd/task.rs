@@ -123,11 +123,17 @@ pub(crate) fn requeue(context: &Context, tasks: &[String]) -> Outcome {
     for task in tasks {
         let found = server.about(task, &GetById { task: task.clone() })?.task;
         let queue = found.execution.queue.ok_or_else(|| {
-            CliError::new(Kind::Refused, format!("task {task} was never in a queue; put it into one with cantle submit"))
+            CliError::new(
+                Kind::Refused,
+                format!("task {task} was never in a queue; put it into one with cantle submit"),
+            )
         })?;
         if !found.status.is_some_and(|status| status.is_final() || status == TaskStatus::Created) {
             let state = found.status.unwrap_or(TaskStatus::Unknown);
-            return Err(CliError::new(Kind::Conflict, format!("task {task} is {state}; stop it first: cantle stop {task}")));
+            return Err(CliError::new(
+                Kind::Conflict,
+                format!("task {task} is {state}; stop it first: cantle stop {task}"),
+            ));
         }
         server.about(task, &Reset { task: task.clone(), force: true, ..Reset::default() })?;
         server.about(task, &Enqueue { task: task.clone(), queue: Some(queue), ..Enqueue::default() })?;

@@ -1,41 +1,41 @@
 //! `cantle up | server | daemon | credentials`: what stays.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{Config, daemon as serve_queues};
-use cantle_clearml::Credentials;
+use cantle_agent::{AgentError, Config};
+use cantle_clearml::Client;
+use cantle_clearml::cantle::GetNodes;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
 use cantle_sched::{Order, Policy};
-use serde::Serialize;
+use cantle_server::{CredentialsFile, Server, credentials_path};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::JoinHandle;
 
 use super::run::from_agent;
 use super::{Context, runtime};
 use crate::args::{DaemonArgs, Serve, ServerArgs, UpArgs};
-use crate::connect::{self, LocalServer};
+use crate::connect::{self, describe};
 use crate::error::{CliError, Kind, Outcome, as_kind};
 use crate::out::{Column, Format};
 
-/// How long a task may take to end after SIGTERM.
-const STOP_GRACE: Duration = Duration::from_secs(10);
 /// The queue that `cantle up` serves if none is named.
 const DEFAULT_QUEUE: &str = "default";
 
 /// The server alone.
 pub(crate) fn server(context: &Context, args: ServerArgs) -> Outcome {
     runtime()?.block_on(async {
-        let server = start_server(context, &args).await?;
-        context.printer.say(&format!("cantle server is up: {}", server.local.url));
-        server.stop_after(until_signal().await).await
+        let server = bind(context, args).await?;
+        context.printer.data(&format!("cantle server is up: {}", server.url()));
+        server.serve(until_signal()).await.map_err(as_kind(Kind::Failed))?;
+        Ok(ExitCode::SUCCESS)
     })
 }
 
 /// Server and agent in one process.
 pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
-    let mut serve = args.serve;
+    let UpArgs { server, mut serve } = args;
     if serve.queue.is_empty() {
         serve.queue.push(DEFAULT_QUEUE.to_owned());
     }
@@ -43,81 +43,138 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
         queue.push_str("=task");
     }
     serve.create_queue = true;
-    // Everything that can be refused is refused before the server listens.
     let mut config = agent_config(context, &serve, true)?;
+    // What can be refused is refused before the server listens.
+    cantle_agent::check(&config).map_err(from_agent)?;
     runtime()?.block_on(async {
-        cantle_agent::check(&config).map_err(from_agent)?;
-        let server = start_server(context, &args.server).await?;
-        let LocalServer { url, access_key, secret_key } = server.local.clone();
-        config.server.clone_from(&url);
-        config.credentials = Credentials { access_key: access_key.clone(), secret_key: secret_key.clone() };
+        let server = bind(context, server).await?;
+        (config.server, config.credentials) = (server.url().to_owned(), server.credentials());
+        let url = config.server.clone();
+        let client = Client::new(&url, server.credentials()).map_err(describe)?;
+        let keys = server.credentials();
         let (stop, stopping) = watch::channel(false);
-        let agent = tokio::spawn(serve_queues(config, stopping));
-        context.printer.data(&format!("cantle is up: {url}\n  access key  {access_key}\n  secret key  {secret_key}"));
-        context.printer.say("  submit:     cantle submit --queue QUEUE -- COMMAND");
-        server.with_agent(agent, stop).await
+        let (close, closing) = watch::channel(false);
+        let serving = tokio::spawn(server.serve(closed(closing)));
+        let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping));
+        wait_for_node(&client, &mut agent).await?;
+        context.printer.data(&format!("cantle is up: {url}"));
+        context.printer.data(&format!("access key {}, secret key {}", keys.access_key, keys.secret_key));
+        let early = tokio::select! {
+            ended = &mut agent => Some(ended),
+            () = until_signal() => None,
+        };
+        let ended = match early {
+            Some(ended) => ended,
+            None => {
+                stop.send_replace(true);
+                agent.await
+            }
+        };
+        // The server goes last: the agent tells it how its tasks ended.
+        close.send_replace(true);
+        let served = serving.await.map_err(as_kind(Kind::Failed))?;
+        finished(ended)?;
+        served.map_err(as_kind(Kind::Failed))?;
+        Ok(ExitCode::SUCCESS)
     })
 }
 
 /// The agent alone.
 pub(crate) fn daemon(context: &Context, args: DaemonArgs) -> Outcome {
     if args.serve.queue.is_empty() {
-        return Err(CliError::new(Kind::Usage, "--queue is missing; name the queues to serve, for example --queue half_gpu=0.5"));
+        let text = "--queue is missing; name the queues to serve, for example --queue half_gpu=0.5";
+        return Err(CliError::new(Kind::Usage, text));
     }
     let mut config = agent_config(context, &args.serve, args.dynamic_gpus)?;
     cantle_agent::check(&config).map_err(from_agent)?;
     (config.server, config.credentials) = connect::address(context)?;
     runtime()?.block_on(async {
         let (stop, stopping) = watch::channel(false);
-        let agent = serve_queues(config, stopping);
-        tokio::pin!(agent);
+        let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping));
         tokio::select! {
-            ended = &mut agent => ended.map_err(from_agent)?,
+            ended = &mut agent => finished(ended)?,
             () = until_signal() => {
-                let _ = stop.send(true);
-                agent.await.map_err(from_agent)?;
+                stop.send_replace(true);
+                finished(agent.await)?;
             }
         }
         Ok(ExitCode::SUCCESS)
     })
 }
 
+async fn bind(context: &Context, args: ServerArgs) -> Result<Server, CliError> {
+    let config = cantle_server::Config {
+        listen: args.listen,
+        db: args.db,
+        state_dir: context.places.state.clone(),
+        open: false,
+    };
+    Server::bind(&config).await.map_err(as_kind(Kind::Failed))
+}
+
 fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Config, CliError> {
     let usage = |error: &dyn std::fmt::Display| CliError::new(Kind::Usage, error.to_string());
     let queue = |text: &String| match (dynamic, text.contains('=')) {
-        (false, false) => Ok(QueueSpec { name: text.clone(), want: QueueWant::Task }),
-        (false, true) => Err(CliError::new(Kind::Usage, format!("--queue {text}: NAME=SPEC needs --dynamic-gpus"))),
         (true, _) => QueueSpec::parse(text).map_err(|e| usage(&e)),
+        (false, false) => Ok(QueueSpec { name: text.clone(), want: QueueWant::Task }),
+        (false, true) => Err(usage(&format!("--queue {text}: NAME=SPEC needs --dynamic-gpus"))),
     };
-    let queues = serve.queue.iter().map(queue).collect::<Result<_, _>>()?;
-    let gpus = if serve.gpus.is_empty() { GpuList::All } else { GpuList::parse(&serve.gpus).map_err(|e| usage(&e))? };
-    let order = if serve.order_fairness { Order::Fair } else { Order::Strict };
-    if !(0.05..=3600.0).contains(&serve.polling_interval) {
-        let given = serve.polling_interval;
-        return Err(CliError::new(Kind::Usage, format!("--polling-interval {given}: give 0.05 to 3600 seconds")));
+    let seconds = serve.polling_interval;
+    if !(0.05..=3600.0).contains(&seconds) {
+        return Err(usage(&format!("--polling-interval {seconds}: give 0.05 to 3600 seconds")));
     }
-    Ok(Config {
-        server: String::new(),
-        credentials: Credentials { access_key: String::new(), secret_key: String::new() },
-        name: serve.worker_name.clone().map_or_else(host_name, Ok)?,
-        worker_id: None,
-        queues,
-        create_queues: serve.create_queue,
-        gpus,
-        gpus_text: (!serve.gpus.is_empty()).then(|| serve.gpus.join(" ")),
-        dynamic,
-        policy: Policy { order, backfill: serve.backfill, ..Policy::default() },
-        source: context.places.source()?,
-        lib_dir: context.places.lib.clone(),
-        state_dir: context.places.state.join("agent"),
-        poll: Duration::from_secs_f64(serve.polling_interval),
-        stop_grace: STOP_GRACE,
-    })
+    let keys = cantle_clearml::Credentials { access_key: String::new(), secret_key: String::new() };
+    let mut config = Config::new(String::new(), keys, context.places.source()?);
+    config.queues = serve.queue.iter().map(queue).collect::<Result<_, _>>()?;
+    if !serve.gpus.is_empty() {
+        config.gpus = GpuList::parse(&serve.gpus).map_err(|e| usage(&e))?;
+        config.gpus_text = Some(serve.gpus.join(" "));
+    }
+    config.name = serve.worker_name.clone().map_or_else(host_name, Ok)?;
+    config.create_queues = serve.create_queue;
+    config.dynamic = dynamic;
+    let order = if serve.order_fairness { Order::Fair } else { Order::Strict };
+    config.policy = Policy { order, backfill: serve.backfill, ..Policy::default() };
+    config.lib_dir = context.places.lib.clone();
+    config.state_dir = context.places.state.join("agent");
+    config.program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
+    config.poll = Duration::from_secs_f64(seconds);
+    Ok(config)
 }
 
 fn host_name() -> Result<String, CliError> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(as_kind(Kind::Failed))?;
     Ok(name.trim().to_owned())
+}
+
+type Ended = Result<Result<(), AgentError>, tokio::task::JoinError>;
+
+fn finished(ended: Ended) -> Result<(), CliError> {
+    ended.map_err(as_kind(Kind::Failed))?.map_err(from_agent)
+}
+
+/// Until the agent has made its queues and reported its GPUs, or given up.
+async fn wait_for_node(
+    client: &Client,
+    agent: &mut JoinHandle<Result<(), AgentError>>,
+) -> Result<(), CliError> {
+    loop {
+        if client.call(&GetNodes {}).await.is_ok_and(|found| found.nodes.iter().any(|node| node.alive)) {
+            return Ok(());
+        }
+        tokio::select! {
+            ended = &mut *agent => {
+                finished(ended)?;
+                return Err(CliError::new(Kind::Failed, "the agent ended before it reported"));
+            }
+            () = tokio::time::sleep(Duration::from_millis(20)) => {}
+        }
+    }
+}
+
+async fn closed(mut stop: watch::Receiver<bool>) {
+    // An error means that the sender is gone, which is a stop too.
+    let _ = stop.wait_for(|stopped| *stopped).await;
 }
 
 async fn until_signal() {
@@ -127,35 +184,43 @@ async fn until_signal() {
     }
 }
 
-#[derive(Serialize)]
-struct Keys {
-    url: String,
-    access_key: String,
-    secret_key: String,
-}
+const KEY_COLUMNS: [Column<CredentialsFile>; 3] = [
+    Column { head: "URL", wide: false, cell: |k| k.url.clone() },
+    Column { head: "ACCESS KEY", wide: false, cell: |k| k.access_key.clone() },
+    Column { head: "SECRET KEY", wide: false, cell: |k| k.secret_key.clone() },
+];
 
 /// The local server's keys.
 pub(crate) fn credentials(context: &Context) -> Outcome {
-    let file: PathBuf = connect::local_file(&context.places.state);
-    let missing = || CliError::new(Kind::NotFound, format!("{}: no server ran with this state directory yet", file.display()));
-    let LocalServer { url, access_key, secret_key } = connect::local(&context.places.state).ok_or_else(missing)?;
+    let state = &context.places.state;
+    let keys = connect::local(state)?.ok_or_else(|| {
+        let file = credentials_path(state);
+        CliError::new(
+            Kind::NotFound,
+            format!("{}: no server ran with this state directory yet", file.display()),
+        )
+    })?;
     if context.printer.format == Format::Conf {
-        context.printer.data(&clearml_conf(&url, &access_key, &secret_key));
-        return Ok(ExitCode::SUCCESS);
+        context.printer.data(&clearml_conf(&keys));
+    } else {
+        context.printer.items(&[keys], |k| k.access_key.clone(), &KEY_COLUMNS);
     }
-    const COLUMNS: [Column<Keys>; 3] = [
-        Column { head: "URL", wide: false, cell: |k| k.url.clone() },
-        Column { head: "ACCESS KEY", wide: false, cell: |k| k.access_key.clone() },
-        Column { head: "SECRET KEY", wide: false, cell: |k| k.secret_key.clone() },
-    ];
-    context.printer.items(&[Keys { url, access_key, secret_key }], |k| k.access_key.clone(), &COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
 
 /// What ClearML's clients read from `~/clearml.conf`.
-fn clearml_conf(url: &str, access_key: &str, secret_key: &str) -> String {
-    format!(
-        "api {{\n    api_server: {url}\n    web_server: {url}/ui\n    files_server: {url}/files\n    credentials {{\n        \
-         \"access_key\" = \"{access_key}\"\n        \"secret_key\" = \"{secret_key}\"\n    }}\n}}"
-    )
+fn clearml_conf(keys: &CredentialsFile) -> String {
+    let CredentialsFile { url, access_key, secret_key } = keys;
+    let lines = [
+        "api {".to_owned(),
+        format!("    api_server: {url}"),
+        format!("    web_server: {url}"),
+        format!("    files_server: {url}/files"),
+        "    credentials {".to_owned(),
+        format!("        access_key: \"{access_key}\""),
+        format!("        secret_key: \"{secret_key}\""),
+        "    }".to_owned(),
+        "}".to_owned(),
+    ];
+    lines.join("\n")
 }
