@@ -12,6 +12,7 @@ mod detached;
 mod environment;
 mod error;
 mod namespace;
+mod privileges;
 mod processes;
 mod running;
 mod spawn;

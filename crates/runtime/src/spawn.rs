@@ -8,7 +8,7 @@ use std::thread;
 use cantle_model::Holder;
 
 use crate::processes::FileId;
-use crate::{Backend, BackendWish, StartError, TaskSpec, environment, holder_of, namespace};
+use crate::{Backend, BackendWish, StartError, TaskSpec, environment, holder_of, namespace, privileges};
 
 /// Where the task's stdin, stdout and stderr go.
 pub(crate) enum Stdio3 {
@@ -75,6 +75,9 @@ fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Sp
         let maker = scope.spawn(|| {
             if let Err(why) = namespace::enter(&spec.confinement) {
                 return Err((why, stdio));
+            }
+            if let Err(why) = privileges::withhold() {
+                return Ok(Err(StartError::setup("withhold capabilities", why)));
             }
             Ok(execute(spec, &Backend::MountNamespace, stdio, group))
         });

@@ -56,6 +56,30 @@ fn limits_are_not_the_tenants_to_write_and_usage_is() {
 }
 
 #[test]
+fn a_task_of_root_cannot_undo_what_is_in_its_way() {
+    if no_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let library = bench.path("real/libcuda.so.1");
+    // Each would show the real library, were it allowed: undoing the mount, looking through the eyes of a process
+    // outside, entering its namespace.
+    let script = format!(
+        "umount {0} 2>/dev/null; cat {0}; echo; cat /proc/{1}/root{0} 2>/dev/null; \
+         nsenter -t {1} -m cat {0} 2>/dev/null; unshare -m umount {0} 2>/dev/null; cat {0}",
+        library.display(),
+        std::process::id()
+    );
+
+    let output = bench.run(&bench.shell(&script));
+
+    assert_eq!(stdout(&output).lines().collect::<Vec<_>>(), ["shim cuda", "shim cuda"]);
+    let mut outside = Command::new("nsenter");
+    outside.args(["-t", &std::process::id().to_string(), "-m", "cat"]).arg(&library);
+    assert_eq!(stdout(&outside.output().unwrap()), "real cuda", "without cantle it is possible");
+}
+
+#[test]
 fn preload_where_it_is_asked_for() {
     let bench = Bench::new();
     let mut spec = bench.shell("echo $LD_PRELOAD; echo $CANTLE_SLICE_DIR");
