@@ -3,6 +3,8 @@
 //!
 //! `LOOM_MAX_PREEMPTIONS` widens the search; the default bound of each test is what fits in a test run.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use std::cell::Cell as StdCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
