@@ -11,7 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     match words.as_slice() {
         ["create", dir, uuid, limit_bytes, context_bytes] => {
             let uuid = host::parse_uuid(uuid).ok_or("UUID is not one that NVML prints")?;
-            let gpu = GpuLimit { uuid, limit_bytes: limit_bytes.parse()?, context_bytes: context_bytes.parse()? };
+            let gpu =
+                GpuLimit { uuid, limit_bytes: limit_bytes.parse()?, context_bytes: context_bytes.parse()? };
             host::create(Path::new(dir), "by-hand", &[gpu])?;
         }
         ["show", dir] => {

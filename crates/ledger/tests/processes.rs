@@ -1,0 +1,222 @@
+//! Real processes on a real region: killed at random, racing at the limit, forking. `CANTLE_STRESS_KILLS` makes the first longer.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use cantle_ledger::host::{self, GpuLimit, Observer};
+use cantle_ledger::{Attachment, GRANULE_BYTES, Over};
+
+const UUID: [u8; 16] = *b"a GPU for a test";
+const LIMIT: u64 = 64;
+const PROCESSES: usize = 8;
+
+fn slice(limit: u64) -> (tempfile::TempDir, CString) {
+    let dir = tempfile::tempdir().unwrap();
+    let gpu = GpuLimit { uuid: UUID, limit_bytes: limit * GRANULE_BYTES, context_bytes: 0 };
+    host::create(dir.path(), "a-lease", &[gpu]).unwrap();
+    let path = CString::new(dir.path().as_os_str().as_bytes()).unwrap();
+    (dir, path)
+}
+
+fn used(dir: &Path) -> u64 {
+    Observer::open(dir).unwrap().snapshot().unwrap().gpus[0].used_bytes / GRANULE_BYTES
+}
+
+/// Runs `work` in a child process, which must not allocate: the test harness has threads.
+fn spawn(work: impl FnOnce()) -> libc::pid_t {
+    // SAFETY: the child calls only what is safe after a fork with threads, and leaves by `_exit`.
+    unsafe {
+        let pid = libc::fork();
+        assert!(pid >= 0);
+        if pid == 0 {
+            work();
+            libc::_exit(0);
+        }
+        pid
+    }
+}
+
+fn wait(pid: libc::pid_t) -> libc::c_int {
+    let mut status = 0;
+    // SAFETY: a child of ours.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    status
+}
+
+fn kill(pid: libc::pid_t) {
+    // SAFETY: a child of ours.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// Memory that children share with the test.
+fn shared(count: usize) -> &'static [AtomicU64] {
+    // SAFETY: fresh zeroed memory, never unmapped.
+    unsafe {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
+        let at = libc::mmap(std::ptr::null_mut(), count * 8, protection, flags, -1, 0);
+        assert_ne!(at, libc::MAP_FAILED);
+        std::slice::from_raw_parts(at.cast(), count)
+    }
+}
+
+/// A generator that repeats its sequence.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
+/// Takes and gives for ever; `progress` counts.
+fn work(dir: &CString, seed: u64, progress: &AtomicU64) {
+    let Ok(attachment) = Attachment::new(dir) else { return };
+    let Some(mut account) = attachment.account(0) else { return };
+    let mut random = Numbers(seed);
+    loop {
+        let granules = random.below(24) as u32 + 1;
+        if account.reserve(granules).is_ok() && random.below(4) > 0 {
+            account.release(granules);
+        } else {
+            account.release(account.held());
+        }
+        progress.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn nothing_is_lost_however_often_processes_are_killed() {
+    let kills =
+        std::env::var_os("CANTLE_STRESS_KILLS").map_or(300, |kills| kills.to_str().unwrap().parse().unwrap());
+    let (dir, path) = slice(LIMIT);
+    let observer = Observer::open(dir.path()).unwrap();
+    let progress = shared(PROCESSES);
+    let start = |index: usize, seed: u64| spawn(|| work(&path, seed, &progress[index]));
+    let mut children: Vec<_> = (0..PROCESSES).map(|index| start(index, index as u64)).collect();
+    let mut random = Numbers(42);
+    for round in 0..kills {
+        std::thread::sleep(Duration::from_micros(random.below(2_000)));
+        let victim = random.below(PROCESSES as u64) as usize;
+        kill(children[victim]);
+        wait(children[victim]);
+        assert!(used(dir.path()) <= LIMIT);
+        if round % 3 == 0 {
+            observer.reap();
+        }
+        children[victim] = start(victim, round + 100);
+    }
+    // Every one of them still gets on: nobody waits for the dead.
+    let before: Vec<u64> = progress.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+    std::thread::sleep(Duration::from_secs(1));
+    for (index, count) in progress.iter().enumerate() {
+        assert!(count.load(Ordering::Relaxed) > before[index], "process {index} hangs");
+    }
+    for child in children {
+        kill(child);
+        wait(child);
+    }
+    assert!(used(dir.path()) > 0, "the dead held something, or this test shows nothing");
+    observer.reap();
+    assert_eq!(used(dir.path()), 0, "granules were lost");
+}
+
+#[test]
+fn sixty_four_processes_racing_do_not_get_past_the_limit() {
+    const RACERS: usize = 64;
+    let (dir, path) = slice(LIMIT);
+    let tally = shared(3);
+    let [holding, highest, go] = tally else { unreachable!() };
+    let race = || {
+        let Ok(attachment) = Attachment::new(&path) else { return };
+        let Some(mut account) = attachment.account(0) else { return };
+        while go.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+        for _ in 0..200 {
+            if account.reserve(3).is_ok() {
+                // The test's own count, outside the ledger. Others get their turn while this one holds.
+                highest.fetch_max(holding.fetch_add(3, Ordering::SeqCst) + 3, Ordering::SeqCst);
+                std::thread::yield_now();
+                holding.fetch_sub(3, Ordering::SeqCst);
+                account.release(3);
+            }
+        }
+    };
+    let children: Vec<_> = (0..RACERS).map(|_| spawn(race)).collect();
+    go.store(1, Ordering::Release);
+    for child in children {
+        assert_eq!(wait(child), 0);
+    }
+    let highest = highest.load(Ordering::SeqCst);
+    assert!(highest <= LIMIT, "{highest} of {LIMIT} granules were held at once");
+    assert!(highest > LIMIT / 2, "they did not race: at most {highest} were held at once");
+    assert_eq!(used(dir.path()), 0);
+}
+
+#[test]
+fn a_dead_process_makes_room_for_one_that_asks() {
+    let (_dir, path) = slice(LIMIT);
+    let dead = spawn(|| {
+        let attachment = Attachment::new(&path).unwrap();
+        attachment.account(0).unwrap().reserve(LIMIT as u32).unwrap();
+    });
+    assert_eq!(wait(dead), 0);
+    let attachment = Attachment::new(&path).unwrap();
+    let mut account = attachment.account(0).unwrap();
+    account.reserve(LIMIT as u32).unwrap();
+    assert_eq!(account.reserve(1), Err(Over { used: LIMIT as u32, limit: LIMIT as u32, asked: 1 }));
+}
+
+#[test]
+fn a_process_that_closes_every_descriptor_keeps_what_it_holds() {
+    let (dir, path) = slice(LIMIT);
+    let [closed, done] = shared(2) else { unreachable!() };
+    let child = spawn(|| {
+        let attachment = Attachment::new(&path).unwrap();
+        let mut account = attachment.account(0).unwrap();
+        account.reserve(10).unwrap();
+        for fd in 3..256 {
+            // SAFETY: the test harness's descriptors are of no use to this child.
+            unsafe { libc::close(fd) };
+        }
+        closed.store(1, Ordering::Release);
+        while done.load(Ordering::Acquire) == 0 {
+            std::thread::yield_now();
+        }
+    });
+    while closed.load(Ordering::Acquire) == 0 {
+        std::thread::yield_now();
+    }
+    let observer = Observer::open(dir.path()).unwrap();
+    assert_eq!(observer.reap(), 0, "a living process was taken for dead");
+    assert_eq!(used(dir.path()), 10);
+    done.store(1, Ordering::Release);
+    assert_eq!(wait(child), 0);
+    assert_eq!(observer.reap(), 10 * GRANULE_BYTES);
+}
+
+#[test]
+fn a_child_that_outlives_its_parent_does_not_keep_the_parents_memory() {
+    let (dir, path) = slice(LIMIT);
+    let [release] = shared(1) else { unreachable!() };
+    let parent = spawn(|| {
+        let attachment = Attachment::new(&path).unwrap();
+        attachment.account(0).unwrap().reserve(10).unwrap();
+        // The grandchild: forked after its parent attached, and still there when that is gone.
+        // SAFETY: it only sleeps.
+        if unsafe { libc::fork() } == 0 {
+            while release.load(Ordering::Acquire) == 0 {
+                std::thread::yield_now();
+            }
+        }
+    });
+    assert_eq!(wait(parent), 0);
+    assert_eq!(Observer::open(dir.path()).unwrap().reap(), 10 * GRANULE_BYTES);
+    release.store(1, Ordering::Release);
+}
