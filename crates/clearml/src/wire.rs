@@ -24,22 +24,32 @@ pub(crate) use endpoint;
 
 /// Error subcodes of ClearML's server that clients act upon (all with code 400).
 pub mod subcode {
+    /// A field is missing or has the wrong type.
+    pub const VALIDATION: u32 = 12;
+    /// Not a regular expression.
+    pub const INVALID_REGEX: u32 = 21;
     /// No such task.
     pub const INVALID_TASK_ID: u32 = 101;
     /// The task's status does not allow it.
     pub const INVALID_TASK_STATUS: u32 = 110;
-    /// A field is missing or has the wrong type.
-    pub const VALIDATION: u32 = 12;
+    /// No such model.
+    pub const INVALID_MODEL_ID: u32 = 201;
     /// No such project.
     pub const INVALID_PROJECT_ID: u32 = 401;
+    /// Tasks belong to the project.
+    pub const PROJECT_HAS_TASKS: u32 = 402;
     /// No such queue.
     pub const INVALID_QUEUE_ID: u32 = 701;
+    /// Tasks wait in the queue.
+    pub const QUEUE_NOT_EMPTY: u32 = 702;
     /// The task is not in that queue.
     pub const TASK_NOT_IN_QUEUE: u32 = 703;
     /// The task is in a queue already.
     pub const TASK_ALREADY_QUEUED: u32 = 706;
     /// No queue is tagged as the default one.
     pub const NO_DEFAULT_QUEUE: u32 = 707;
+    /// Something of this name exists already.
+    pub const NAME_TAKEN: u32 = 801;
     /// No such worker.
     pub const INVALID_WORKER_ID: u32 = 1001;
 }

@@ -1,1 +1,183 @@
-//! cantle: server
+//! The server: ClearML's API, what cantle adds to it, and the files that tasks leave behind.
+//!
+//! [`Server::bind`] opens database and socket and makes credentials at the first start; [`Server::serve`] answers until
+//! it is told to stop. All state is in the database, so killing the server at any instant loses nothing.
+
+mod api;
+mod app;
+mod clock;
+mod error;
+mod files;
+mod identity;
+mod projection;
+mod routes;
+mod services;
+mod sweep;
+mod task_json;
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use cantle_clearml::Credentials;
+use cantle_store::{Store, StoreError};
+use tokio::net::TcpListener;
+
+pub use identity::{CredentialsFile, credentials_path};
+
+/// What a server needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where to listen, for example `127.0.0.1:8008`; port 0 takes a free one.
+    pub listen: String,
+    /// `sqlite:PATH`, or a path; by default `server/cantle.db` under `state_dir`.
+    pub db: Option<String>,
+    /// Credentials, database and files live in `server/` under this folder.
+    pub state_dir: PathBuf,
+    /// Answer without credentials: for a server that only listens on loopback.
+    pub open: bool,
+}
+
+/// A server that is ready to answer.
+#[derive(Debug)]
+pub struct Server {
+    listener: TcpListener,
+    app: Arc<app::App>,
+    file: CredentialsFile,
+}
+
+/// Why a server can't start or has to stop.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// The address is not one, or not free.
+    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
+    Listen {
+        /// As given.
+        listen: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// `open` on an address that others can reach.
+    #[error("--open answers everybody without credentials; it is allowed on loopback only, not on {0}")]
+    Open(SocketAddr),
+    /// A database that this build does not know.
+    #[error("--db {0} is not supported; write sqlite:PATH")]
+    Database(String),
+    /// A file under the state folder.
+    #[error("cannot use {path}: {source}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The database failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The credentials file is not what was written.
+    #[error("{path} is damaged: {source}; move it away to have new credentials made")]
+    Damaged {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        source: serde_json::Error,
+    },
+}
+
+impl Server {
+    /// Opens database and socket. Connections wait from now on; they are answered by [`Server::serve`].
+    ///
+    /// # Errors
+    /// See [`ServerError`].
+    pub async fn bind(config: &Config) -> Result<Self, ServerError> {
+        let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
+        let listener = TcpListener::bind(&config.listen).await.map_err(busy)?;
+        let address = listener.local_addr().map_err(busy)?;
+        if config.open && !address.ip().is_loopback() {
+            return Err(ServerError::Open(address));
+        }
+        let dir = config.state_dir.join("server");
+        create_private_dir(&dir)?;
+        let url = format!("http://{}", reachable(address));
+        let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
+        let store = Store::open(&database_path(config.db.as_deref(), &dir)?).await?;
+        let app = Arc::new(app::App { store, keys, files_dir: dir.join("files") });
+        Ok(Self { listener, app, file })
+    }
+
+    /// Where clients reach it.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.file.url
+    }
+
+    /// The key pair that clients need.
+    #[must_use]
+    pub fn credentials(&self) -> Credentials {
+        self.file.credentials()
+    }
+
+    /// Answers until `shutdown` completes, then finishes what it has begun.
+    ///
+    /// # Errors
+    /// Only if the socket fails.
+    pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
+        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app)));
+        let service = api::router(Arc::clone(&self.app)).into_make_service_with_connect_info::<SocketAddr>();
+        let served = axum::serve(self.listener, service).with_graceful_shutdown(shutdown).await;
+        sweeper.abort();
+        self.app.store.close().await;
+        served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
+    }
+}
+
+/// An address that a client on this machine can use: one cannot connect to "all interfaces".
+fn reachable(address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => ([127, 0, 0, 1], v4.port()).into(),
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => (std::net::Ipv6Addr::LOCALHOST, v6.port()).into(),
+        other => other,
+    }
+}
+
+fn database_path(db: Option<&str>, dir: &Path) -> Result<PathBuf, ServerError> {
+    let Some(db) = db else {
+        return Ok(dir.join("cantle.db"));
+    };
+    let path = db.strip_prefix("sqlite://").or_else(|| db.strip_prefix("sqlite:")).unwrap_or(db);
+    if path.is_empty() || path.contains("://") {
+        return Err(ServerError::Database(db.to_owned()));
+    }
+    Ok(PathBuf::from(path))
+}
+
+fn create_private_dir(dir: &Path) -> Result<(), ServerError> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|source| ServerError::File { path: dir.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn databases() {
+        let dir = Path::new("/state/server");
+        assert_eq!(database_path(None, dir).unwrap(), dir.join("cantle.db"));
+        assert_eq!(database_path(Some("sqlite:/x/y.db"), dir).unwrap(), Path::new("/x/y.db"));
+        assert_eq!(database_path(Some("/x/y.db"), dir).unwrap(), Path::new("/x/y.db"));
+        for db in ["postgres://host/db", "sqlite:", "mysql://x"] {
+            assert!(matches!(database_path(Some(db), dir), Err(ServerError::Database(_))), "{db}");
+        }
+    }
+
+    #[test]
+    fn everywhere_is_reached_through_loopback() {
+        let text = |address: &str| reachable(address.parse().unwrap()).to_string();
+        assert_eq!(text("0.0.0.0:8008"), "127.0.0.1:8008");
+        assert_eq!(text("[::]:8008"), "[::1]:8008");
+        assert_eq!(text("192.0.2.1:80"), "192.0.2.1:80");
+    }
+}

@@ -122,6 +122,19 @@ CREATE TABLE scalars (
     PRIMARY KEY (task, metric, variant, iter)
 );
 
+-- Newest, least and greatest value of each line, so that nobody has to read the whole line for them.
+CREATE TABLE latest_scalars (
+    task         TEXT NOT NULL,
+    metric       TEXT NOT NULL,
+    variant      TEXT NOT NULL,
+    iter         BIGINT NOT NULL,
+    timestamp_ms BIGINT NOT NULL,
+    value        DOUBLE PRECISION NOT NULL,
+    least        DOUBLE PRECISION NOT NULL,
+    greatest     DOUBLE PRECISION NOT NULL,
+    PRIMARY KEY (task, metric, variant)
+);
+
 -- Plots, debug images and vectors: kept as they came.
 CREATE TABLE reports (
     task         TEXT NOT NULL,

@@ -260,6 +260,17 @@ pub struct Scalar {
     pub value: f64,
 }
 
+/// Summary of a line of values.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LatestScalar {
+    /// The value of the highest iteration.
+    pub last: Scalar,
+    /// The least value.
+    pub least: f64,
+    /// The greatest value.
+    pub greatest: f64,
+}
+
 /// A plot, image or vector: kept as it came.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReportRow {

@@ -407,6 +407,7 @@ async fn delete_output(tx: &mut SqliteConnection, task: &str) -> Result<(), Stor
     for sql in [
         "DELETE FROM logs WHERE task = $1",
         "DELETE FROM scalars WHERE task = $1",
+        "DELETE FROM latest_scalars WHERE task = $1",
         "DELETE FROM reports WHERE task = $1",
     ] {
         sqlx::query(sql).bind(task).execute(&mut *tx).await?;

@@ -28,8 +28,8 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, Claim, Happening, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, ReportRow, Scalar,
-    TaskFilter, TaskIndex, TaskRow, WorkerReport, WorkerRow,
+    Change, Claim, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, ReportRow,
+    Scalar, TaskFilter, TaskIndex, TaskRow, WorkerReport, WorkerRow,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

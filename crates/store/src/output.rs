@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
-use crate::data::{LogLine, ReportRow, Scalar};
+use crate::data::{LatestScalar, LogLine, ReportRow, Scalar};
 use crate::{Store, StoreError, row};
 
 /// Rows per statement: SQLite takes 32766 values in one, and a scalar has six.
@@ -83,34 +83,58 @@ impl Store {
             for chunk in part.chunks(ROWS) {
                 insert_scalars(&mut write.tx, chunk).await?;
             }
-            let mut last: BTreeMap<&str, i64> = BTreeMap::new();
-            for scalar in part {
-                let iter = last.entry(&scalar.task).or_insert(0);
-                *iter = scalar.iter.max(*iter);
-            }
-            for (task, iter) in last {
-                sqlx::query("UPDATE tasks SET last_iteration = $2 WHERE id = $1 AND last_iteration < $2")
-                    .bind(task)
-                    .bind(iter)
-                    .execute(&mut *write.tx)
-                    .await?;
-            }
+            note_latest(&mut write.tx, part).await?;
             write.commit().await?;
         }
         Ok(())
     }
 
-    /// All values of a task, by metric, variant and iteration; of one metric, if given.
+    /// All values of a task, by metric, variant and iteration.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn scalars(&self, task: &str, metric: Option<&str>) -> Result<Vec<Scalar>, StoreError> {
+    pub async fn scalars(&self, task: &str) -> Result<Vec<Scalar>, StoreError> {
+        let rows =
+            sqlx::query("SELECT * FROM scalars WHERE task = $1 ORDER BY metric, variant, iter").bind(task);
+        rows.fetch_all(&self.readers).await?.iter().map(row::scalar).collect()
+    }
+
+    /// Values of a task in the same order, page by page: after this metric, variant and iteration.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn scalar_page(
+        &self,
+        task: &str,
+        after: Option<(String, String, i64)>,
+        limit: i64,
+    ) -> Result<Vec<Scalar>, StoreError> {
+        let (metric, variant, iter) = after.unwrap_or((String::new(), String::new(), i64::MIN));
         let rows = sqlx::query(
-            "SELECT * FROM scalars WHERE task = $1 AND ($2 IS NULL OR metric = $2) \
-             ORDER BY metric, variant, iter",
+            "SELECT * FROM scalars WHERE task = $1 AND (metric, variant, iter) > ($2, $3, $4) \
+             ORDER BY metric, variant, iter LIMIT $5",
         );
-        let rows = rows.bind(task).bind(metric).fetch_all(&self.readers).await?;
-        rows.iter().map(row::scalar).collect()
+        let rows = rows.bind(task).bind(metric).bind(variant).bind(iter).bind(limit);
+        rows.fetch_all(&self.readers).await?.iter().map(row::scalar).collect()
+    }
+
+    /// How many values a task has.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn count_scalars(&self, task: &str) -> Result<i64, StoreError> {
+        let count = sqlx::query_scalar("SELECT COUNT(*) FROM scalars WHERE task = $1").bind(task);
+        Ok(count.fetch_one(&self.readers).await?)
+    }
+
+    /// Newest, least and greatest value of each line of a task.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn latest_scalars(&self, task: &str) -> Result<Vec<LatestScalar>, StoreError> {
+        let rows =
+            sqlx::query("SELECT * FROM latest_scalars WHERE task = $1 ORDER BY metric, variant").bind(task);
+        rows.fetch_all(&self.readers).await?.iter().map(row::latest_scalar).collect()
     }
 
     /// Keeps plots and the like. One for the same place replaces the old one.
@@ -154,6 +178,53 @@ async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result
     sql.push(" ON CONFLICT (task, metric, variant, iter) DO UPDATE SET ");
     sql.push("timestamp_ms = excluded.timestamp_ms, value = excluded.value");
     sql.build().execute(tx).await?;
+    Ok(())
+}
+
+/// Keeps what is asked for most: the last iteration of each task, and the summary of each line.
+async fn note_latest(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
+    let mut iterations: BTreeMap<&str, i64> = BTreeMap::new();
+    let mut lines: BTreeMap<(&str, &str, &str), LatestScalar> = BTreeMap::new();
+    for scalar in scalars {
+        let iteration = iterations.entry(&scalar.task).or_insert(0);
+        *iteration = scalar.iter.max(*iteration);
+        let line = lines.entry((&scalar.task, &scalar.metric, &scalar.variant)).or_insert_with(|| {
+            LatestScalar { last: scalar.clone(), least: scalar.value, greatest: scalar.value }
+        });
+        if scalar.iter >= line.last.iter {
+            line.last = scalar.clone();
+        }
+        line.least = scalar.value.min(line.least);
+        line.greatest = scalar.value.max(line.greatest);
+    }
+    for (task, iteration) in iterations {
+        sqlx::query("UPDATE tasks SET last_iteration = $2 WHERE id = $1 AND last_iteration < $2")
+            .bind(task)
+            .bind(iteration)
+            .execute(&mut *tx)
+            .await?;
+    }
+    for line in lines.into_values() {
+        sqlx::query(
+            "INSERT INTO latest_scalars (task, metric, variant, iter, timestamp_ms, value, least, greatest) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (task, metric, variant) DO UPDATE SET \
+             value = CASE WHEN $4 >= latest_scalars.iter THEN $6 ELSE latest_scalars.value END, \
+             timestamp_ms = CASE WHEN $4 >= latest_scalars.iter THEN $5 ELSE latest_scalars.timestamp_ms END, \
+             iter = CASE WHEN $4 >= latest_scalars.iter THEN $4 ELSE latest_scalars.iter END, \
+             least = CASE WHEN $7 < latest_scalars.least THEN $7 ELSE latest_scalars.least END, \
+             greatest = CASE WHEN $8 > latest_scalars.greatest THEN $8 ELSE latest_scalars.greatest END",
+        )
+        .bind(line.last.task)
+        .bind(line.last.metric)
+        .bind(line.last.variant)
+        .bind(line.last.iter)
+        .bind(line.last.timestamp_ms)
+        .bind(line.last.value)
+        .bind(line.least)
+        .bind(line.greatest)
+        .execute(&mut *tx)
+        .await?;
+    }
     Ok(())
 }
 

@@ -6,7 +6,7 @@ use serde::de::DeserializeOwned;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use crate::data::{Happening, LogLine, ModelRow, ProjectRow, TaskIndex, TaskRow, WorkerRow};
+use crate::data::{Happening, LatestScalar, LogLine, ModelRow, ProjectRow, TaskIndex, TaskRow, WorkerRow};
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
@@ -134,6 +134,11 @@ pub(crate) fn scalar(row: &SqliteRow) -> Result<Scalar, StoreError> {
         timestamp_ms: row.try_get("timestamp_ms")?,
         value: row.try_get("value")?,
     })
+}
+
+pub(crate) fn latest_scalar(row: &SqliteRow) -> Result<LatestScalar, StoreError> {
+    let (least, greatest) = (row.try_get("least")?, row.try_get("greatest")?);
+    Ok(LatestScalar { last: scalar(row)?, least, greatest })
 }
 
 pub(crate) fn report(row: &SqliteRow) -> Result<ReportRow, StoreError> {

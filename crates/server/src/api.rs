@@ -1,0 +1,151 @@
+//! From HTTP to a call and back. Any method will do, bodies on GET included; versions in the path are accepted.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, State};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::get;
+use cantle_clearml::{Envelope, Meta, MetaEndpoint, without_nulls};
+use serde_json::{Map, Value, json};
+
+use crate::app::{App, Call};
+use crate::clock::new_id;
+use crate::error::ApiError;
+use crate::identity::API_VERSION;
+use crate::routes::Routes;
+use crate::{files, services};
+
+/// A batch of logs or plots may be large; an upload goes another way.
+const BODY_LIMIT_BYTES: usize = 64 << 20;
+
+#[derive(Clone)]
+struct Api {
+    app: Arc<App>,
+    routes: Arc<Routes>,
+}
+
+/// The whole server as one axum router.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    let api = Api { app: Arc::clone(&app), routes: Arc::new(services::routes()) };
+    Router::new()
+        .route("/healthz", get(|| async { "ok\n" }))
+        .merge(files::router(app))
+        .fallback(answer)
+        .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
+        .with_state(api)
+}
+
+async fn answer(
+    State(api): State<Api>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    uri: Uri,
+    RawQuery(query): RawQuery,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let (version, endpoint) = split_path(uri.path());
+    let mut meta = Meta {
+        id: new_id(),
+        trx: text(&headers, "x-clearml-trx").map_or_else(new_id, str::to_owned),
+        endpoint: MetaEndpoint {
+            name: endpoint.to_owned(),
+            requested_version: version.unwrap_or(API_VERSION).to_owned(),
+            actual_version: version.unwrap_or(API_VERSION).to_owned(),
+        },
+        ..Meta::default()
+    };
+    let call = Call::new(api.app, peer.ip().to_string());
+    let result = dispatch(&api.routes, call, endpoint, query.as_deref(), &headers, &body).await;
+    let data = match result {
+        Ok(data) => {
+            (meta.result_code, meta.result_msg) = (200, "OK".to_owned());
+            data
+        }
+        Err(error) => {
+            (meta.result_code, meta.result_subcode) = (error.code, error.subcode);
+            meta.result_msg = error.message;
+            json!({})
+        }
+    };
+    let status = StatusCode::from_u16(meta.result_code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, axum::Json(Envelope { meta, data })).into_response()
+}
+
+async fn dispatch(
+    routes: &Routes,
+    call: Call,
+    endpoint: &str,
+    query: Option<&str>,
+    headers: &HeaderMap,
+    body: &[u8],
+) -> Result<Value, ApiError> {
+    if !endpoint.contains('.') {
+        return Err(ApiError::unknown_endpoint(endpoint));
+    }
+    call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
+    match endpoint {
+        "auth.login" => services::auth::login(&call, query),
+        "events.add_batch" => services::events::add_batch(call, body).await,
+        _ => routes.call(endpoint, call, object(body)?).await,
+    }
+}
+
+/// The body as one JSON object. No body is an empty one; `null` members are absent ones.
+fn object(body: &[u8]) -> Result<Value, ApiError> {
+    if body.iter().all(u8::is_ascii_whitespace) {
+        return Ok(Value::Object(Map::new()));
+    }
+    match serde_json::from_slice(body) {
+        Ok(value @ Value::Object(_)) => Ok(without_nulls(value)),
+        Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
+        Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}"))),
+    }
+}
+
+/// `/v2.23/tasks.get_all` → `2.23` and `tasks.get_all`. Clients that were given `…/api` as address come with a prefix.
+fn split_path(path: &str) -> (Option<&str>, &str) {
+    let path = path.trim_matches('/');
+    let path = path.strip_prefix("api/").unwrap_or(path);
+    match path.split_once('/') {
+        Some((first, rest)) if is_version(first) => (first.strip_prefix('v'), rest),
+        _ => (None, path),
+    }
+}
+
+fn is_version(text: &str) -> bool {
+    let Some(digits) = text.strip_prefix('v') else {
+        return false;
+    };
+    !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit() || b == b'.')
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths() {
+        assert_eq!(split_path("/tasks.get_all"), (None, "tasks.get_all"));
+        assert_eq!(split_path("/v2.23/tasks.get_all"), (Some("2.23"), "tasks.get_all"));
+        assert_eq!(split_path("/api/v2.5/queues.get_all/"), (Some("2.5"), "queues.get_all"));
+        assert_eq!(split_path("/vault/x"), (None, "vault/x"));
+        assert_eq!(split_path("//"), (None, ""));
+    }
+
+    #[test]
+    fn bodies() {
+        assert_eq!(object(b" \n").unwrap(), json!({}));
+        assert_eq!(object(br#"{"a":null,"b":{"c":null,"d":1}}"#).unwrap(), json!({"b": {"d": 1}}));
+        for bad in ["[]", "1", "{", "\u{0}", "nope"] {
+            assert_eq!(object(bad.as_bytes()).unwrap_err().code, 400, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! What all calls share, and what one call knows.
+
+use std::ops::Deref;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_store::{Change, Store};
+
+use crate::clock::now_us;
+use crate::identity::Keys;
+
+/// ClearML knows companies and users; a cantle server has one of each.
+pub(crate) const COMPANY: &str = "cantle";
+/// See [`COMPANY`].
+pub(crate) const USER: &str = "cantle-user";
+
+/// What all calls share.
+#[derive(Debug)]
+pub(crate) struct App {
+    pub(crate) store: Store,
+    pub(crate) keys: Keys,
+    pub(crate) files_dir: PathBuf,
+}
+
+/// One call: the shared parts, its moment, and who calls from where.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) app: Arc<App>,
+    pub(crate) now_us: i64,
+    pub(crate) ip: String,
+}
+
+impl Call {
+    pub(crate) fn new(app: Arc<App>, ip: String) -> Self {
+        Self { app, now_us: now_us(), ip }
+    }
+
+    /// A change of state now, in the caller's words.
+    pub(crate) fn change(&self, force: bool, reason: Option<String>, message: Option<String>) -> Change {
+        let (reason, message) = (reason.unwrap_or_default(), message.unwrap_or_default());
+        Change { now_us: self.now_us, force, reason, message }
+    }
+}
+
+impl Deref for Call {
+    type Target = App;
+    fn deref(&self) -> &App {
+        &self.app
+    }
+}

@@ -1,0 +1,30 @@
+//! The one place where the server reads the clock and makes ids.
+
+use jiff::Timestamp;
+
+/// Microseconds since 1970.
+pub(crate) fn now_us() -> i64 {
+    Timestamp::now().as_microsecond()
+}
+
+/// RFC 3339 with microseconds, in UTC, as ClearML writes it.
+pub(crate) fn rfc3339(time_us: i64) -> String {
+    Timestamp::from_microsecond(time_us)
+        .map_or_else(|_| String::new(), |time| time.strftime("%Y-%m-%dT%H:%M:%S.%6f+00:00").to_string())
+}
+
+/// 32 hex digits.
+pub(crate) fn new_id() -> String {
+    uuid::Uuid::new_v4().simple().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn times_are_readable_by_rfc3339_parsers() {
+        assert_eq!(super::rfc3339(1_795_218_216_141_000), "2026-11-20T23:43:36.141000+00:00");
+        let text = super::rfc3339(super::now_us());
+        assert!(text.parse::<jiff::Timestamp>().is_ok(), "{text}");
+        assert_eq!(super::rfc3339(i64::MAX), "", "out of range, not a panic");
+    }
+}

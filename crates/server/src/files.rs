@@ -1,0 +1,145 @@
+//! `/files`: artifacts that tasks upload and fetch again, as ClearML's file server does it.
+//!
+//! `POST /files` takes a multipart form whose part names are object paths; `GET` and `DELETE /files/<path>` do what they
+//! say. Objects are plain files under the state folder.
+
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Multipart, Request, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use tokio::fs::{self, File};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::app::App;
+use crate::clock::new_id;
+
+type Failure = (StatusCode, String);
+
+/// Routes for files, with the same credentials as the API.
+pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<S> {
+    let objects = get(download).delete(remove);
+    Router::new()
+        .route("/files", post(upload))
+        .route("/files/", post(upload))
+        .route("/files/{*path}", objects)
+        .layer(DefaultBodyLimit::disable())
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), check))
+        .with_state(app)
+}
+
+async fn check(State(app): State<Arc<App>>, headers: HeaderMap, request: Request, next: Next) -> Response {
+    let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    // SDKs fetch with the token as a cookie where they show artifacts in a browser.
+    let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
+    match app.keys.check(authorization.or(cookie.as_deref())) {
+        Ok(()) => next.run(request).await,
+        Err(error) => (StatusCode::UNAUTHORIZED, error.message).into_response(),
+    }
+}
+
+fn cookie_token(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get(header::COOKIE)?.to_str().ok()?;
+    cookies.split(';').find_map(|pair| pair.trim().strip_prefix("clearml_token_basic="))
+}
+
+async fn upload(
+    State(app): State<Arc<App>>,
+    mut form: Multipart,
+) -> Result<axum::Json<Vec<String>>, Failure> {
+    let mut stored = Vec::new();
+    let bad = |error: axum::extract::multipart::MultipartError| (StatusCode::BAD_REQUEST, error.to_string());
+    while let Some(mut field) = form.next_field().await.map_err(bad)? {
+        let name = field.name().unwrap_or_default().to_owned();
+        let target = place(&app.files_dir, &name)?;
+        let folder = target.parent().unwrap_or(&app.files_dir).to_owned();
+        fs::create_dir_all(&folder).await.map_err(|error| failed(&error))?;
+        // Under another name first: nobody may fetch half an object, and no object may be named like this.
+        let partial = app.files_dir.join(format!(".{}", new_id()));
+        let mut file = File::create(&partial).await.map_err(|error| failed(&error))?;
+        let written = async {
+            while let Some(chunk) = field.chunk().await.map_err(bad)? {
+                file.write_all(&chunk).await.map_err(|error| failed(&error))?;
+            }
+            file.sync_all().await.map_err(|error| failed(&error))?;
+            fs::rename(&partial, &target).await.map_err(|error| failed(&error))
+        };
+        if let Err(failure) = written.await {
+            fs::remove_file(&partial).await.ok();
+            return Err(failure);
+        }
+        stored.push(name);
+    }
+    Ok(axum::Json(stored))
+}
+
+async fn download(
+    State(app): State<Arc<App>>,
+    path: axum::extract::Path<String>,
+) -> Result<Response, Failure> {
+    let target = place(&app.files_dir, &path)?;
+    let bytes = fs::read(&target).await.map_err(|error| failed(&error))?;
+    let octets = [(header::CONTENT_TYPE, "application/octet-stream")];
+    Ok((octets, Body::from(bytes)).into_response())
+}
+
+async fn remove(
+    State(app): State<Arc<App>>,
+    path: axum::extract::Path<String>,
+) -> Result<axum::Json<String>, Failure> {
+    let target = place(&app.files_dir, &path)?;
+    fs::remove_file(&target).await.map_err(|error| failed(&error))?;
+    Ok(axum::Json(path.0))
+}
+
+/// The file of an object. Paths that lead out of the folder, or to names that are ours, are refused.
+fn place(dir: &Path, object: &str) -> Result<PathBuf, Failure> {
+    let relative = Path::new(object.trim_start_matches('/'));
+    let plain = |part: Component<'_>| match part {
+        Component::Normal(name) => !name.as_encoded_bytes().contains(&0),
+        _ => false,
+    };
+    let hidden_at_top = relative.as_os_str().as_encoded_bytes().first() == Some(&b'.');
+    if relative.as_os_str().is_empty() || hidden_at_top || !relative.components().all(plain) {
+        return Err((
+            StatusCode::BAD_REQUEST,
+            format!("\"{}\" is not an object path", object.escape_default()),
+        ));
+    }
+    Ok(dir.join(relative))
+}
+
+fn failed(error: &std::io::Error) -> Failure {
+    let status = match error.kind() {
+        std::io::ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        std::io::ErrorKind::IsADirectory
+        | std::io::ErrorKind::NotADirectory
+        | std::io::ErrorKind::AlreadyExists
+        | std::io::ErrorKind::InvalidFilename => StatusCode::BAD_REQUEST,
+        std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+            StatusCode::INSUFFICIENT_STORAGE
+        }
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    (status, error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_stay_inside() {
+        let dir = Path::new("/state/files");
+        assert_eq!(place(dir, "P1/train.1/a b.json").unwrap(), dir.join("P1/train.1/a b.json"));
+        assert_eq!(place(dir, "/P1/x").unwrap(), dir.join("P1/x"));
+        for bad in ["", "/", "..", "../x", "a/../../x", ".hidden", "a/./../..", "x\0y"] {
+            assert!(place(dir, bad).is_err(), "{bad:?}");
+        }
+    }
+}

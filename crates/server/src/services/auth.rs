@@ -1,0 +1,29 @@
+//! `auth.*`, `users.*`, `server.*`: who is there and who answers.
+
+use serde_json::{Value, json};
+
+use crate::app::{COMPANY, Call, USER};
+use crate::error::ApiError;
+use crate::identity::API_VERSION;
+use crate::routes::Routes;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.on("users.get_current_user", current_user);
+    routes.on("server.info", info);
+}
+
+/// `auth.login`: the caller was let in already; here is a token for the next calls.
+pub(crate) fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
+    let pairs = query.unwrap_or_default().split('&');
+    let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
+    Ok(json!({ "token": call.keys.token(call.now_us, lives_s)? }))
+}
+
+async fn current_user(_call: Call, _request: Value) -> Result<Value, ApiError> {
+    let company = json!({"id": COMPANY, "name": COMPANY});
+    Ok(json!({"user": {"id": USER, "name": USER, "role": "user", "company": company}}))
+}
+
+async fn info(_call: Call, _request: Value) -> Result<Value, ApiError> {
+    Ok(json!({"version": env!("CARGO_PKG_VERSION"), "build": "cantle", "api_version": API_VERSION}))
+}

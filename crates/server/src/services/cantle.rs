@@ -1,0 +1,169 @@
+//! `cantle.*`: what nodes report and what people ask.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::cantle::{
+    AddEvents, EventView, EventViews, ExplainTask, Explanation, GetEvents, GetNodes, GetQueues, GetTasks,
+    Nodes, QueueView, QueueViews, ReportNode, ReportTask, TaskView, TaskViews,
+};
+use cantle_clearml::{Empty, subcode};
+use cantle_model::TaskStatus;
+use cantle_store::{Claim, Happening, NodeRow, QueueRow, TaskFilter, TaskRow};
+
+use super::explain::Board;
+use super::nodes;
+use crate::app::Call;
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+use crate::projection::few;
+use crate::routes::Routes;
+
+const TASKS: u64 = 500;
+const EVENTS: u64 = 200;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(report_node);
+    routes.typed(get_nodes);
+    routes.typed(report_task);
+    routes.typed(get_tasks);
+    routes.typed(get_queues);
+    routes.typed(add_events);
+    routes.typed(get_events);
+    routes.typed(explain_task);
+}
+
+async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError> {
+    if request.node.is_empty() {
+        return Err(ApiError::invalid("node is missing"));
+    }
+    let row = NodeRow {
+        node: request.node.clone(),
+        last_seen_us: call.now_us,
+        interval_ms: i64::try_from(request.interval_ms).unwrap_or(i64::MAX),
+        report: serde_json::to_string(&request).map_err(|error| ApiError::invalid(error.to_string()))?,
+    };
+    call.store.report_node(&row).await?;
+    Ok(Empty {})
+}
+
+async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
+    Ok(Nodes { nodes: nodes::all(&call).await?.into_iter().map(nodes::Node::view).collect() })
+}
+
+async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
+    let ReportTask { task, node, lease, slices, exit_code, message } = request;
+    let exit_code = exit_code.map(i64::from);
+    let claim = Claim { task, node, lease, slices, exit_code, reason: message };
+    call.store.claim(&claim, call.now_us).await?;
+    Ok(Empty {})
+}
+
+async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError> {
+    few(&request.id)?;
+    let board = Board::read(&call).await?;
+    let projects = call.store.projects().await?;
+    let project_names: BTreeMap<&str, &str> =
+        projects.iter().map(|project| (project.id.as_str(), project.name.as_str())).collect();
+    let project = match &request.project {
+        None => None,
+        Some(wanted) => {
+            let found = projects.iter().find(|p| p.id == *wanted || p.name == *wanted);
+            let unknown =
+                || ApiError::new(400, subcode::INVALID_PROJECT_ID, format!("no project \"{wanted}\""));
+            Some(found.ok_or_else(unknown)?.id.clone())
+        }
+    };
+    let queue = match &request.queue {
+        None => None,
+        Some(wanted) => {
+            let unknown = || ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{wanted}\""));
+            Some(board.queue_id(wanted).ok_or_else(unknown)?)
+        }
+    };
+    let limit = request.limit.unwrap_or(TASKS);
+    let filter = TaskFilter {
+        ids: request.id,
+        statuses: request.status,
+        projects: project.into_iter().collect(),
+        queue,
+        limit: i64::try_from(limit).ok(),
+        ..TaskFilter::default()
+    };
+    let rows = call.store.tasks(&filter).await?;
+    Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names)).collect() })
+}
+
+fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>) -> TaskView {
+    let name_of = |id: &String| projects.get(id.as_str()).map(|name| (*name).to_owned());
+    TaskView {
+        id: row.index.id.clone(),
+        name: row.index.name.clone(),
+        project: row.index.project.as_ref().and_then(name_of),
+        queue: row.index.queue.as_ref().and_then(|id| board.queue_name(id)).map(str::to_owned),
+        state: row.index.status,
+        node: row.node.clone(),
+        gpus: row.slices.iter().map(|slice| slice.gpu.0.clone()).collect(),
+        milli: row.slices.iter().map(|slice| slice.milli.0).sum(),
+        memory_limit_bytes: row.slices.iter().map(|slice| slice.memory_limit_bytes).sum(),
+        reason: board.reason(row),
+        exit_code: row.exit_code.and_then(|code| i32::try_from(code).ok()),
+        created: rfc3339(row.index.created_us),
+        started: row.index.started_us.map(rfc3339),
+        ended: row.index.completed_us.map(rfc3339),
+    }
+}
+
+async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiError> {
+    let nodes = nodes::all(&call).await?;
+    let running = TaskFilter { statuses: vec![TaskStatus::InProgress], ..TaskFilter::default() };
+    let mut running_in: BTreeMap<String, u64> = BTreeMap::new();
+    for task in call.store.task_index(&running).await? {
+        *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
+    }
+    let view = |queue: QueueRow| {
+        let serving = nodes.iter().filter(|node| node.alive && node.serves(&queue.name));
+        QueueView {
+            nodes: serving.map(|node| node.report.node.clone()).collect(),
+            waiting: u64::try_from(queue.entries.len()).unwrap_or(u64::MAX),
+            running: running_in.get(&queue.id).copied().unwrap_or(0),
+            tasks: queue.entries.into_iter().map(|(task, _)| task).collect(),
+            name: queue.name,
+            id: queue.id,
+        }
+    };
+    Ok(QueueViews { queues: call.store.queues().await?.into_iter().map(view).collect() })
+}
+
+async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
+    let happening = |event: EventView| Happening {
+        id: 0,
+        time_us: call.now_us,
+        kind: event.kind,
+        task: event.task,
+        queue: event.queue,
+        node: event.node,
+        message: event.message,
+    };
+    call.store.add_happenings(request.events.into_iter().map(happening).collect()).await?;
+    Ok(Empty {})
+}
+
+async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiError> {
+    let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
+    let found = call.store.happenings(request.task.as_deref(), request.after, limit).await?;
+    let view = |happening: Happening| EventView {
+        id: happening.id,
+        time: rfc3339(happening.time_us),
+        kind: happening.kind,
+        task: happening.task,
+        queue: happening.queue,
+        node: happening.node,
+        message: happening.message,
+    };
+    Ok(EventViews { events: found.into_iter().map(view).collect() })
+}
+
+async fn explain_task(call: Call, request: ExplainTask) -> Result<Explanation, ApiError> {
+    let task = call.store.task(&request.task).await?;
+    Ok(Board::read(&call).await?.explain(&task))
+}

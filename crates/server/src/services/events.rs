@@ -1,0 +1,241 @@
+//! `events.*`: taking in what tasks print and measure, and giving it out in pages.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_clearml::events::{AddBatchReply, Event, GetTaskLog, LOG, SCALAR, TaskLog};
+use cantle_store::{LogLine, ReportRow, Scalar, TaskFilter};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::Call;
+use crate::error::ApiError;
+use crate::projection::few;
+use crate::routes::Routes;
+
+/// Kinds that are kept as they come.
+const REPORTS: [&str; 3] = ["plot", "training_debug_image", "training_stats_vector"];
+const PAGE: i64 = 100;
+const MAX_PAGE: i64 = 10_000;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.on("events.add", add_one);
+    routes.typed(get_task_log);
+    routes.on("events.get_task_events", get_task_events);
+    routes.on("events.get_task_plots", |call, r| reports_of_task(call, r, "plot", "plots"));
+    routes.on("events.debug_images", |call, r| reports_of_task(call, r, "training_debug_image", "events"));
+}
+
+/// A batch sorted by where it goes.
+#[derive(Default)]
+struct Sorted {
+    logs: Vec<LogLine>,
+    scalars: Vec<Scalar>,
+    reports: Vec<ReportRow>,
+}
+
+impl Sorted {
+    fn put(&mut self, event: Event, now_ms: i64) -> Result<(), String> {
+        let timestamp_ms = event.timestamp.unwrap_or(now_ms);
+        match event.kind.as_str() {
+            LOG => self.logs.push(LogLine {
+                id: 0,
+                task: event.task,
+                timestamp_ms,
+                worker: event.worker.unwrap_or_default(),
+                level: event.level.unwrap_or_default(),
+                msg: event.msg.unwrap_or_default(),
+            }),
+            SCALAR => self.scalars.push(Scalar {
+                value: event.value.ok_or("a scalar needs a value")?,
+                task: event.task,
+                metric: event.metric.unwrap_or_default(),
+                variant: event.variant.unwrap_or_default(),
+                iter: event.iter.unwrap_or(0),
+                timestamp_ms,
+            }),
+            kind if REPORTS.contains(&kind) => self.reports.push(ReportRow {
+                doc: serde_json::to_value(&event).map_err(|error| error.to_string())?,
+                task: event.task,
+                kind: event.kind,
+                metric: event.metric.unwrap_or_default(),
+                variant: event.variant.unwrap_or_default(),
+                iter: event.iter.unwrap_or(0),
+                timestamp_ms,
+            }),
+            kind => return Err(format!("unknown event type \"{}\"", kind.escape_default())),
+        }
+        Ok(())
+    }
+}
+
+/// `events.add_batch`: one JSON object per line. A bad line is counted and does not keep the others out.
+pub(crate) async fn add_batch(call: Call, body: &[u8]) -> Result<Value, ApiError> {
+    let mut errors: BTreeMap<String, u64> = BTreeMap::new();
+    let mut events: Vec<Event> = Vec::new();
+    for line in body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
+        match serde_json::from_slice(line) {
+            Ok(event) => events.push(event),
+            Err(error) => *errors.entry(format!("not an event: {error}")).or_default() += 1,
+        }
+    }
+    let reply = take_in(&call, events, errors).await?;
+    serde_json::to_value(reply).map_err(|error| ApiError::new(500, 0, error.to_string()))
+}
+
+async fn add_one(call: Call, event: Event) -> Result<AddBatchReply, ApiError> {
+    take_in(&call, vec![event], BTreeMap::new()).await
+}
+
+async fn take_in(
+    call: &Call,
+    events: Vec<Event>,
+    mut errors: BTreeMap<String, u64>,
+) -> Result<AddBatchReply, ApiError> {
+    let tasks: BTreeSet<&str> = events.iter().map(|event| event.task.as_str()).collect();
+    let ids: Vec<String> = tasks.into_iter().map(str::to_owned).collect();
+    few(&ids)?;
+    let known = if ids.is_empty() {
+        Vec::new()
+    } else {
+        call.store.task_index(&TaskFilter { ids, ..TaskFilter::default() }).await?
+    };
+    let known: BTreeSet<String> = known.into_iter().map(|task| task.id).collect();
+    let (mut sorted, mut added) = (Sorted::default(), 0);
+    for event in events {
+        let result = if known.contains(&event.task) {
+            sorted.put(event, call.now_us / 1000)
+        } else {
+            Err(format!("Invalid task id: id={}", event.task.escape_default()))
+        };
+        match result {
+            Ok(()) => added += 1,
+            Err(message) => *errors.entry(message).or_default() += 1,
+        }
+    }
+    call.store.add_logs(&sorted.logs, call.now_us).await?;
+    call.store.add_scalars(&sorted.scalars).await?;
+    call.store.add_reports(&sorted.reports).await?;
+    if let (0, Some(first)) = (added, errors.keys().next()) {
+        return Err(ApiError::invalid(first.clone()));
+    }
+    let count = errors.values().sum();
+    let errors_info = errors.into_iter().map(|(message, count)| (message, json!(count))).collect();
+    Ok(AddBatchReply { added, errors: count, errors_info })
+}
+
+fn page_size(asked: Option<u64>) -> i64 {
+    asked.and_then(|size| i64::try_from(size).ok()).unwrap_or(PAGE).clamp(1, MAX_PAGE)
+}
+
+async fn get_task_log(call: Call, request: GetTaskLog) -> Result<TaskLog, ApiError> {
+    let GetTaskLog { task, batch_size, navigate_earlier, from_timestamp, order, after } = request;
+    call.store.task(&task).await?;
+    let limit = page_size(batch_size);
+    let lines = match after {
+        Some(after) => call.store.logs_after(&task, after, limit).await?,
+        None => {
+            let earlier = navigate_earlier.unwrap_or(true);
+            let mut lines = call.store.logs_by_time(&task, from_timestamp, earlier, limit).await?;
+            if earlier == (order.as_deref() == Some("asc")) {
+                lines.reverse();
+            }
+            lines
+        }
+    };
+    let total = call.store.count_logs(&task).await?.unsigned_abs();
+    let position = lines.iter().map(|line| line.id).max().or(after).unwrap_or(0);
+    let events: Vec<Event> = lines.into_iter().map(log_event).collect();
+    Ok(TaskLog { returned: u64::try_from(events.len()).unwrap_or(u64::MAX), events, total, position })
+}
+
+fn log_event(line: LogLine) -> Event {
+    Event {
+        kind: LOG.to_owned(),
+        task: line.task,
+        timestamp: Some(line.timestamp_ms),
+        worker: Some(line.worker),
+        level: Some(line.level),
+        msg: Some(line.msg),
+        ..Event::default()
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GetTaskEvents {
+    task: String,
+    event_type: Option<String>,
+    batch_size: Option<u64>,
+    scroll_id: Option<String>,
+}
+
+/// Pages through one kind of event. The scroll id is the position of the last one given.
+async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, ApiError> {
+    let (task, limit) = (request.task.as_str(), page_size(request.batch_size));
+    call.store.task(task).await?;
+    let scroll = request.scroll_id.filter(|scroll| !scroll.is_empty());
+    let bad = |_| ApiError::invalid("scroll_id is none of ours");
+    let (events, total, next) = match request.event_type.as_deref().unwrap_or(LOG) {
+        LOG => {
+            let after = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
+            let lines = call.store.logs_after(task, after, limit).await?;
+            let next = lines.last().map(|line| json!(line.id));
+            let events = lines.into_iter().map(|line| json!(log_event(line))).collect();
+            (events, call.store.count_logs(task).await?, next)
+        }
+        SCALAR => {
+            let after = scroll.map(|scroll| serde_json::from_str(&scroll).map_err(bad)).transpose()?;
+            let scalars = call.store.scalar_page(task, after, limit).await?;
+            let next = scalars.last().map(|last| json!([last.metric, last.variant, last.iter]));
+            (scalars.iter().map(scalar_event).collect(), call.store.count_scalars(task).await?, next)
+        }
+        kind => {
+            let all: Vec<Value> =
+                call.store.reports(task, kind).await?.into_iter().map(|report| report.doc).collect();
+            let total = i64::try_from(all.len()).unwrap_or(i64::MAX);
+            let skip: usize = scroll.map_or(Ok(0), |scroll| serde_json::from_str(&scroll).map_err(bad))?;
+            let size = usize::try_from(limit).unwrap_or(usize::MAX);
+            let page: Vec<Value> = all.into_iter().skip(skip).take(size).collect();
+            let next = (!page.is_empty()).then(|| json!(skip + page.len()));
+            (page, total, next)
+        }
+    };
+    let scroll_id = next.map(|position| position.to_string()).unwrap_or_default();
+    Ok(json!({ "returned": events.len(), "total": total, "scroll_id": scroll_id, "events": events }))
+}
+
+fn scalar_event(scalar: &Scalar) -> Value {
+    json!({
+        "type": SCALAR, "task": scalar.task, "metric": scalar.metric, "variant": scalar.variant,
+        "iter": scalar.iter, "timestamp": scalar.timestamp_ms, "value": scalar.value,
+    })
+}
+
+#[derive(Deserialize)]
+struct OfTask {
+    task: String,
+    /// So many last iterations of each graph; all if not said.
+    iters: Option<usize>,
+}
+
+async fn reports_of_task(
+    call: Call,
+    request: OfTask,
+    kind: &'static str,
+    answer: &'static str,
+) -> Result<Value, ApiError> {
+    call.store.task(&request.task).await?;
+    let mut graphs: BTreeMap<(String, String), Vec<Value>> = BTreeMap::new();
+    for report in call.store.reports(&request.task, kind).await? {
+        graphs.entry((report.metric, report.variant)).or_default().push(report.doc);
+    }
+    let last = |events: Vec<Value>| {
+        let skip = events.len().saturating_sub(request.iters.unwrap_or(usize::MAX));
+        events.into_iter().skip(skip)
+    };
+    let events: Vec<Value> = graphs.into_values().flat_map(last).collect();
+    let mut data = Map::from_iter([(answer.to_owned(), json!(events))]);
+    data.insert("returned".to_owned(), json!(events.len()));
+    data.insert("total".to_owned(), json!(events.len()));
+    Ok(Value::Object(data))
+}

@@ -1,0 +1,123 @@
+//! Why does a task wait? Put together from its queue and from what the nodes say.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::cantle::{Explanation, NodeReason};
+use cantle_model::TaskStatus;
+use cantle_store::{QueueRow, TaskRow, WorkerRow};
+
+use super::nodes::{self, Node};
+use crate::app::Call;
+use crate::error::ApiError;
+
+/// Stock agents report every 30 seconds.
+const WORKER_LATE_US: i64 = 90_000_000;
+
+/// Everything that says something about waiting tasks, read once.
+pub(super) struct Board {
+    queues: BTreeMap<String, QueueRow>,
+    pub(super) nodes: Vec<Node>,
+    workers: Vec<WorkerRow>,
+}
+
+impl Board {
+    pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
+        let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id.clone(), queue)).collect();
+        let workers = call.store.workers(call.now_us - WORKER_LATE_US).await?;
+        Ok(Self { queues, nodes: nodes::all(call).await?, workers })
+    }
+
+    pub(super) fn queue_name(&self, id: &str) -> Option<&str> {
+        self.queues.get(id).map(|queue| queue.name.as_str())
+    }
+
+    /// Id of the queue with this name or id.
+    pub(super) fn queue_id(&self, wanted: &str) -> Option<String> {
+        let found = self.queues.values().find(|queue| queue.id == wanted || queue.name == wanted);
+        found.map(|queue| queue.id.clone())
+    }
+
+    fn position(&self, task: &TaskRow) -> Option<usize> {
+        let queue = self.queues.get(task.index.queue.as_deref()?)?;
+        queue.entries.iter().position(|(id, _)| *id == task.index.id)
+    }
+
+    /// One line: why it waits, where it runs, or how it ended.
+    pub(super) fn reason(&self, task: &TaskRow) -> Option<String> {
+        match task.index.status {
+            TaskStatus::Created => None,
+            TaskStatus::Queued => Some(self.why_it_waits(task)),
+            TaskStatus::InProgress if task.status_message == "stopping" => Some("asked to stop".to_owned()),
+            TaskStatus::InProgress => None,
+            _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
+                .into_iter()
+                .flatten()
+                .find(|text| !text.is_empty())
+                .map(str::to_owned),
+        }
+    }
+
+    fn why_it_waits(&self, task: &TaskRow) -> String {
+        let Some(queue) = task.index.queue.as_deref().and_then(|id| self.queues.get(id)) else {
+            return "its queue does not exist any more; enqueue it again".to_owned();
+        };
+        let Some(position) = self.position(task) else {
+            return "taken by an agent, about to start".to_owned();
+        };
+        let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
+        let alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
+        if let Some(reason) = alive.iter().find_map(|node| node.reason(&task.index.id)) {
+            return reason.to_owned();
+        }
+        let stock = self.workers.iter().find(|worker| worker.queues.contains(&queue.id));
+        let name = &queue.name;
+        let server = match (alive.first(), stock, serving.first()) {
+            (Some(node), _, _) => format!("{} has not looked at it yet", node.report.node),
+            (None, Some(worker), _) => format!("ClearML agent {} serves it", worker.id),
+            (None, None, Some(silent)) => {
+                return format!("the agent on {} that serves queue {name} is silent", silent.report.node);
+            }
+            (None, None, None) => {
+                return format!("no agent serves queue {name}; start one with: cantle daemon --queue {name}");
+            }
+        };
+        match position {
+            0 => format!("next in queue {name}; {server}"),
+            1 => format!("behind 1 other in queue {name}"),
+            n => format!("behind {n} others in queue {name}"),
+        }
+    }
+
+    pub(super) fn explain(&self, task: &TaskRow) -> Explanation {
+        let queue = task.index.queue.as_deref().and_then(|id| self.queue_name(id));
+        let serving = self.nodes.iter().filter(|node| queue.is_some_and(|queue| node.serves(queue)));
+        let said = |node: &Node| NodeReason {
+            node: node.report.node.clone(),
+            alive: node.alive,
+            reason: node.reason(&task.index.id).map(str::to_owned),
+        };
+        let waits = task.index.status == TaskStatus::Queued;
+        Explanation {
+            task: task.index.id.clone(),
+            name: task.index.name.clone(),
+            state: task.index.status,
+            queue: queue.map(str::to_owned),
+            position: self.position(task).and_then(|position| u64::try_from(position).ok()),
+            reason: self.reason(task).unwrap_or_else(|| state_line(task)),
+            nodes: if waits { serving.map(said).collect() } else { Vec::new() },
+        }
+    }
+}
+
+fn state_line(task: &TaskRow) -> String {
+    match (task.index.status, &task.node, task.exit_code) {
+        (TaskStatus::Created, _, _) => "a draft; enqueue it to have it run".to_owned(),
+        (TaskStatus::InProgress, Some(node), _) => format!("runs on {node}"),
+        (TaskStatus::InProgress, None, _) => {
+            let worker = task.last_worker.as_deref().unwrap_or("an agent that has not reported yet");
+            format!("runs with {worker}")
+        }
+        (status, _, Some(code)) => format!("{status} with exit code {code}"),
+        (status, _, None) => status.to_string(),
+    }
+}

@@ -1,0 +1,154 @@
+//! `events.*`: measured values as graphs and as single numbers.
+
+use std::collections::BTreeMap;
+
+use cantle_store::Scalar;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::Call;
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+use crate::routes::Routes;
+
+/// The iteration under which clients report a number that has none.
+const SINGLE_VALUE: i64 = -(1 << 31);
+/// Points of a line that a client gets, if it does not say how many.
+const SAMPLES: usize = 10_000;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.on("events.scalar_metrics_iter_histogram", histogram);
+    routes.on("events.get_task_single_value_metrics", single_values);
+    routes.on("events.get_task_latest_scalar_values", latest);
+}
+
+#[derive(Deserialize)]
+struct Histogram {
+    task: String,
+    #[serde(default)]
+    key: Axis,
+    samples: Option<usize>,
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Axis {
+    #[default]
+    Iter,
+    Timestamp,
+    IsoTime,
+}
+
+/// Graph → line → points, thinned out evenly if there are too many.
+async fn histogram(call: Call, request: Histogram) -> Result<Value, ApiError> {
+    call.store.task(&request.task).await?;
+    let mut lines: BTreeMap<(String, String), Vec<Scalar>> = BTreeMap::new();
+    for scalar in call.store.scalars(&request.task).await? {
+        if scalar.iter != SINGLE_VALUE {
+            lines.entry((scalar.metric.clone(), scalar.variant.clone())).or_default().push(scalar);
+        }
+    }
+    let x = |scalar: &Scalar| match request.key {
+        Axis::Iter => json!(scalar.iter),
+        Axis::Timestamp => json!(scalar.timestamp_ms),
+        Axis::IsoTime => json!(rfc3339(scalar.timestamp_ms.saturating_mul(1000))),
+    };
+    let mut graphs = Map::new();
+    for ((metric, variant), points) in lines {
+        let kept = thin(&points, request.samples.unwrap_or(SAMPLES));
+        let (xs, ys): (Vec<Value>, Vec<f64>) = kept.map(|point| (x(point), point.value)).unzip();
+        let graph = graphs.entry(metric).or_insert_with(|| json!({}));
+        graph[&variant] = json!({"name": variant, "x": xs, "y": ys});
+    }
+    Ok(Value::Object(graphs))
+}
+
+/// At most `most` points, evenly spread, the last one always among them.
+fn thin(points: &[Scalar], most: usize) -> impl Iterator<Item = &Scalar> {
+    let step = points.len().div_ceil(most.max(1)).max(1);
+    let offset = points.len().saturating_sub(1) % step;
+    points.iter().skip(offset).step_by(step)
+}
+
+#[derive(Deserialize)]
+struct OfTasks {
+    tasks: Vec<String>,
+}
+
+async fn single_values(call: Call, request: OfTasks) -> Result<Value, ApiError> {
+    let mut tasks = Vec::new();
+    for task in &request.tasks {
+        let latest = call.store.latest_scalars(task).await?;
+        let single = latest.into_iter().filter(|latest| latest.last.iter == SINGLE_VALUE);
+        let values: Vec<Value> = single.map(|latest| point(&latest.last)).collect();
+        tasks.push(json!({ "task": task, "values": values }));
+    }
+    Ok(json!({ "tasks": tasks }))
+}
+
+fn point(scalar: &Scalar) -> Value {
+    json!({
+        "metric": scalar.metric, "variant": scalar.variant, "value": scalar.value,
+        "timestamp": scalar.timestamp_ms,
+    })
+}
+
+#[derive(Deserialize)]
+struct OfTask {
+    task: String,
+}
+
+async fn latest(call: Call, request: OfTask) -> Result<Value, ApiError> {
+    call.store.task(&request.task).await?;
+    let mut metrics: BTreeMap<String, Vec<Value>> = BTreeMap::new();
+    for latest in call.store.latest_scalars(&request.task).await? {
+        metrics.entry(latest.last.metric.clone()).or_default().push(json!({
+            "name": latest.last.variant, "last_value": latest.last.value,
+            "last_timestamp": latest.last.timestamp_ms,
+        }));
+    }
+    let metrics: Vec<Value> =
+        metrics.into_iter().map(|(name, variants)| json!({"name": name, "variants": variants})).collect();
+    Ok(json!({ "metrics": metrics }))
+}
+
+/// A task's `last_metrics`: newest, least and greatest value of each line. ClearML's keys are hashes of the names;
+/// clients only look at the values.
+pub(super) async fn last_metrics(call: &Call, task: &str) -> Result<Value, ApiError> {
+    let mut metrics = json!({});
+    for latest in call.store.latest_scalars(task).await? {
+        let Scalar { metric, variant, value, iter, .. } = latest.last;
+        if metrics.get(&metric).is_none() {
+            metrics[&metric] = json!({});
+        }
+        metrics[&metric][&variant] = json!({
+            "metric": metric, "variant": variant, "value": value, "iteration": iter,
+            "min_value": latest.least, "max_value": latest.greatest,
+        });
+    }
+    Ok(metrics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thinning_keeps_the_last_point() {
+        let scalar = |iter| Scalar {
+            task: String::new(),
+            metric: String::new(),
+            variant: String::new(),
+            iter,
+            timestamp_ms: 0,
+            value: 0.0,
+        };
+        let points: Vec<Scalar> = (0..10).map(scalar).collect();
+        let iters = |most| thin(&points, most).map(|point| point.iter).collect::<Vec<_>>();
+        assert_eq!(iters(100), (0..10).collect::<Vec<_>>());
+        assert_eq!(iters(5), [1, 3, 5, 7, 9]);
+        assert_eq!(iters(3), [1, 5, 9]);
+        assert_eq!(iters(0), [9]);
+        assert_eq!(thin(&[], 5).count(), 0);
+    }
+}

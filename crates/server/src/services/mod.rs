@@ -1,0 +1,34 @@
+//! The endpoints, by service.
+
+pub(crate) mod auth;
+mod cantle;
+pub(crate) mod events;
+mod explain;
+mod metrics;
+mod models;
+mod nodes;
+mod params;
+mod projects;
+mod queues;
+mod tasks;
+mod tasks_flow;
+mod workers;
+
+use crate::routes::Routes;
+
+/// All endpoints that take one JSON object.
+pub(crate) fn routes() -> Routes {
+    let mut routes = Routes::default();
+    auth::add(&mut routes);
+    cantle::add(&mut routes);
+    events::add(&mut routes);
+    metrics::add(&mut routes);
+    models::add(&mut routes);
+    params::add(&mut routes);
+    projects::add(&mut routes);
+    queues::add(&mut routes);
+    tasks::add(&mut routes);
+    tasks_flow::add(&mut routes);
+    workers::add(&mut routes);
+    routes
+}

@@ -1,0 +1,248 @@
+//! `models.*`: the registry entries that the SDK makes for trained models.
+
+use cantle_clearml::Updated;
+use cantle_clearml::projects::Created;
+use cantle_store::ModelRow;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::{COMPANY, Call, USER};
+use crate::clock::{new_id, rfc3339};
+use crate::error::ApiError;
+use crate::projection::{few, only, page, pattern};
+use crate::routes::Routes;
+
+/// Members that are kept as they come.
+const DOC_FIELDS: [&str; 10] =
+    ["uri", "labels", "tags", "system_tags", "comment", "framework", "design", "parent", "ready", "metadata"];
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.on("models.create", create);
+    routes.on("models.get_by_id", get_by_id);
+    routes.on("models.get_all", get_all);
+    routes.on("models.get_all_ex", get_all);
+    routes.on("models.edit", edit);
+    routes.on("models.update", edit);
+    routes.on("models.set_ready", set_ready);
+    routes.on("models.delete", delete);
+    routes.on("models.add_or_update_metadata", add_metadata);
+    routes.on("models.delete_metadata", delete_metadata);
+    routes.on("tasks.add_or_update_model", add_to_task);
+    routes.on("tasks.delete_models", delete_from_task);
+}
+
+#[derive(Deserialize)]
+struct Create {
+    name: String,
+    #[serde(default)]
+    id: Option<String>,
+    task: Option<String>,
+    project: Option<String>,
+    #[serde(flatten)]
+    fields: Map<String, Value>,
+}
+
+async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
+    let Create { name, id, task, project, mut fields } = request;
+    fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
+    let (id, now_us) = (id.unwrap_or_else(new_id), call.now_us);
+    let row = ModelRow { id, name, task, project, created_us: now_us, last_update_us: now_us, doc: fields };
+    call.store.create_model(&row).await?;
+    Ok(Created { id: row.id })
+}
+
+#[derive(Deserialize)]
+struct OneModel {
+    model: String,
+}
+
+async fn get_by_id(call: Call, request: OneModel) -> Result<Value, ApiError> {
+    Ok(json!({ "model": model(&call.store.model(&request.model).await?) }))
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct GetAll {
+    id: Vec<String>,
+    task: Vec<String>,
+    project: Vec<String>,
+    name: Option<String>,
+    only_fields: Vec<String>,
+    page: Option<u64>,
+    page_size: Option<u64>,
+}
+
+async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
+    few(&request.id)?;
+    few(&request.task)?;
+    let name = pattern(request.name.as_deref())?;
+    let mut rows = call.store.models(&request.id, &request.task).await?;
+    rows.retain(|row| {
+        let project = row.project.as_ref();
+        (request.project.is_empty() || project.is_some_and(|project| request.project.contains(project)))
+            && name.as_ref().is_none_or(|name| name.is_match(&row.name))
+    });
+    let rows = page(rows, request.page, request.page_size);
+    let models: Vec<_> = rows.iter().map(|row| only(model(row), &request.only_fields)).collect();
+    Ok(json!({ "models": models }))
+}
+
+#[derive(Deserialize)]
+struct Edit {
+    model: String,
+    name: Option<String>,
+    project: Option<String>,
+    #[serde(flatten)]
+    fields: Map<String, Value>,
+}
+
+async fn edit(call: Call, request: Edit) -> Result<Updated, ApiError> {
+    let Edit { model, name, project, mut fields } = request;
+    fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
+    call.store.update_model(&model, name.as_deref(), project.as_deref(), fields, call.now_us).await?;
+    Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+async fn set_ready(call: Call, request: OneModel) -> Result<Updated, ApiError> {
+    let ready = Map::from_iter([("ready".to_owned(), json!(true))]);
+    call.store.update_model(&request.model, None, None, ready, call.now_us).await?;
+    Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+async fn delete(call: Call, request: OneModel) -> Result<Value, ApiError> {
+    call.store.delete_model(&request.model).await?;
+    Ok(json!({"deleted": true, "url": ""}))
+}
+
+#[derive(Deserialize)]
+struct AddMetadata {
+    model: String,
+    metadata: Vec<Map<String, Value>>,
+    #[serde(default)]
+    replace_metadata: bool,
+}
+
+async fn add_metadata(call: Call, request: AddMetadata) -> Result<Updated, ApiError> {
+    let mut metadata = match call.store.model(&request.model).await?.doc.remove("metadata") {
+        Some(Value::Object(old)) if !request.replace_metadata => old,
+        _ => Map::new(),
+    };
+    for item in request.metadata {
+        let key = item.get("key").and_then(Value::as_str).map(str::to_owned);
+        let key = key.ok_or_else(|| ApiError::invalid("each metadata item needs a key"))?;
+        metadata.insert(key, Value::Object(item));
+    }
+    set_metadata(&call, &request.model, metadata).await
+}
+
+#[derive(Deserialize)]
+struct DeleteMetadata {
+    model: String,
+    keys: Vec<String>,
+}
+
+async fn delete_metadata(call: Call, request: DeleteMetadata) -> Result<Updated, ApiError> {
+    let mut metadata = match call.store.model(&request.model).await?.doc.remove("metadata") {
+        Some(Value::Object(old)) => old,
+        _ => Map::new(),
+    };
+    metadata.retain(|key, _| !request.keys.contains(key));
+    set_metadata(&call, &request.model, metadata).await
+}
+
+async fn set_metadata(call: &Call, model: &str, metadata: Map<String, Value>) -> Result<Updated, ApiError> {
+    let doc = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
+    call.store.update_model(model, None, None, doc, call.now_us).await?;
+    Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+/// Which of a task's models.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Side {
+    Input,
+    Output,
+}
+
+#[derive(Deserialize)]
+struct AddToTask {
+    task: String,
+    name: String,
+    #[serde(rename = "type")]
+    side: Side,
+    model: String,
+}
+
+fn side_of(doc: &mut Map<String, Value>, side: Side) -> Option<&mut Vec<Value>> {
+    let models = doc.entry("models").or_insert_with(|| json!({"input": [], "output": []}));
+    let name = match side {
+        Side::Input => "input",
+        Side::Output => "output",
+    };
+    let list = models.as_object_mut()?.entry(name).or_insert_with(|| json!([]));
+    list.as_array_mut()
+}
+
+async fn add_to_task(call: Call, request: AddToTask) -> Result<Updated, ApiError> {
+    let AddToTask { task, name, side, model } = request;
+    let add = |doc: &mut Map<String, Value>| {
+        let Some(list) = side_of(doc, side) else { return };
+        list.retain(|known| known["name"] != json!(name));
+        list.push(json!({"name": name, "model": model}));
+    };
+    call.store.update_task_doc(&task, call.now_us, add).await?;
+    Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+#[derive(Deserialize)]
+struct ModelName {
+    name: String,
+    #[serde(rename = "type")]
+    side: Side,
+}
+
+#[derive(Deserialize)]
+struct DeleteFromTask {
+    task: String,
+    models: Vec<ModelName>,
+}
+
+async fn delete_from_task(call: Call, request: DeleteFromTask) -> Result<Updated, ApiError> {
+    let delete = |doc: &mut Map<String, Value>| {
+        for gone in &request.models {
+            if let Some(list) = side_of(doc, gone.side) {
+                list.retain(|known| known["name"] != json!(gone.name));
+            }
+        }
+    };
+    call.store.update_task_doc(&request.task, call.now_us, delete).await?;
+    Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+fn model(row: &ModelRow) -> Value {
+    let mut model = Map::new();
+    for (name, value) in [
+        ("id", json!(row.id)),
+        ("name", json!(row.name)),
+        ("user", json!(USER)),
+        ("company", json!(COMPANY)),
+        ("created", json!(rfc3339(row.created_us))),
+        ("last_update", json!(rfc3339(row.last_update_us))),
+        ("task", json!(row.task)),
+        ("project", json!(row.project)),
+        ("parent", Value::Null),
+        ("comment", json!("")),
+        ("uri", json!("")),
+        ("framework", json!("")),
+        ("ready", json!(false)),
+        ("tags", json!([])),
+        ("system_tags", json!([])),
+        ("labels", json!({})),
+        ("design", json!({})),
+        ("metadata", json!({})),
+    ] {
+        model.insert(name.to_owned(), value);
+    }
+    model.extend(row.doc.clone());
+    Value::Object(model)
+}

@@ -1,0 +1,60 @@
+//! Nodes as they last reported.
+
+use cantle_clearml::cantle::{NodeView, ReportNode};
+use cantle_store::NodeRow;
+
+use crate::app::Call;
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+
+/// A node may miss two reports; and be as late as this whatever its interval.
+const LATE_US: i64 = 10_000_000;
+
+/// A node and whether it can be believed.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) report: ReportNode,
+    pub(super) last_seen_us: i64,
+    pub(super) alive: bool,
+}
+
+impl Node {
+    pub(super) fn serves(&self, queue: &str) -> bool {
+        self.report.queues.iter().any(|served| served.name == queue)
+    }
+
+    /// Why it can't start that task, if it looked.
+    pub(super) fn reason(&self, task: &str) -> Option<&str> {
+        let waiting = self.report.waiting.iter().find(|waiting| waiting.task == task);
+        waiting.map(|waiting| waiting.reason.as_str())
+    }
+
+    pub(super) fn view(self) -> NodeView {
+        let ReportNode { node, worker, queues, gpus, .. } = self.report;
+        NodeView { node, worker, last_seen: rfc3339(self.last_seen_us), alive: self.alive, queues, gpus }
+    }
+}
+
+/// All nodes that ever reported, by name.
+pub(super) async fn all(call: &Call) -> Result<Vec<Node>, ApiError> {
+    let rows = call.store.nodes().await?;
+    Ok(rows.into_iter().filter_map(|row| node(row, call.now_us)).collect())
+}
+
+/// Did the node report lately?
+pub(super) async fn is_alive(call: &Call, name: &str) -> Result<bool, ApiError> {
+    let rows = call.store.nodes().await?;
+    Ok(rows.iter().any(|row| row.node == name && alive(row, call.now_us)))
+}
+
+fn alive(row: &NodeRow, now_us: i64) -> bool {
+    let patience_us = row.interval_ms.saturating_mul(3000).clamp(LATE_US, 10 * LATE_US);
+    now_us - row.last_seen_us < patience_us
+}
+
+/// A report of another version that can't be read any more is as good as none.
+fn node(row: NodeRow, now_us: i64) -> Option<Node> {
+    let alive = alive(&row, now_us);
+    let report = serde_json::from_str(&row.report).ok()?;
+    Some(Node { report, last_seen_us: row.last_seen_us, alive })
+}

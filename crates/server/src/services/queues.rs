@@ -1,0 +1,189 @@
+//! `queues.*`.
+
+use cantle_clearml::projects::Created;
+use cantle_clearml::queues::{
+    AddTask, Added, ClearQueue, Create, DefaultQueue, Delete, Deleted, Entry, GetAll, GetById, GetDefault,
+    GetNextTask, GetNumEntries, MoveTaskBackward, MoveTaskForward, MoveTaskToBack, MoveTaskToFront, NextTask,
+    NumEntries, Position, RemoveTask, Removed, TaskInfo, Update,
+};
+use cantle_clearml::{Empty, Updated, subcode};
+use cantle_model::TaskStatus;
+use cantle_store::QueueRow;
+use serde_json::{Map, Value, json};
+
+use crate::app::{COMPANY, Call, USER};
+use crate::clock::{new_id, rfc3339};
+use crate::error::ApiError;
+use crate::projection::{few, only, page, pattern};
+use crate::routes::Routes;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(get_all);
+    routes.on("queues.get_all_ex", get_all);
+    routes.typed(get_by_id);
+    routes.typed(create);
+    routes.typed(update);
+    routes.typed(delete);
+    routes.typed(get_default);
+    routes.typed(get_next_task);
+    routes.typed(get_num_entries);
+    routes.typed(add_task);
+    routes.typed(remove_task);
+    routes.typed(clear_queue);
+    routes.typed(|call, r: MoveTaskToFront| move_task(call, r.queue, r.task, |_, _| 0));
+    routes.typed(|call, r: MoveTaskToBack| move_task(call, r.queue, r.task, |_, count| count));
+    routes.typed(|call, r: MoveTaskForward| {
+        let by = usize::try_from(r.count.unwrap_or(1)).unwrap_or(usize::MAX);
+        move_task(call, r.queue, r.task, move |from, _| from.saturating_sub(by))
+    });
+    routes.typed(|call, r: MoveTaskBackward| {
+        let by = usize::try_from(r.count.unwrap_or(1)).unwrap_or(usize::MAX);
+        move_task(call, r.queue, r.task, move |from, _| from.saturating_add(by))
+    });
+}
+
+async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
+    few(&request.id)?;
+    let name = pattern(request.name.as_deref())?;
+    let wanted = |row: &QueueRow| {
+        let id = request.id.is_empty() || request.id.contains(&row.id);
+        id && name.as_ref().is_none_or(|name| name.is_match(&row.name))
+    };
+    let rows: Vec<_> = call.store.queues().await?.into_iter().filter(wanted).collect();
+    let rows = page(rows, request.page, request.page_size);
+    let queues: Vec<_> = rows.iter().map(|row| only(queue(row), &request.only_fields)).collect();
+    Ok(json!({ "queues": queues }))
+}
+
+async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
+    Ok(json!({ "queue": queue(&call.store.queue(&request.queue).await?) }))
+}
+
+async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
+    let name = queue_name(&request.name)?;
+    let id = new_id();
+    call.store.create_queue(&id, name, &doc(request.fields)?, call.now_us).await?;
+    Ok(Created { id })
+}
+
+async fn update(call: Call, request: Update) -> Result<Updated, ApiError> {
+    let changed = request.fields.clone();
+    let name = match request.fields.get("name") {
+        None => None,
+        Some(Value::String(name)) => Some(queue_name(name)?.to_owned()),
+        Some(_) => return Err(ApiError::invalid("name must be text")),
+    };
+    call.store.update_queue(&request.queue, name.as_deref(), doc(request.fields)?, call.now_us).await?;
+    Ok(Updated { updated: 1, fields: changed })
+}
+
+async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
+    if request.force {
+        let change = call.change(false, Some("queue deleted".to_owned()), None);
+        call.store.clear_queue(&request.queue, &change).await?;
+    }
+    call.store.delete_queue(&request.queue).await?;
+    Ok(Deleted { deleted: 1 })
+}
+
+async fn get_default(call: Call, _request: GetDefault) -> Result<DefaultQueue, ApiError> {
+    let is_default = |row: &QueueRow| {
+        let tags = row.doc.get("system_tags").and_then(Value::as_array);
+        tags.is_some_and(|tags| tags.iter().any(|tag| tag == "default"))
+    };
+    match call.store.queues().await?.into_iter().find(is_default) {
+        Some(row) => Ok(DefaultQueue { id: row.id, name: row.name }),
+        None => {
+            let message = "No queue is tagged as the default queue for this company";
+            Err(ApiError::new(400, subcode::NO_DEFAULT_QUEUE, message))
+        }
+    }
+}
+
+async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, ApiError> {
+    let taken = call.store.take_next(&request.queue, request.task.as_deref(), call.now_us).await?;
+    let Some((task, added_us)) = taken else {
+        return Ok(NextTask::default());
+    };
+    let owner = || TaskInfo { company: COMPANY.to_owned(), user: USER.to_owned() };
+    let entry = Some(Entry { task, added: rfc3339(added_us) });
+    Ok(NextTask { entry, task_info: request.get_task_info.unwrap_or(false).then(owner) })
+}
+
+async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntries, ApiError> {
+    let waiting = call.store.queue(&request.queue).await?.entries.len();
+    Ok(NumEntries { num: u64::try_from(waiting).unwrap_or(u64::MAX) })
+}
+
+async fn add_task(call: Call, request: AddTask) -> Result<Added, ApiError> {
+    call.store.enqueue(&request.task, &request.queue, &call.change(true, None, None)).await?;
+    Ok(Added { added: 1 })
+}
+
+async fn remove_task(call: Call, request: RemoveTask) -> Result<Removed, ApiError> {
+    let change = call.change(false, Some("removed from queue".to_owned()), None);
+    let queue = Some(request.queue.as_str());
+    let removed = call.store.dequeue(&request.task, queue, TaskStatus::Created, &change).await?;
+    Ok(Removed { removed: u64::from(removed) })
+}
+
+async fn clear_queue(call: Call, request: ClearQueue) -> Result<Empty, ApiError> {
+    let change = call.change(false, Some("queue cleared".to_owned()), None);
+    call.store.clear_queue(&request.queue, &change).await?;
+    Ok(Empty {})
+}
+
+async fn move_task(
+    call: Call,
+    queue: String,
+    task: String,
+    place: impl FnOnce(usize, usize) -> usize + Send,
+) -> Result<Position, ApiError> {
+    let position = call.store.move_in_queue(&queue, &task, place).await?;
+    Ok(Position { position: u64::try_from(position).unwrap_or(u64::MAX) })
+}
+
+/// Names of queues are written on command lines as `NAME=SPEC`.
+pub(super) fn queue_name(name: &str) -> Result<&str, ApiError> {
+    if name.trim().is_empty() {
+        return Err(ApiError::invalid("a queue needs a name"));
+    }
+    Ok(name)
+}
+
+/// Members that are kept as they come, each of the type that clients insist on.
+fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    fields.retain(|name, _| matches!(name.as_str(), "tags" | "system_tags" | "metadata"));
+    for (name, value) in &fields {
+        let right = match name.as_str() {
+            "metadata" => value.is_object(),
+            _ => value.as_array().is_some_and(|words| words.iter().all(Value::is_string)),
+        };
+        if !right {
+            return Err(ApiError::invalid(format!("{name} has the wrong type")));
+        }
+    }
+    Ok(fields)
+}
+
+fn queue(row: &QueueRow) -> Value {
+    let mut queue = Map::new();
+    let entry = |(task, added_us): &(String, i64)| json!({"task": task, "added": rfc3339(*added_us)});
+    for (name, value) in [
+        ("id", json!(row.id)),
+        ("name", json!(row.name)),
+        ("display_name", json!(row.name)),
+        ("user", json!(USER)),
+        ("company", json!(COMPANY)),
+        ("created", json!(rfc3339(row.created_us))),
+        ("last_update", json!(rfc3339(row.last_update_us))),
+        ("tags", json!([])),
+        ("system_tags", json!([])),
+        ("metadata", json!({})),
+        ("entries", row.entries.iter().map(entry).collect()),
+    ] {
+        queue.insert(name.to_owned(), value);
+    }
+    queue.extend(row.doc.clone());
+    Value::Object(queue)
+}

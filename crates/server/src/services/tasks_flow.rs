@@ -1,0 +1,245 @@
+//! `tasks.*`: what moves a task from state to state.
+
+use cantle_clearml::tasks::{
+    Close, Completed, Dequeue, Dequeued, Enqueue, Enqueued, Failed, Ping, Publish, Reset, ResetReply,
+    Started, StartedReply, Stop, Stopped,
+};
+use cantle_clearml::{Empty, Updated};
+use cantle_model::TaskStatus;
+use cantle_store::{StoreError, TaskEdit, TaskRow};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::nodes;
+use super::queues::queue_name;
+use crate::app::Call;
+use crate::clock::new_id;
+use crate::error::ApiError;
+use crate::routes::Routes;
+
+/// ClearML's rule: a worker that reported for the task so lately still runs it.
+const WORKER_ALIVE_US: i64 = 600 * 1_000_000;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(enqueue);
+    routes.typed(dequeue);
+    routes.typed(started);
+    routes.typed(stop);
+    routes.typed(completed);
+    routes.typed(reset);
+    routes.typed(ping);
+    routes.typed(|call, r: Stopped| {
+        become_status(call, TaskStatus::Stopped, r.task, r.force, r.status_reason, r.status_message)
+    });
+    routes.typed(|call, r: Failed| {
+        become_status(call, TaskStatus::Failed, r.task, r.force, r.status_reason, r.status_message)
+    });
+    routes.typed(|call, r: Close| {
+        become_status(call, TaskStatus::Closed, r.task, r.force, r.status_reason, r.status_message)
+    });
+    routes.typed(|call, r: Publish| {
+        become_status(call, TaskStatus::Published, r.task, r.force, r.status_reason, r.status_message)
+    });
+    routes.on("tasks.archive", |call, r| archive(call, r, true));
+    routes.on("tasks.unarchive", |call, r| archive(call, r, false));
+    routes.on("tasks.enqueue_many", enqueue_many);
+    routes.on("tasks.stop_many", stop_many);
+}
+
+fn status_field(status: TaskStatus) -> Map<String, Value> {
+    Map::from_iter([("status".to_owned(), json!(status))])
+}
+
+async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
+    let queue = match (&request.queue, &request.queue_name) {
+        (Some(id), _) => id.clone(),
+        (None, Some(name)) => queue_by_name(&call, name).await?,
+        (None, None) => return Err(ApiError::invalid("queue or queue_name is needed")),
+    };
+    let force = request.force.unwrap_or(false);
+    let change = call.change(force, request.status_reason, request.status_message);
+    call.store.enqueue(&request.task, &queue, &change).await?;
+    let queue_watched = match request.verify_watched_queue {
+        Some(true) => Some(is_watched(&call, &queue).await?),
+        _ => None,
+    };
+    Ok(Enqueued { queued: 1, updated: 1, fields: status_field(TaskStatus::Queued), queue_watched })
+}
+
+/// The queue of this name; it is made if there is none.
+async fn queue_by_name(call: &Call, name: &str) -> Result<String, ApiError> {
+    let name = queue_name(name)?;
+    let id = new_id();
+    match call.store.create_queue(&id, name, &Map::new(), call.now_us).await {
+        Ok(()) => return Ok(id),
+        Err(StoreError::NameTaken { .. }) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let found = call.store.queues().await?.into_iter().find(|queue| queue.name == name);
+    found.map(|queue| queue.id).ok_or_else(|| StoreError::NoQueue(name.to_owned()).into())
+}
+
+async fn is_watched(call: &Call, queue: &str) -> Result<bool, ApiError> {
+    let since_us = call.now_us - WORKER_ALIVE_US;
+    let workers = call.store.workers(since_us).await?;
+    Ok(workers.iter().any(|worker| worker.queues.iter().any(|id| id == queue)))
+}
+
+async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
+    let to = request.new_status.unwrap_or(TaskStatus::Created);
+    let change = call.change(false, request.status_reason, request.status_message);
+    if !call.store.dequeue(&request.task, None, to, &change).await? {
+        // A task that an agent started has left its queue already; agents ask once more to be sure.
+        return Ok(Dequeued::default());
+    }
+    Ok(Dequeued { dequeued: 1, updated: 1, fields: status_field(to) })
+}
+
+async fn started(call: Call, request: Started) -> Result<StartedReply, ApiError> {
+    let change = call.change(request.force, request.status_reason, request.status_message);
+    let from = call.store.set_status(&request.task, TaskStatus::InProgress, &change).await?;
+    let started = u64::from(from != TaskStatus::InProgress);
+    Ok(StartedReply { updated: 1, started, fields: status_field(TaskStatus::InProgress) })
+}
+
+/// Whoever runs the task is asked to stop it; a task that nobody runs is stopped at once.
+async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
+    let row = call.store.task(&request.task).await?;
+    let status = row.index.status;
+    let change = call.change(request.force, request.status_reason, request.status_message);
+    if status == TaskStatus::InProgress && is_run_by_agent(&call, &row).await? {
+        call.store.ask_to_stop(&request.task, &change).await?;
+        let fields = Map::from_iter([("status_message".to_owned(), json!("stopping"))]);
+        return Ok(Updated { updated: 1, fields });
+    }
+    if status.is_final() {
+        // Stopping what has ended changes nothing, least of all how it ended.
+        return Ok(Updated { updated: 0, fields: status_field(status) });
+    }
+    call.store.set_status(&request.task, TaskStatus::Stopped, &change).await?;
+    Ok(Updated { updated: 1, fields: status_field(TaskStatus::Stopped) })
+}
+
+async fn is_run_by_agent(call: &Call, row: &TaskRow) -> Result<bool, ApiError> {
+    if let (Some(node), Some(_), None) = (&row.node, &row.lease, row.exit_code) {
+        return nodes::is_alive(call, node).await;
+    }
+    let reported_us = row.last_worker.as_ref().and(row.last_worker_report_us);
+    let worker_lives = reported_us.is_some_and(|us| call.now_us - us < WORKER_ALIVE_US);
+    let by_hand = row.index.system_tags.iter().any(|tag| tag == "development");
+    Ok(worker_lives && !by_hand)
+}
+
+async fn completed(call: Call, request: Completed) -> Result<Updated, ApiError> {
+    let Completed { task, force, publish, status_reason, status_message } = request;
+    let (reason, message) = (status_reason.clone(), status_message.clone());
+    let mut answer =
+        become_status(call.clone(), TaskStatus::Completed, task.clone(), force, reason, message).await?;
+    if publish {
+        become_status(call, TaskStatus::Published, task, force, status_reason, status_message).await?;
+        answer.fields.insert("published".to_owned(), json!(1));
+    }
+    Ok(answer)
+}
+
+async fn become_status(
+    call: Call,
+    to: TaskStatus,
+    task: String,
+    force: bool,
+    reason: Option<String>,
+    message: Option<String>,
+) -> Result<Updated, ApiError> {
+    call.store.set_status(&task, to, &call.change(force, reason, message)).await?;
+    Ok(Updated { updated: 1, fields: status_field(to) })
+}
+
+async fn reset(call: Call, request: Reset) -> Result<ResetReply, ApiError> {
+    let change = call.change(request.force, Some("reset".to_owned()), None);
+    call.store.reset(&request.task, &change).await?;
+    let clear_all = request.clear_all;
+    let forget = |doc: &mut Map<String, Value>| {
+        let run = ["runtime", "models", "output", "active_duration"];
+        let code = ["script", "hyperparams", "configuration", "container", "execution"];
+        run.iter().for_each(|name| drop(doc.remove(*name)));
+        if clear_all {
+            code.iter().for_each(|name| drop(doc.remove(*name)));
+        } else if let Some(Value::Object(execution)) = doc.get_mut("execution") {
+            execution.remove("artifacts");
+        }
+    };
+    call.store.update_task_doc(&request.task, call.now_us, forget).await?;
+    Ok(ResetReply { updated: 1, fields: status_field(TaskStatus::Created), ..ResetReply::default() })
+}
+
+async fn ping(call: Call, request: Ping) -> Result<Empty, ApiError> {
+    call.store.ping_task(&request.task, call.now_us).await?;
+    Ok(Empty {})
+}
+
+#[derive(Deserialize)]
+struct Archive {
+    tasks: Option<Vec<String>>,
+    ids: Option<Vec<String>>,
+}
+
+const ARCHIVED: &str = "archived";
+
+async fn archive(call: Call, request: Archive, archived: bool) -> Result<Value, ApiError> {
+    let mut changed = 0;
+    for task in request.tasks.or(request.ids).unwrap_or_default() {
+        let mut system_tags = call.store.task(&task).await?.index.system_tags;
+        system_tags.retain(|tag| tag != ARCHIVED);
+        if archived {
+            system_tags.push(ARCHIVED.to_owned());
+        }
+        let edit = TaskEdit { system_tags: Some(system_tags), ..TaskEdit::default() };
+        call.store.edit_task(&task, &edit, false, call.now_us).await?;
+        changed += 1;
+    }
+    Ok(if archived { json!({ "archived": changed }) } else { json!({ "unarchived": changed }) })
+}
+
+#[derive(Deserialize)]
+struct Many {
+    ids: Vec<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// One result per task; one that fails does not keep the others from it.
+async fn for_each<R, F, Fut, T>(call: &Call, many: Many, act: F) -> Result<Value, ApiError>
+where
+    R: serde::de::DeserializeOwned,
+    F: Fn(Call, R) -> Fut,
+    Fut: Future<Output = Result<T, ApiError>>,
+    T: serde::Serialize,
+{
+    let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
+    for id in many.ids {
+        let mut fields = many.rest.clone();
+        fields.insert("task".to_owned(), json!(id));
+        let request = serde_json::from_value(Value::Object(fields));
+        let request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
+        match act(call.clone(), request).await {
+            Ok(answer) => {
+                let mut answer = serde_json::to_value(answer).unwrap_or_else(|_| json!({}));
+                answer["id"] = json!(id);
+                succeeded.push(answer);
+            }
+            Err(error) => {
+                let codes = json!([error.code, error.subcode]);
+                failed.push(json!({"id": id, "error": {"codes": codes, "msg": error.message}}));
+            }
+        }
+    }
+    Ok(json!({ "succeeded": succeeded, "failed": failed }))
+}
+
+async fn enqueue_many(call: Call, request: Many) -> Result<Value, ApiError> {
+    for_each(&call, request, enqueue).await
+}
+
+async fn stop_many(call: Call, request: Many) -> Result<Value, ApiError> {
+    for_each(&call, request, stop).await
+}

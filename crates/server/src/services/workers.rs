@@ -1,0 +1,180 @@
+//! `workers.*`.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::Empty;
+use cantle_clearml::workers::{
+    GetAll, GetRuntimeProperties, IdName, MachineStats, Property, Register, RuntimeProperties,
+    SetRuntimeProperties, StatusReport, Unregister, Worker, Workers,
+};
+use cantle_store::{TaskFilter, WorkerReport, WorkerRow};
+
+use crate::app::{COMPANY, Call, USER};
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+use crate::routes::Routes;
+
+/// `workers.get_all` without `last_seen`: heard of within the last hour.
+const LAST_SEEN_S: i64 = 3600;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(register);
+    routes.typed(unregister);
+    routes.typed(status_report);
+    routes.typed(get_all);
+    routes.typed(get_runtime_properties);
+    routes.typed(set_runtime_properties);
+}
+
+async fn register(call: Call, request: Register) -> Result<Empty, ApiError> {
+    let report = WorkerReport {
+        id: worker_id(request.worker)?,
+        queues: Some(request.queues),
+        tags: Some(request.tags),
+        timeout_s: request.timeout.and_then(|s| i64::try_from(s).ok()),
+        ip: call.ip.clone(),
+        ..WorkerReport::default()
+    };
+    call.store.report_worker(&report, call.now_us).await?;
+    Ok(Empty {})
+}
+
+async fn unregister(call: Call, request: Unregister) -> Result<Empty, ApiError> {
+    call.store.unregister_worker(&worker_id(request.worker)?).await?;
+    Ok(Empty {})
+}
+
+async fn status_report(call: Call, request: StatusReport) -> Result<Empty, ApiError> {
+    let stats = request.machine_stats.map(|stats| serde_json::to_string(&stats)).transpose();
+    let report = WorkerReport {
+        id: worker_id(request.worker)?,
+        task: request.task,
+        queue: request.queue,
+        // A child of a dynamic daemon reports no queues; one that serves some reports them each time.
+        queues: (!request.queues.is_empty()).then_some(request.queues),
+        tags: (!request.tags.is_empty()).then_some(request.tags),
+        timeout_s: None,
+        ip: call.ip.clone(),
+        machine_stats: stats.map_err(|error| ApiError::invalid(error.to_string()))?,
+    };
+    call.store.report_worker(&report, call.now_us).await?;
+    if let Some(task) = report.task {
+        call.store.touch_tasks(&[task], &report.id, call.now_us).await?;
+    }
+    Ok(Empty {})
+}
+
+async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
+    let since_us = match request.last_seen.unwrap_or(LAST_SEEN_S) {
+        s if s <= 0 => i64::MIN,
+        s => call.now_us.saturating_sub(s.saturating_mul(1_000_000)),
+    };
+    let mut rows = call.store.workers(since_us).await?;
+    if let Some(pattern) = &request.worker_pattern {
+        rows.retain(|row| glob(pattern, &row.id));
+    }
+    let ids: Vec<String> = rows.iter().filter_map(|row| row.task.clone()).collect();
+    let tasks = if ids.is_empty() {
+        Vec::new()
+    } else {
+        call.store.task_index(&TaskFilter { ids, ..TaskFilter::default() }).await?
+    };
+    let names = tasks.into_iter().map(|task| (task.id, task.name)).collect();
+    let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id, queue.name)).collect();
+    Ok(Workers { workers: rows.into_iter().map(|row| worker(row, &names, &queues)).collect() })
+}
+
+async fn get_runtime_properties(
+    call: Call,
+    request: GetRuntimeProperties,
+) -> Result<RuntimeProperties, ApiError> {
+    let properties = call.store.worker_properties(&request.worker).await?;
+    let property = |(key, value)| Property { key, value };
+    Ok(RuntimeProperties { runtime_properties: properties.into_iter().map(property).collect() })
+}
+
+async fn set_runtime_properties(call: Call, request: SetRuntimeProperties) -> Result<Empty, ApiError> {
+    let worker = worker_id(request.worker)?;
+    let properties = request.runtime_properties.into_iter();
+    // A stock agent that finds its `available_gpus` empty after all GPUs were given away crashes for ever. It never
+    // needs the empty value, so the last one that it can read stays.
+    let properties = properties.filter(|p| !(p.key == "available_gpus" && p.value.is_empty()));
+    let properties = properties.map(|p| (p.key, p.value)).collect();
+    call.store.set_worker_properties(&worker, &properties).await?;
+    Ok(Empty {})
+}
+
+fn worker_id(id: String) -> Result<String, ApiError> {
+    if id.is_empty() {
+        return Err(ApiError::invalid("worker is missing"));
+    }
+    Ok(id)
+}
+
+fn worker(row: WorkerRow, tasks: &BTreeMap<String, String>, queues: &BTreeMap<String, String>) -> Worker {
+    let named = |names: &BTreeMap<String, String>, id: String| {
+        let name = names.get(&id).cloned().unwrap_or_default();
+        IdName { id, name }
+    };
+    let plain = |id: &str| IdName { id: id.to_owned(), name: id.to_owned() };
+    Worker {
+        id: row.id,
+        ip: row.ip,
+        register_time: rfc3339(row.registered_us),
+        register_timeout: row.timeout_s.unsigned_abs(),
+        last_activity_time: rfc3339(row.last_seen_us),
+        last_report_time: rfc3339(row.last_seen_us),
+        task: row.task.map(|id| named(tasks, id)),
+        queue: row.queue.map(|id| named(queues, id)),
+        queues: row.queues.into_iter().map(|id| named(queues, id)).collect(),
+        tags: row.tags,
+        system_tags: Vec::new(),
+        user: plain(USER),
+        company: plain(COMPANY),
+        machine_stats: row.machine_stats.and_then(|json| serde_json::from_str::<MachineStats>(&json).ok()),
+    }
+}
+
+/// Does a pattern with `*` and `?` match the whole text? Linear: after a mismatch only the last `*` can help.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                star = Some((p, t));
+                p += 1;
+            }
+            Some(&c) if c == '?' || c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => {
+                let Some((star_p, star_t)) = star else {
+                    return false;
+                };
+                star = Some((star_p, star_t + 1));
+                p = star_p + 1;
+                t = star_t + 1;
+            }
+        }
+    }
+    pattern[p..].iter().all(|&c| c == '*')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::glob;
+
+    #[test]
+    fn patterns_of_worker_ids() {
+        assert!(glob("node1:gpu*", "node1:gpu2.25a"));
+        assert!(glob("node1:gpu*", "node1:gpu"));
+        assert!(!glob("node1:gpu*", "node1:dgpu0-2"));
+        assert!(glob("*", "") && glob("a*b*c", "axxbyyc") && glob("?b", "ab") && !glob("?b", "b"));
+        assert!(!glob("", "x") && glob("", ""));
+        let long = "a".repeat(20_000);
+        assert!(!glob("*a*a*a*b", &long), "and that quickly");
+    }
+}

@@ -1,0 +1,189 @@
+//! Tasks on the wire: ClearML's object from our record, and our record from ClearML's fields.
+
+use cantle_clearml::tasks::{Container, Execution, HyperParams, Output, Script};
+use cantle_store::{NewTask, TaskEdit, TaskRow};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::app::{COMPANY, USER};
+use crate::clock::rfc3339;
+use crate::error::ApiError;
+
+/// Members of a task that are kept as they come, beside those with a column of their own.
+const DOC_FIELDS: [&str; 11] = [
+    "comment",
+    "script",
+    "execution",
+    "container",
+    "hyperparams",
+    "configuration",
+    "runtime",
+    "models",
+    "output",
+    "output_dest",
+    "active_duration",
+];
+
+/// ClearML's object.
+pub(crate) fn task(row: &TaskRow) -> Value {
+    let index = &row.index;
+    let mut task = Map::new();
+    let mut put = |name: &str, value: Value| {
+        task.insert(name.to_owned(), value);
+    };
+    put("id", json!(index.id));
+    put("name", json!(index.name));
+    put("type", json!(index.kind));
+    put("status", json!(index.status));
+    put("status_message", json!(row.status_message));
+    put("status_reason", json!(row.status_reason));
+    put("user", json!(USER));
+    put("company", json!(COMPANY));
+    put("project", json!(index.project));
+    put("parent", json!(index.parent));
+    put("tags", json!(index.tags));
+    put("system_tags", json!(index.system_tags));
+    put("last_iteration", json!(row.last_iteration));
+    put("last_worker", json!(row.last_worker));
+    put("last_worker_report", json!(row.last_worker_report_us.map(rfc3339)));
+    for (name, time_us) in [
+        ("created", Some(index.created_us)),
+        ("started", index.started_us),
+        ("completed", index.completed_us),
+        ("last_update", Some(index.last_update_us)),
+        ("last_change", Some(index.last_update_us)),
+        ("status_changed", Some(index.status_changed_us)),
+    ] {
+        put(name, json!(time_us.map(rfc3339)));
+    }
+    for (name, default) in [
+        ("comment", json!("")),
+        ("script", json!({})),
+        ("execution", json!({})),
+        ("container", json!({"image": "", "arguments": "", "setup_shell_script": ""})),
+        ("hyperparams", json!({})),
+        ("configuration", json!({})),
+        ("runtime", json!({})),
+        ("models", json!({"input": [], "output": []})),
+        ("output", json!({"destination": "", "result": "", "error": ""})),
+    ] {
+        put(name, merged(default, row.doc.get(name)));
+    }
+    if let (Some(queue), Some(Value::Object(execution))) = (&index.queue, task.get_mut("execution")) {
+        execution.insert("queue".to_owned(), json!(queue));
+    }
+    Value::Object(task)
+}
+
+/// An object with defaults for what is missing; anything else as it is.
+fn merged(default: Value, given: Option<&Value>) -> Value {
+    match (default, given) {
+        (Value::Object(mut default), Some(Value::Object(given))) => {
+            default.extend(given.clone());
+            Value::Object(default)
+        }
+        (default, given) => given.cloned().unwrap_or(default),
+    }
+}
+
+/// A new record from the fields of `tasks.create`.
+pub(crate) fn new_task(
+    id: String,
+    name: String,
+    kind: String,
+    mut fields: Map<String, Value>,
+) -> Result<NewTask, ApiError> {
+    must_have_name(&name)?;
+    Ok(NewTask {
+        id,
+        name,
+        kind,
+        project: take(&mut fields, "project")?,
+        parent: take(&mut fields, "parent")?,
+        tags: take(&mut fields, "tags")?.unwrap_or_default(),
+        system_tags: take(&mut fields, "system_tags")?.unwrap_or_default(),
+        doc: doc(fields)?,
+    })
+}
+
+/// A change from the fields of `tasks.edit` and `tasks.update`.
+pub(crate) fn edit(mut fields: Map<String, Value>) -> Result<TaskEdit, ApiError> {
+    let name: Option<String> = take(&mut fields, "name")?;
+    name.as_deref().map(must_have_name).transpose()?;
+    Ok(TaskEdit {
+        name,
+        kind: take(&mut fields, "type")?,
+        project: take(&mut fields, "project")?,
+        parent: take(&mut fields, "parent")?,
+        tags: take(&mut fields, "tags")?,
+        system_tags: take(&mut fields, "system_tags")?,
+        status_message: take(&mut fields, "status_message")?,
+        status_reason: take(&mut fields, "status_reason")?,
+        doc: doc(fields)?,
+    })
+}
+
+fn must_have_name(name: &str) -> Result<(), ApiError> {
+    if name.trim().is_empty() {
+        return Err(ApiError::invalid("a task needs a name"));
+    }
+    Ok(())
+}
+
+/// What is kept as it comes, once it is sure that everybody can read it again. Unknown members are dropped.
+fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
+    fields.retain(|name, _| DOC_FIELDS.contains(&name.as_str()));
+    if let Some(destination) = take::<String>(&mut fields, "output_dest")? {
+        fields.insert("output".to_owned(), json!({"destination": destination}));
+    }
+    for (name, value) in &fields {
+        let readable = match name.as_str() {
+            "comment" => can_be::<String>(value),
+            "script" => can_be::<Script>(value),
+            "execution" => can_be::<Execution>(value),
+            "container" => can_be::<Container>(value),
+            "hyperparams" => can_be::<HyperParams>(value),
+            "output" => can_be::<Output>(value),
+            "active_duration" => can_be::<i64>(value),
+            _ => can_be::<Map<String, Value>>(value),
+        };
+        readable.map_err(|error| ApiError::invalid(format!("{name}: {error}")))?;
+    }
+    Ok(fields)
+}
+
+fn can_be<T: DeserializeOwned>(value: &Value) -> Result<(), serde_json::Error> {
+    T::deserialize(value).map(drop)
+}
+
+fn take<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) -> Result<Option<T>, ApiError> {
+    let Some(value) = fields.remove(name) else {
+        return Ok(None);
+    };
+    serde_json::from_value(value).map(Some).map_err(|error| ApiError::invalid(format!("{name}: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(value: Value) -> Map<String, Value> {
+        value.as_object().unwrap().clone()
+    }
+
+    #[test]
+    fn unknown_members_are_dropped_and_wrong_ones_refused() {
+        let edit = super::edit(fields(json!({"method": "get", "comment": "c", "name": "n"}))).unwrap();
+        assert_eq!((edit.name.as_deref(), edit.doc.len()), (Some("n"), 1));
+        for bad in [
+            json!({"hyperparams": "x"}),
+            json!({"hyperparams": {"s": {"n": {"value": 1}}}}),
+            json!({"container": {"image": 1}}),
+            json!({"runtime": []}),
+            json!({"tags": "x"}),
+            json!({"name": " "}),
+        ] {
+            assert_eq!(super::edit(fields(bad.clone())).unwrap_err().code, 400, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! The files of the page, as the build put them into this program.
+
+use axum::extract::Path;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use rust_embed::RustEmbed;
+
+#[derive(RustEmbed)]
+#[folder = "$CARGO_MANIFEST_DIR/../../ui/dist"]
+struct Dist;
+
+const INDEX: &str = "index.html";
+const NOT_BUILT: &str = "this build has no web page: Node.js was not there when it was made\n\
+    the same is on the command line: cantle gpus, cantle queues, cantle tasks, cantle top\n";
+/// Only what this server sends is loaded or run, and no other site may frame the page.
+const POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
+
+pub(crate) async fn index() -> Response {
+    serve(INDEX)
+}
+
+/// A file; any other path is one of the page's own addresses.
+pub(crate) async fn file(Path(path): Path<String>) -> Response {
+    match Dist::get(&path) {
+        Some(_) => serve(&path),
+        None if path.starts_with("assets/") => StatusCode::NOT_FOUND.into_response(),
+        None => serve(INDEX),
+    }
+}
+
+fn serve(path: &str) -> Response {
+    let Some(file) = Dist::get(path) else {
+        return (StatusCode::NOT_FOUND, NOT_BUILT).into_response();
+    };
+    // Names under `assets/` contain a hash of the content; everything else may change with the next version.
+    let cache = if path.starts_with("assets/") { "public, max-age=31536000, immutable" } else { "no-cache" };
+    let mut response = file.data.into_owned().into_response();
+    let headers = response.headers_mut();
+    let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
+    set(header::CONTENT_TYPE, content_type(path));
+    set(header::CACHE_CONTROL, cache);
+    set(header::CONTENT_SECURITY_POLICY, POLICY);
+    set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
+    set(header::REFERRER_POLICY, "same-origin");
+    response
+}
+
+fn content_type(path: &str) -> &'static str {
+    match path.rsplit('.').next() {
+        Some("html") => "text/html; charset=utf-8",
+        Some("js") => "text/javascript; charset=utf-8",
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "application/octet-stream",
+    }
+}

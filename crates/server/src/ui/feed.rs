@@ -1,0 +1,234 @@
+//! Watches the database and tells the open pages what changed: one reader for all of them, however many there are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use cantle_clearml::cantle::{
+    EventView, GetEvents, GetNodes, GetQueues, GetTasks, NodeView, QueueView, ReportNode,
+};
+use serde::Serialize;
+use tokio::sync::broadcast;
+use tokio::time::{MissedTickBehavior, interval};
+
+use super::history::History;
+use crate::api::Api;
+use crate::clock::now_us;
+use crate::error::ApiError;
+
+/// How soon a page knows.
+const EVERY: Duration = Duration::from_millis(500);
+/// Without a page there is only the history to keep, at every so many looks.
+const IDLE_LOOKS: u64 = 4;
+/// Events read at a time; what is more comes with the next look.
+const EVENTS: u64 = 500;
+/// Waiting tasks of a queue that a page is told; how many there are in all it knows, too.
+const WAITING: usize = 500;
+/// Messages that a slow page may be behind before it has to start anew.
+const BEHIND: usize = 128;
+
+/// A message to all pages.
+#[derive(Clone, Debug)]
+pub(crate) struct Message {
+    pub(crate) event: &'static str,
+    pub(crate) data: String,
+}
+
+impl Message {
+    fn new(event: &'static str, data: &impl Serialize) -> Self {
+        // Our own plain types always serialise; a page would ignore an empty message.
+        Self { event, data: serde_json::to_string(data).unwrap_or_default() }
+    }
+}
+
+/// Where pages listen.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    /// Gone once the server ends, which ends all streams.
+    sender: Mutex<Option<broadcast::Sender<Arc<Message>>>>,
+    seen: Mutex<Seen>,
+    history: Mutex<History>,
+}
+
+/// What the pages know.
+#[derive(Debug, Default)]
+struct Seen {
+    nodes: BTreeMap<String, NodeView>,
+    queues: BTreeMap<String, QueueView>,
+    /// Why tasks wait, by task: agents say it in their reports, not in events.
+    waiting: BTreeMap<String, String>,
+    last_event: Option<i64>,
+}
+
+impl Default for Feed {
+    fn default() -> Self {
+        let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
+        Self { sender, seen: Mutex::default(), history: Mutex::default() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Feed {
+    /// From now on; `None` once the server ends.
+    pub(crate) fn listen(&self) -> Option<broadcast::Receiver<Arc<Message>>> {
+        lock(&self.sender).as_ref().map(broadcast::Sender::subscribe)
+    }
+
+    /// What a page that has just come, or is too far behind, has to know first. `reset` makes it fetch the rest.
+    pub(crate) fn picture(&self) -> Vec<Message> {
+        let seen = lock(&self.seen);
+        let nodes: Vec<_> = seen.nodes.values().collect();
+        let queues: Vec<_> = seen.queues.values().collect();
+        vec![
+            Message::new("nodes", &nodes),
+            Message::new("all_queues", &queues),
+            Message::new("reset", &serde_json::json!({})),
+        ]
+    }
+
+    /// Ends all streams.
+    pub(crate) fn close(&self) {
+        lock(&self.sender).take();
+    }
+
+    /// The kept samples.
+    pub(crate) fn history(&self, kind: &str, id: &str) -> Option<super::history::View> {
+        lock(&self.history).view(kind, id)
+    }
+
+    fn listeners(&self) -> usize {
+        lock(&self.sender).as_ref().map_or(0, broadcast::Sender::receiver_count)
+    }
+
+    fn tell<T: Serialize>(&self, event: &'static str, items: &[T]) {
+        if !items.is_empty()
+            && let Some(sender) = lock(&self.sender).as_ref()
+        {
+            // No listener is no error.
+            let _ = sender.send(Arc::new(Message::new(event, &items)));
+        }
+    }
+}
+
+/// Looks from time to time, for ever.
+pub(crate) async fn run(api: &Api, feed: &Feed) {
+    let mut ticks = interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut looks: u64 = 0;
+    loop {
+        ticks.tick().await;
+        looks += 1;
+        if (feed.listeners() > 0 || looks.is_multiple_of(IDLE_LOOKS))
+            && let Err(error) = look(api, feed).await
+        {
+            tracing::warn!("the web page is not up to date: {error}");
+        }
+    }
+}
+
+async fn look(api: &Api, feed: &Feed) -> Result<(), ApiError> {
+    let nodes = api.ask(&GetNodes {}).await?.nodes;
+    remember(api, feed, &nodes).await?;
+    let news = changed_nodes(&mut lock(&feed.seen), nodes);
+    feed.tell("nodes", &news);
+    queues(api, feed).await?;
+    let events = events(api, feed).await?;
+    let mut about: BTreeSet<String> = events.iter().filter_map(|event| event.task.clone()).collect();
+    about.extend(changed_reasons(api, feed).await?);
+    if !about.is_empty() {
+        let tasks = api.ask(&GetTasks { id: about.into_iter().collect(), ..GetTasks::default() }).await?.tasks;
+        feed.tell("tasks", &tasks);
+    }
+    feed.tell("events", &events);
+    Ok(())
+}
+
+/// Nodes that are not as they were. That they reported again is no news.
+fn changed_nodes(seen: &mut Seen, nodes: Vec<NodeView>) -> Vec<NodeView> {
+    let mut changed = Vec::new();
+    for node in nodes {
+        let before = seen.nodes.get(&node.node);
+        if before.is_none_or(|before| NodeView { last_seen: node.last_seen.clone(), ..before.clone() } != node) {
+            changed.push(node.clone());
+        }
+        seen.nodes.insert(node.node.clone(), node);
+    }
+    changed
+}
+
+/// Queues come and go: if one went, all are told, else the changed ones.
+async fn queues(api: &Api, feed: &Feed) -> Result<(), ApiError> {
+    let mut now: BTreeMap<String, QueueView> = BTreeMap::new();
+    for mut queue in api.ask(&GetQueues {}).await?.queues {
+        queue.tasks.truncate(WAITING);
+        now.insert(queue.id.clone(), queue);
+    }
+    let (event, news) = {
+        let mut seen = lock(&feed.seen);
+        let gone = seen.queues.keys().any(|id| !now.contains_key(id));
+        let news: Vec<QueueView> =
+            now.values().filter(|queue| gone || seen.queues.get(&queue.id) != Some(queue)).cloned().collect();
+        seen.queues = now;
+        (if gone { "all_queues" } else { "queues" }, news)
+    };
+    feed.tell(event, &news);
+    Ok(())
+}
+
+/// Events since the last look; at the first look there are none.
+async fn events(api: &Api, feed: &Feed) -> Result<Vec<EventView>, ApiError> {
+    let after = lock(&feed.seen).last_event;
+    let limit = Some(if after.is_some() { EVENTS } else { 1 });
+    let mut events = api.ask(&GetEvents { after, limit, ..GetEvents::default() }).await?.events;
+    let last = events.last().map(|event| event.id).or(after).unwrap_or(0);
+    lock(&feed.seen).last_event = Some(last);
+    if after.is_none() {
+        events.clear();
+    }
+    Ok(events)
+}
+
+/// Tasks whose reason to wait is not what it was.
+async fn changed_reasons(api: &Api, feed: &Feed) -> Result<Vec<String>, ApiError> {
+    let mut now = BTreeMap::new();
+    for node in api.app.store.nodes().await? {
+        let report: Result<ReportNode, _> = serde_json::from_str(&node.report);
+        for waiting in report.map(|report| report.waiting).unwrap_or_default() {
+            now.insert(waiting.task, waiting.reason);
+        }
+    }
+    let mut seen = lock(&feed.seen);
+    let differs = |(task, reason): &(&String, &String)| seen.waiting.get(*task) != Some(*reason);
+    let mut changed: Vec<String> = now.iter().filter(differs).map(|(task, _)| task.clone()).collect();
+    changed.extend(seen.waiting.keys().filter(|task| !now.contains_key(*task)).cloned());
+    seen.waiting = now;
+    Ok(changed)
+}
+
+/// Adds to the history what is true now.
+async fn remember(api: &Api, feed: &Feed, nodes: &[NodeView]) -> Result<(), ApiError> {
+    let now_us = now_us();
+    let now_s = now_us / 1_000_000;
+    let queues = api.app.store.queues().await?;
+    let mut history = lock(&feed.history);
+    let mut tasks: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
+    for slice in nodes.iter().filter(|node| node.alive).flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.slices) {
+        let (used, limit) = tasks.entry(&slice.task).or_default();
+        *used += slice.memory_used_bytes;
+        *limit += slice.memory_limit_bytes;
+    }
+    for (task, (used_bytes, limit_bytes)) in tasks {
+        history.task(task, now_s, used_bytes, limit_bytes);
+    }
+    for queue in &queues {
+        let since_us = queue.entries.iter().map(|(_, added_us)| *added_us).min();
+        let longest_us = since_us.map_or(0, |since_us| now_us.saturating_sub(since_us).max(0));
+        let waiting = u64::try_from(queue.entries.len()).unwrap_or(u64::MAX);
+        history.queue(&queue.name, now_s, waiting, longest_us.unsigned_abs() / 1_000_000);
+    }
+    history.keep_queues(|name| queues.iter().any(|queue| queue.name == name));
+    Ok(())
+}

@@ -1,0 +1,36 @@
+//! The page's calls: checked here, answered by the API.
+
+use std::net::SocketAddr;
+
+use axum::body::Bytes;
+use axum::extract::{ConnectInfo, Path, RawQuery, State};
+use axum::http::{HeaderMap, HeaderValue, Uri, header};
+use axum::response::Response;
+
+use super::Ui;
+use super::session::{Session, refuse};
+use crate::api;
+use crate::error::ApiError;
+
+/// `POST /ui/api/{endpoint}`: the endpoint, called with the session's token.
+pub(crate) async fn call(
+    State(ui): State<Ui>,
+    peer: ConnectInfo<SocketAddr>,
+    Path(endpoint): Path<String>,
+    mut headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let prepared = Session::of_action(&ui, &headers).and_then(|session| {
+        let uri = Uri::try_from(format!("/{endpoint}")).map_err(|_| ApiError::unknown_endpoint(&endpoint))?;
+        let authorization = HeaderValue::try_from(session.authorization());
+        let authorization = authorization.map_err(|error| ApiError::invalid(error.to_string()))?;
+        Ok((uri, authorization))
+    });
+    match prepared {
+        Ok((uri, authorization)) => {
+            headers.insert(header::AUTHORIZATION, authorization);
+            api::answer(State(ui.api), peer, uri, RawQuery(None), headers, body).await
+        }
+        Err(error) => refuse(&error),
+    }
+}

@@ -1,0 +1,57 @@
+//! The web page at `/ui`: its files, its sessions, its event stream and what it asks the API.
+//!
+//! The page has no powers of its own. Its calls go through `/ui/api/…` to the same endpoints that every client uses;
+//! only the way to prove who one is differs: a cookie that scripts can't read, and a token that other sites can't know.
+
+mod assets;
+mod feed;
+mod forward;
+mod history;
+mod session;
+mod stream;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::routing::{get, post};
+
+use crate::api::Api;
+use feed::Feed;
+
+/// What the page's handlers share.
+#[derive(Clone)]
+pub(crate) struct Ui {
+    api: Api,
+    feed: Arc<Feed>,
+}
+
+impl Ui {
+    /// The page of a server; nothing runs yet.
+    pub(crate) fn new(api: Api) -> Self {
+        Self { api, feed: Arc::new(Feed::default()) }
+    }
+
+    /// Watches the database for as long as the server runs, and tells the pages.
+    pub(crate) async fn watch(self) {
+        feed::run(&self.api, &self.feed).await;
+    }
+
+    /// Completes when `shutdown` does, after it has closed the streams: an open one would keep the server from ending.
+    pub(crate) async fn until(self, shutdown: impl Future<Output = ()>) {
+        shutdown.await;
+        self.feed.close();
+    }
+}
+
+/// Everything under `/ui`.
+pub(crate) fn router(ui: Ui) -> Router {
+    Router::new()
+        .route("/ui", get(assets::index))
+        .route("/ui/", get(assets::index))
+        .route("/ui/{*path}", get(assets::file))
+        .route("/ui/session", get(session::show).post(session::log_in).delete(session::log_out))
+        .route("/ui/events", get(stream::events))
+        .route("/ui/history/{kind}/{id}", get(stream::history))
+        .route("/ui/api/{endpoint}", post(forward::call))
+        .with_state(ui)
+}

@@ -1,0 +1,159 @@
+//! Who looks at the page: the server's key pair buys a cookie.
+//!
+//! The cookie is an API token; it outlives a restart of the server as every token does. The CSRF token is derived from
+//! it, so nothing has to be kept.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use cantle_clearml::Credentials;
+use serde_json::json;
+use sha2::{Digest as _, Sha256};
+
+use super::Ui;
+use crate::clock::now_us;
+use crate::error::ApiError;
+
+const COOKIE: &str = "cantle_session";
+const CSRF_HEADER: &str = "x-csrf-token";
+const SESSION_S: i64 = 7 * 24 * 3600;
+/// What an open server's page sends. That it can send the header at all proves that it is not another site.
+const OPEN_TOKEN: &str = "open";
+
+/// An API token that came in the cookie and is good.
+pub(crate) struct Session {
+    token: String,
+}
+
+impl Session {
+    /// The session of a request.
+    pub(crate) fn of(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
+        if ui.api.app.keys.is_open() {
+            return Ok(Self { token: String::new() });
+        }
+        let token = cookie(headers).unwrap_or_default().to_owned();
+        ui.api.app.keys.check(Some(&format!("Bearer {token}")))?;
+        Ok(Self { token })
+    }
+
+    /// Also refuses what another site could have made the browser send.
+    pub(crate) fn of_action(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
+        let session = Self::of(ui, headers)?;
+        let given = headers.get(CSRF_HEADER).and_then(|value| value.to_str().ok());
+        if given == Some(session.csrf().as_str()) {
+            return Ok(session);
+        }
+        Err(ApiError::new(403, 0, format!("Forbidden (the {CSRF_HEADER} header is missing or wrong)")))
+    }
+
+    /// What the API wants to see.
+    pub(crate) fn authorization(&self) -> String {
+        format!("Bearer {}", self.token)
+    }
+
+    fn csrf(&self) -> String {
+        if self.token.is_empty() {
+            return OPEN_TOKEN.to_owned();
+        }
+        let digest = Sha256::digest(format!("csrf {}", self.token));
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn describe(&self, ui: &Ui, headers: &HeaderMap) -> Json<serde_json::Value> {
+        let keys = &ui.api.app.keys;
+        let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        Json(json!({
+            "csrf": self.csrf(),
+            "access_key": keys.access_key(),
+            "open": keys.is_open(),
+            "url": format!("http://{host}"),
+        }))
+    }
+}
+
+/// `GET /ui/session`
+pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+    match Session::of(&ui, &headers) {
+        Ok(session) => session.describe(&ui, &headers).into_response(),
+        Err(error) => refuse(&error),
+    }
+}
+
+/// `POST /ui/session`
+pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<LogIn>) -> Response {
+    let Credentials { access_key, secret_key } = body.0.into();
+    let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
+    let keys = &ui.api.app.keys;
+    let made = keys.check(Some(&format!("Basic {pair}"))).and_then(|()| keys.token(now_us(), Some(SESSION_S)));
+    match made {
+        Ok(token) => {
+            let cookie = set_cookie(&token, SESSION_S);
+            let session = Session { token };
+            ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
+        }
+        Err(error) => refuse(&error),
+    }
+}
+
+/// `DELETE /ui/session`
+pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+    match Session::of_action(&ui, &headers) {
+        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0))]).into_response(),
+        Err(error) => refuse(&error),
+    }
+}
+
+/// A key pair, as the page sends it.
+#[derive(serde::Deserialize)]
+pub(crate) struct LogIn {
+    access_key: String,
+    secret_key: String,
+}
+
+impl From<LogIn> for Credentials {
+    fn from(LogIn { access_key, secret_key }: LogIn) -> Self {
+        Self { access_key, secret_key }
+    }
+}
+
+/// An error of the page's own addresses: status and one line.
+pub(crate) fn refuse(error: &ApiError) -> Response {
+    let status = StatusCode::from_u16(error.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    (status, Json(json!({"meta": {"result_code": error.code, "result_msg": error.message}}))).into_response()
+}
+
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let all = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
+    let mut pairs = all.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
+    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+}
+
+fn set_cookie(value: &str, lives_s: i64) -> HeaderValue {
+    let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}");
+    // A token is base64url and dots, so this is always a legal header.
+    HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cookie_among_others() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(cookie(&headers), None);
+        headers.append(header::COOKIE, HeaderValue::from_static("a=b; cantle_session=x.y.z; c=d"));
+        assert_eq!(cookie(&headers), Some("x.y.z"));
+    }
+
+    #[test]
+    fn csrf_tokens_belong_to_one_session() {
+        let (one, other) = (Session { token: "one".into() }, Session { token: "other".into() });
+        assert_ne!(one.csrf(), other.csrf());
+        assert_eq!(one.csrf(), Session { token: "one".into() }.csrf());
+        assert_eq!(one.csrf().len(), 64);
+    }
+}
