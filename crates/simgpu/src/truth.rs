@@ -7,8 +7,7 @@ use crate::state::{Guard, MAX_DOMAINS, Sim};
 
 /// The machine's memory, per GPU and process, after giving back what dead processes held.
 pub fn truth_json(sim: &'static Sim) -> String {
-    let mut state = sim.lock();
-    state.sweep();
+    let state = sim.swept();
     let gpus: Vec<String> = (0..state.devices().len()).map(|index| gpu_json(&state, index)).collect();
     format!(r#"{{"gpus":[{}]}}"#, gpus.join(","))
 }

@@ -3,7 +3,7 @@
 use super::session::sim;
 use super::{NvmlError, NvmlResult};
 use crate::models::Model;
-use crate::state::{Guard, Sim};
+use crate::state::Sim;
 
 /// What C holds.
 pub(super) type Handle = usize;
@@ -34,15 +34,8 @@ pub(super) fn gpu(handle: Handle) -> NvmlResult<Gpu> {
 }
 
 impl Gpu {
-    /// The machine's state, without what dead processes held.
-    pub(super) fn swept(&self) -> Guard {
-        let mut state = self.sim.lock();
-        state.sweep();
-        state
-    }
-
     /// Granules in use on the GPU, by all its domains.
     pub(super) fn used_granules(&self) -> u64 {
-        self.swept().devices()[self.index].used_granules.iter().map(|&g| u64::from(g)).sum()
+        self.sim.swept().devices()[self.index].used_granules.iter().map(|&g| u64::from(g)).sum()
     }
 }

@@ -35,7 +35,7 @@ impl From<Process> for ProcessV1 {
 
 /// The processes that hold memory of a GPU, and with it a context.
 pub(super) fn running(gpu: &Gpu) -> Vec<Process> {
-    let state = gpu.swept();
+    let state = gpu.sim.swept();
     let mut found = Vec::new();
     for (slot, process) in state.processes() {
         for domain in WHOLE_GPU..MAX_DOMAINS {

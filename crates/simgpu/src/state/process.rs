@@ -17,7 +17,7 @@ pub enum ConsumeError {
     TooManyProcesses,
 }
 
-/// This process's place in the state. It ends with the process; what it holds is then given back by [`Guard::sweep`].
+/// This process's place in the state. It ends with the process; what it holds is then given back by [`Sim::swept`].
 pub struct Registration {
     sim: &'static Sim,
     slot: usize,
@@ -27,19 +27,22 @@ pub struct Registration {
 impl Sim {
     /// Gives this process a slot.
     pub fn register(&'static self) -> Result<Registration, ConsumeError> {
+        self.try_register()
+            .or_else(|| {
+                self.sweep(None);
+                self.try_register()
+            })
+            .ok_or(ConsumeError::TooManyProcesses)
+    }
+
+    fn try_register(&'static self) -> Option<Registration> {
         let mut state = self.lock();
-        let slot = match self.take_free_slot(&state) {
-            Some(slot) => slot,
-            None => {
-                state.sweep();
-                self.take_free_slot(&state).ok_or(ConsumeError::TooManyProcesses)?
-            }
-        };
+        let slot = self.take_free_slot(&state)?;
         let generation = state.next_generation;
         state.next_generation += 1;
         state.slot_end = state.slot_end.max(slot as u32 + 1);
         state.slots[slot] = Slot { generation, pid: std::process::id(), ..Slot::FREE };
-        Ok(Registration { sim: self, slot, generation })
+        Some(Registration { sim: self, slot, generation })
     }
 
     /// A free slot whose lock byte this process now holds.
@@ -52,14 +55,15 @@ impl Sim {
 impl Registration {
     /// Takes memory in a domain of a device, all or nothing.
     pub fn consume(&self, device: usize, domain: usize, granules: u64) -> Result<(), ConsumeError> {
-        let mut state = self.locked()?;
-        if !state.try_take(self.slot, device, domain, granules) {
-            state.sweep();
-            if !state.try_take(self.slot, device, domain, granules) {
-                return Err(ConsumeError::OutOfMemory);
-            }
+        if self.locked()?.try_take(self.slot, device, domain, granules) {
+            return Ok(());
         }
-        Ok(())
+        self.sim.sweep(None);
+        if self.locked()?.try_take(self.slot, device, domain, granules) {
+            Ok(())
+        } else {
+            Err(ConsumeError::OutOfMemory)
+        }
     }
 
     /// Gives back memory taken with [`Registration::consume`].
@@ -74,9 +78,8 @@ impl Registration {
 
     /// Granules in use in a domain of a device. Other processes' deaths are noticed; for this one no question is needed.
     pub fn used(&self, device: usize, domain: usize) -> u64 {
-        let mut state = self.sim.lock();
-        state.sweep_all_but(Some(self.slot));
-        u64::from(state.devices[device].used_granules[domain])
+        self.sim.sweep(Some(self.slot));
+        u64::from(self.sim.lock().devices[device].used_granules[domain])
     }
 
     fn locked(&self) -> Result<Guard, ConsumeError> {
@@ -85,20 +88,35 @@ impl Registration {
     }
 }
 
-impl Guard {
-    /// Gives back what dead processes hold.
-    pub fn sweep(&mut self) {
-        self.sweep_all_but(None);
+impl Sim {
+    /// Gives back what dead processes hold, and takes the lock.
+    pub fn swept(&'static self) -> Guard {
+        self.sweep(None);
+        self.lock()
     }
 
-    fn sweep_all_but(&mut self, own: Option<usize>) {
-        for slot in (0..(self.slot_end as usize).min(MAX_PROCESSES)).filter(|&slot| Some(slot) != own) {
-            if self.slots[slot].generation != 0 && self.sim.locks.holder(slot).is_none() {
-                self.release_slot(slot);
+    /// Gives back what dead processes hold; `own` is a slot known to be alive. The kernel is asked without the lock: with
+    /// many processes that takes a while, and a slot that changes hands meanwhile is recognised by its generation.
+    fn sweep(&'static self, own: Option<usize>) {
+        let used: Vec<(usize, u64)> = {
+            let state = self.lock();
+            let others = state.processes().filter(|(slot, _)| Some(*slot) != own);
+            others.map(|(slot, process)| (slot, process.generation)).collect()
+        };
+        let dead: Vec<_> = used.into_iter().filter(|(slot, _)| self.locks.holder(*slot).is_none()).collect();
+        if dead.is_empty() {
+            return;
+        }
+        let mut state = self.lock();
+        for (slot, generation) in dead {
+            if state.slots[slot].generation == generation {
+                state.release_slot(slot);
             }
         }
     }
+}
 
+impl Guard {
     /// The pid of the process in `slot`, as seen from this process's pid namespace where possible.
     pub fn pid_of(&self, slot: usize) -> u32 {
         self.sim.locks.holder(slot).filter(|&pid| pid != 0).unwrap_or(self.slots[slot].pid)
