@@ -76,7 +76,7 @@ function queueId(name: string): string {
 
 /** Moves a waiting task to a position of its own queue; 0 is the front. */
 export function moveTo(task: TaskView, from: number, to: number, length: number): Action {
-  const place = to <= 0 ? ["--front"] : to >= length - 1 ? ["--back"] : ["--position", String(to)];
+  const place = to <= 0 ? ["--front"] : to >= length - 1 ? ["--back"] : ["--position", String(to + 1)];
   const run = () => {
     const body = { queue: queueId(task.queue ?? ""), task: task.id };
     if (to <= 0) return call("queues.move_task_to_front", body);

@@ -40,6 +40,12 @@ function mergeEvents(fresh: EventView[]): void {
   if (added.length > 0) events.value = [...events.value, ...added].slice(-EVENTS_KEPT);
 }
 
+/** The changed ones in place of the old ones, in order of their names. */
+function merged<T>(old: T[], changed: T[], idOf: (item: T) => string, nameOf: (item: T) => string): T[] {
+  const byId = new Map([...old, ...changed].map((item) => [idOf(item), item]));
+  return [...byId.values()].sort((a, b) => (nameOf(a) < nameOf(b) ? -1 : 1));
+}
+
 async function loadAll(): Promise<void> {
   newer = new Set();
   const [list, log] = await Promise.all([
@@ -87,8 +93,9 @@ export function connect(): () => void {
     // The browser's own reconnect gives up on a refused connection; ours does not.
     source.onerror = lose;
     source.onopen = () => (pause_ms = 250);
-    on<NodeView[]>("nodes", (value) => (nodes.value = value));
-    on<QueueView[]>("queues", (value) => (queues.value = value));
+    on<NodeView[]>("nodes", (changed) => (nodes.value = merged(nodes.value, changed, (node) => node.node, (node) => node.node)));
+    on<QueueView[]>("queues", (changed) => (queues.value = merged(queues.value, changed, (queue) => queue.id, (queue) => queue.name)));
+    on<QueueView[]>("all_queues", (all) => (queues.value = all));
     on<TaskView[]>("tasks", mergeTasks);
     on<EventView[]>("events", mergeEvents);
     // First on each connection, and again after the server had to drop messages for a slow reader.

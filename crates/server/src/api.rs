@@ -9,7 +9,7 @@ use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
-use cantle_clearml::{Envelope, Meta, MetaEndpoint, without_nulls};
+use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
 use serde_json::{Map, Value, json};
 
 use crate::app::{App, Call};
@@ -17,29 +17,46 @@ use crate::clock::new_id;
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
 use crate::routes::Routes;
-use crate::{files, services};
+use crate::ui::{self, Ui};
+use crate::{files, metrics, services};
 
 /// A batch of logs or plots may be large; an upload goes another way.
 const BODY_LIMIT_BYTES: usize = 64 << 20;
 
+/// The endpoints and what they work on.
 #[derive(Clone)]
-struct Api {
-    app: Arc<App>,
+pub(crate) struct Api {
+    pub(crate) app: Arc<App>,
     routes: Arc<Routes>,
 }
 
+impl Api {
+    pub(crate) fn new(app: Arc<App>) -> Self {
+        Self { app, routes: Arc::new(services::routes()) }
+    }
+
+    /// A call from within the server, to be answered as one from outside.
+    pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Response, ApiError> {
+        let failed = |error: serde_json::Error| ApiError::new(500, 0, format!("{}: {error}", R::ENDPOINT));
+        let body = serde_json::to_value(request).map(without_nulls).map_err(failed)?;
+        let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned());
+        serde_json::from_value(self.routes.call(R::ENDPOINT, call, body).await?).map_err(failed)
+    }
+}
+
 /// The whole server as one axum router.
-pub(crate) fn router(app: Arc<App>) -> Router {
-    let api = Api { app: Arc::clone(&app), routes: Arc::new(services::routes()) };
+pub(crate) fn router(api: Api, ui: Ui) -> Router {
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
-        .merge(files::router(app))
+        .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
+        .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(api)
+        .merge(ui::router(ui))
 }
 
-async fn answer(
+pub(crate) async fn answer(
     State(api): State<Api>,
     ConnectInfo(peer): ConnectInfo<SocketAddr>,
     uri: Uri,

@@ -165,6 +165,16 @@ impl Keys {
             .map_err(|error| ApiError::new(500, 0, format!("token: {error}")))
     }
 
+    /// The public half of the key pair.
+    pub(crate) fn access_key(&self) -> &str {
+        &self.credentials.access_key
+    }
+
+    /// Does everybody get an answer?
+    pub(crate) const fn is_open(&self) -> bool {
+        self.open
+    }
+
     /// Lets a caller in, by key pair or by token.
     pub(crate) fn check(&self, authorization: Option<&str>) -> Result<(), ApiError> {
         if self.open {

@@ -9,11 +9,13 @@ mod clock;
 mod error;
 mod files;
 mod identity;
+mod metrics;
 mod projection;
 mod routes;
 mod services;
 mod sweep;
 mod task_json;
+mod ui;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -124,8 +126,12 @@ impl Server {
     /// Only if the socket fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app)));
-        let service = api::router(Arc::clone(&self.app)).into_make_service_with_connect_info::<SocketAddr>();
-        let served = axum::serve(self.listener, service).with_graceful_shutdown(shutdown).await;
+        let api = api::Api::new(Arc::clone(&self.app));
+        let ui = ui::Ui::new(api.clone());
+        let watcher = tokio::spawn(ui.clone().watch());
+        let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<SocketAddr>();
+        let served = axum::serve(self.listener, service).with_graceful_shutdown(ui.until(shutdown)).await;
+        watcher.abort();
         sweeper.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })

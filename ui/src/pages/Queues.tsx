@@ -22,8 +22,8 @@ let dragged: Dragged | null = null;
 function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
   const { task, queue, place } = props;
   const [over, setOver] = useState(false);
-  const last = queue.tasks.length - 1;
-  const move = (to: number) => moveTo(task, place, to, queue.tasks.length);
+  const last = queue.waiting - 1;
+  const move = (to: number) => moveTo(task, place, to, queue.waiting);
   const onKey = (event: KeyboardEvent) => {
     const to = event.key === "ArrowUp" ? place - 1 : event.key === "ArrowDown" ? place + 1 : -1;
     if (!event.altKey || to < 0 || to > last) return;
@@ -36,7 +36,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
     setOver(false);
     if (!dragged) return;
     if (dragged.queue !== queue.name) perform(moveToQueue(dragged.task, queue.name));
-    else if (dragged.from !== place) perform(moveTo(dragged.task, dragged.from, place, queue.tasks.length));
+    else if (dragged.from !== place) perform(moveTo(dragged.task, dragged.from, place, queue.waiting));
     dragged = null;
   };
   return (
@@ -132,8 +132,13 @@ function Queue({ queue }: { queue: QueueView }) {
       </ol>
       {queue.tasks.length > count && (
         <button type="button" onClick={() => setCount(count * 2)}>
-          Show more: {plural(queue.tasks.length - count, "task")} behind these
+          Show more
         </button>
+      )}
+      {queue.waiting > Math.min(count, queue.tasks.length) && (
+        <p class="muted">
+          <a href={link("tasks", { status: "queued", queue: queue.name })}>{plural(queue.waiting - Math.min(count, queue.tasks.length), "task")}</a> behind these
+        </p>
       )}
     </section>
   );

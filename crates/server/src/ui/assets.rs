@@ -6,14 +6,15 @@ use axum::response::{IntoResponse, Response};
 use rust_embed::RustEmbed;
 
 #[derive(RustEmbed)]
-#[folder = "$CARGO_MANIFEST_DIR/../../ui/dist"]
+#[folder = "../../ui/dist"]
 struct Dist;
 
 const INDEX: &str = "index.html";
 const NOT_BUILT: &str = "this build has no web page: Node.js was not there when it was made\n\
     the same is on the command line: cantle gpus, cantle queues, cantle tasks, cantle top\n";
 /// Only what this server sends is loaded or run, and no other site may frame the page.
-const POLICY: &str = "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
+const POLICY: &str =
+    "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
 
 pub(crate) async fn index() -> Response {
     serve(INDEX)

@@ -15,6 +15,7 @@ use super::history::History;
 use crate::api::Api;
 use crate::clock::now_us;
 use crate::error::ApiError;
+use crate::metrics::tally::Tally;
 
 /// How soon a page knows.
 const EVERY: Duration = Duration::from_millis(500);
@@ -48,6 +49,7 @@ pub(crate) struct Feed {
     sender: Mutex<Option<broadcast::Sender<Arc<Message>>>>,
     seen: Mutex<Seen>,
     history: Mutex<History>,
+    tally: Mutex<Tally>,
 }
 
 /// What the pages know.
@@ -63,7 +65,7 @@ struct Seen {
 impl Default for Feed {
     fn default() -> Self {
         let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
-        Self { sender, seen: Mutex::default(), history: Mutex::default() }
+        Self { sender, seen: Mutex::default(), history: Mutex::default(), tally: Mutex::default() }
     }
 }
 
@@ -92,6 +94,11 @@ impl Feed {
     /// Ends all streams.
     pub(crate) fn close(&self) {
         lock(&self.sender).take();
+    }
+
+    /// Looks at what was counted.
+    pub(crate) fn with_tally(&self, look: impl FnOnce(&Tally)) {
+        look(&lock(&self.tally));
     }
 
     /// The kept samples.
@@ -136,10 +143,12 @@ async fn look(api: &Api, feed: &Feed) -> Result<(), ApiError> {
     feed.tell("nodes", &news);
     queues(api, feed).await?;
     let events = events(api, feed).await?;
+    events.iter().for_each(|event| lock(&feed.tally).count(event));
     let mut about: BTreeSet<String> = events.iter().filter_map(|event| event.task.clone()).collect();
     about.extend(changed_reasons(api, feed).await?);
     if !about.is_empty() {
-        let tasks = api.ask(&GetTasks { id: about.into_iter().collect(), ..GetTasks::default() }).await?.tasks;
+        let tasks =
+            api.ask(&GetTasks { id: about.into_iter().collect(), ..GetTasks::default() }).await?.tasks;
         feed.tell("tasks", &tasks);
     }
     feed.tell("events", &events);
@@ -151,7 +160,9 @@ fn changed_nodes(seen: &mut Seen, nodes: Vec<NodeView>) -> Vec<NodeView> {
     let mut changed = Vec::new();
     for node in nodes {
         let before = seen.nodes.get(&node.node);
-        if before.is_none_or(|before| NodeView { last_seen: node.last_seen.clone(), ..before.clone() } != node) {
+        if before
+            .is_none_or(|before| NodeView { last_seen: node.last_seen.clone(), ..before.clone() } != node)
+        {
             changed.push(node.clone());
         }
         seen.nodes.insert(node.node.clone(), node);
@@ -215,7 +226,9 @@ async fn remember(api: &Api, feed: &Feed, nodes: &[NodeView]) -> Result<(), ApiE
     let queues = api.app.store.queues().await?;
     let mut history = lock(&feed.history);
     let mut tasks: BTreeMap<&str, (u64, u64)> = BTreeMap::new();
-    for slice in nodes.iter().filter(|node| node.alive).flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.slices) {
+    for slice in
+        nodes.iter().filter(|node| node.alive).flat_map(|node| &node.gpus).flat_map(|gpu| &gpu.slices)
+    {
         let (used, limit) = tasks.entry(&slice.task).or_default();
         *used += slice.memory_used_bytes;
         *limit += slice.memory_limit_bytes;

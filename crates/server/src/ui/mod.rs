@@ -16,12 +16,15 @@ use axum::Router;
 use axum::routing::{get, post};
 
 use crate::api::Api;
+use crate::metrics::tally::Tally;
 use feed::Feed;
+
+pub(crate) use session::refuse;
 
 /// What the page's handlers share.
 #[derive(Clone)]
 pub(crate) struct Ui {
-    api: Api,
+    pub(crate) api: Api,
     feed: Arc<Feed>,
 }
 
@@ -34,6 +37,11 @@ impl Ui {
     /// Watches the database for as long as the server runs, and tells the pages.
     pub(crate) async fn watch(self) {
         feed::run(&self.api, &self.feed).await;
+    }
+
+    /// Looks at what was counted.
+    pub(crate) fn with_tally(&self, look: impl FnOnce(&Tally)) {
+        self.feed.with_tally(look);
     }
 
     /// Completes when `shutdown` does, after it has closed the streams: an open one would keep the server from ending.

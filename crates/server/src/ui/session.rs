@@ -87,7 +87,8 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
     let keys = &ui.api.app.keys;
-    let made = keys.check(Some(&format!("Basic {pair}"))).and_then(|()| keys.token(now_us(), Some(SESSION_S)));
+    let made =
+        keys.check(Some(&format!("Basic {pair}"))).and_then(|()| keys.token(now_us(), Some(SESSION_S)));
     match made {
         Ok(token) => {
             let cookie = set_cookie(&token, SESSION_S);

@@ -24,7 +24,9 @@ pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response
         return refuse(&error);
     }
     match ui.feed.listen() {
-        Some(receiver) => Sse::new(messages(ui.feed, receiver)).keep_alive(KeepAlive::default()).into_response(),
+        Some(receiver) => {
+            Sse::new(messages(ui.feed, receiver)).keep_alive(KeepAlive::default()).into_response()
+        }
         None => refuse(&ApiError::new(503, 0, "the server is about to stop")),
     }
 }
@@ -52,7 +54,10 @@ struct Reader {
     first: VecDeque<Message>,
 }
 
-fn messages(feed: Arc<Feed>, receiver: Receiver<Arc<Message>>) -> impl Stream<Item = Result<Event, Infallible>> {
+fn messages(
+    feed: Arc<Feed>,
+    receiver: Receiver<Arc<Message>>,
+) -> impl Stream<Item = Result<Event, Infallible>> {
     let first = feed.picture().into();
     stream::unfold(Reader { feed, receiver, first }, async |mut reader| {
         loop {

@@ -1,0 +1,184 @@
+//! `/metrics`. Names and labels are documented in `docs/metrics.md`; labels that dcgm-exporter has, too, have its names,
+//! so that both can be joined.
+
+pub(crate) mod tally;
+mod text;
+
+use std::collections::BTreeMap;
+
+use axum::extract::State;
+use axum::http::{HeaderMap, header};
+use axum::response::{IntoResponse as _, Response};
+use cantle_clearml::cantle::{
+    GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, SliceView, TaskView,
+};
+use cantle_model::TaskStatus;
+
+use self::text::{Exposition, Kind, precise};
+use crate::clock::now_us;
+use crate::error::ApiError;
+use crate::ui::{Ui, refuse};
+
+/// Running and waiting tasks that get their names on the metrics of their slices.
+const TASKS: u64 = 10_000;
+
+/// `GET /metrics`, with the server's key pair or a token.
+pub(crate) async fn scrape(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    if let Err(error) = ui.api.app.keys.check(text(header::AUTHORIZATION)) {
+        return refuse(&error);
+    }
+    let mut metrics = Exposition::new(text(header::ACCEPT).unwrap_or_default());
+    match gather(&ui, &mut metrics).await {
+        Ok(()) => {
+            let (content_type, body) = metrics.finish();
+            ([(header::CONTENT_TYPE, content_type)], body).into_response()
+        }
+        Err(error) => refuse(&error),
+    }
+}
+
+async fn gather(ui: &Ui, metrics: &mut Exposition) -> Result<(), ApiError> {
+    let nodes = ui.api.ask(&GetNodes {}).await?.nodes;
+    let status = vec![TaskStatus::InProgress, TaskStatus::Queued];
+    let active = GetTasks { status, limit: Some(TASKS), ..GetTasks::default() };
+    let tasks = ui.api.ask(&active).await?.tasks;
+    let queues = ui.api.ask(&GetQueues {}).await?.queues;
+    metrics.family(Kind::Gauge, "cantle_build_info", "Always 1; the label says what runs.");
+    metrics.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
+    of_nodes(metrics, &nodes);
+    of_gpus(metrics, &nodes);
+    of_slices(metrics, &nodes, &tasks);
+    of_queues(metrics, &queues, &longest_waits(ui).await?);
+    of_events(metrics, ui);
+    Ok(())
+}
+
+fn of_nodes(metrics: &mut Exposition, nodes: &[NodeView]) {
+    metrics.family(Kind::Gauge, "cantle_node_up", "Does the node's agent report?");
+    for node in nodes {
+        metrics.sample(&[("Hostname", &node.node)], if node.alive { 1.0 } else { 0.0 });
+    }
+}
+
+/// GPUs of the nodes that are there, with the labels that they have everywhere.
+fn gpus(nodes: &[NodeView]) -> impl Iterator<Item = (&GpuView, String, &str)> {
+    let alive = nodes.iter().filter(|node| node.alive);
+    alive.flat_map(|node| node.gpus.iter().map(|gpu| (gpu, gpu.index.to_string(), node.node.as_str())))
+}
+
+fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
+    metrics.family(
+        Kind::Gauge,
+        "cantle_gpu_info",
+        "Always 1; the labels say what the GPU is and how it is used.",
+    );
+    for (gpu, index, node) in gpus(nodes) {
+        let mode = serde_json::to_value(gpu.mode).ok();
+        let mode = mode.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default();
+        let labels = [
+            ("gpu", &*index),
+            ("UUID", &gpu.uuid),
+            ("Hostname", node),
+            ("model", &gpu.model),
+            ("mode", mode),
+        ];
+        metrics.sample(&labels, 1.0);
+    }
+    let mut gauge = |name, help: &str, value: fn(&GpuView) -> f64| {
+        metrics.family(Kind::Gauge, name, help);
+        for (gpu, index, node) in gpus(nodes) {
+            metrics.sample(&[("gpu", &index), ("UUID", &gpu.uuid), ("Hostname", node)], value(gpu));
+        }
+    };
+    gauge("cantle_gpu_memory_bytes", "Memory of the GPU.", |gpu| precise(gpu.memory_bytes));
+    gauge("cantle_gpu_allocated_ratio", "Part of the GPU that is given out.", |gpu| {
+        f64::from(gpu.allocated_milli) / 1000.0
+    });
+    gauge("cantle_gpu_limits_bytes", "Sum of the memory limits of the slices on the GPU.", |gpu| {
+        precise(gpu.slices.iter().map(|slice| slice.memory_limit_bytes).sum())
+    });
+    gauge("cantle_gpu_used_bytes", "Memory that the tasks on the GPU use.", |gpu| {
+        precise(gpu.slices.iter().map(|slice| slice.memory_used_bytes).sum())
+    });
+}
+
+fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
+    let tasks: BTreeMap<&str, &TaskView> = tasks.iter().map(|task| (task.id.as_str(), task)).collect();
+    let mut gauge = |name, help: &str, value: fn(&SliceView) -> f64| {
+        metrics.family(Kind::Gauge, name, help);
+        for (gpu, index, node) in gpus(nodes) {
+            for slice in &gpu.slices {
+                let task = tasks.get(slice.task.as_str());
+                let text = |field: fn(&TaskView) -> Option<&String>| {
+                    task.and_then(|task| field(task)).map_or("", String::as_str)
+                };
+                let labels = [
+                    ("gpu", &*index),
+                    ("UUID", &gpu.uuid),
+                    ("Hostname", node),
+                    ("GPU_I_PROFILE", slice.mig.as_ref().map_or("", |mig| &mig.profile)),
+                    ("slice", &slice.lease),
+                    ("task", &slice.task),
+                    ("task_name", text(|task| Some(&task.name))),
+                    ("queue", text(|task| task.queue.as_ref())),
+                    ("project", text(|task| task.project.as_ref())),
+                ];
+                metrics.sample(&labels, value(slice));
+            }
+        }
+    };
+    gauge("cantle_slice_allocated_ratio", "Part of the GPU that the slice is.", |slice| {
+        f64::from(slice.milli) / 1000.0
+    });
+    gauge("cantle_slice_memory_limit_bytes", "What the task may use.", |slice| {
+        precise(slice.memory_limit_bytes)
+    });
+    gauge("cantle_slice_memory_used_bytes", "What the task uses.", |slice| precise(slice.memory_used_bytes));
+}
+
+/// Seconds for which the first task of each queue has been in it, by queue.
+async fn longest_waits(ui: &Ui) -> Result<BTreeMap<String, f64>, ApiError> {
+    let now_us = now_us();
+    let queues = ui.api.app.store.queues().await?;
+    let longest = queues.into_iter().map(|queue| {
+        let since_us = queue.entries.iter().map(|(_, added_us)| *added_us).min().unwrap_or(now_us);
+        (queue.name, precise(now_us.saturating_sub(since_us).max(0).unsigned_abs()) / 1e6)
+    });
+    Ok(longest.collect())
+}
+
+fn of_queues(metrics: &mut Exposition, queues: &[QueueView], longest_s: &BTreeMap<String, f64>) {
+    let mut gauge = |name, help: &str, value: &dyn Fn(&QueueView) -> f64| {
+        metrics.family(Kind::Gauge, name, help);
+        for queue in queues {
+            metrics.sample(&[("queue", &queue.name)], value(queue));
+        }
+    };
+    gauge("cantle_queue_waiting_tasks", "Tasks that wait in the queue.", &|queue| precise(queue.waiting));
+    gauge("cantle_queue_running_tasks", "Tasks from the queue that run.", &|queue| precise(queue.running));
+    gauge("cantle_queue_agents", "Nodes that serve the queue and are there.", &|queue| {
+        precise(queue.nodes.len().try_into().unwrap_or(u64::MAX))
+    });
+    gauge(
+        "cantle_queue_longest_wait_seconds",
+        "How long the task that waits longest has waited.",
+        &|queue| longest_s.get(&queue.name).copied().unwrap_or(0.0),
+    );
+}
+
+fn of_events(metrics: &mut Exposition, ui: &Ui) {
+    ui.with_tally(|tally| {
+        metrics.family(
+            Kind::Counter,
+            "cantle_events",
+            "Decisions and what came of them, by kind, since the server's start.",
+        );
+        for (kind, count) in &tally.events {
+            metrics.sample(&[("kind", kind)], precise(*count));
+        }
+        let help = "How long tasks waited in a queue until they were placed.";
+        metrics.family(Kind::Histogram, "cantle_task_wait_seconds", help);
+        metrics.histogram(&tally.wait_buckets(), tally.waits, tally.waits_sum_s);
+    });
+}
