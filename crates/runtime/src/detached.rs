@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
+use crate::container::{Container, ContainerRef};
 use crate::processes::Scope;
 use crate::running::Kind;
 use crate::{Backend, Exit, Running, StartError, TASK_INIT_COMMAND, TaskSpec};
@@ -32,6 +33,12 @@ const LOOK: Duration = Duration::from_millis(100);
 pub(crate) struct State {
     pub(crate) scope: Scope,
     pub(crate) backend: Backend,
+    /// The container, if it is one.
+    #[serde(default)]
+    pub(crate) container: Option<ContainerRef>,
+    /// How many bytes at the beginning of a container's output file are cantle's own.
+    #[serde(default)]
+    pub(crate) head_len: u64,
 }
 
 /// What the supervisor tells whoever started it.
@@ -100,11 +107,15 @@ pub async fn start_detached(spec: &TaskSpec, dir: &Path, exe: &Path) -> Result<R
 }
 
 /// Finds the task of a folder again after a restart; `None` if it was never started. It may have ended meanwhile:
-/// [`Running::wait`] tells.
+/// [`Running::wait`] tells. Needs a tokio runtime.
 #[must_use]
 pub fn adopt(dir: &Path) -> Option<Running> {
-    let dir = TaskDir::new(dir);
+    let path = dir;
+    let dir = TaskDir::new(path);
     let state: State = read_json(&dir.state()).ok()?;
+    if let Some(at) = &state.container {
+        return Some(Running { kind: Kind::Container(Container::adopt(path, at, &state)?) });
+    }
     let task = Detached { scope: state.scope, backend: state.backend, dir, child: None };
     Some(Running { kind: Kind::Detached(task) })
 }
@@ -120,7 +131,7 @@ impl Detached {
                 }
             }
         }
-        if let Ok(exit) = read_json(&self.dir.exit()) {
+        if let Some(exit) = self.dir.read_exit() {
             return exit;
         }
         // The supervisor was killed. What it watched over may still run, and nobody else will end it.
@@ -150,15 +161,21 @@ impl TaskDir {
         self.0.join("exit.json")
     }
 
-    fn write_spec(&self, spec: &TaskSpec) -> io::Result<()> {
+    /// Makes the folder, without what an earlier task of the same name may have left: adopting must not take it for
+    /// this one's.
+    pub(crate) fn prepare(&self) -> io::Result<()> {
         fs::create_dir_all(&self.0)?;
-        // Left by an earlier task of the same folder; adopting must not take them for this one's.
-        for old in [self.state(), self.exit()] {
+        for old in [self.state(), self.exit(), self.output()] {
             match fs::remove_file(old) {
                 Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
                 _ => {}
             }
         }
+        Ok(())
+    }
+
+    fn write_spec(&self, spec: &TaskSpec) -> io::Result<()> {
+        self.prepare()?;
         write_json(&self.0.join("task.json"), spec, Survives::Crash)
     }
 
@@ -173,6 +190,10 @@ impl TaskDir {
 
     pub(crate) fn write_exit(&self, exit: Exit) -> io::Result<()> {
         write_json(&self.exit(), &exit, Survives::PowerCut)
+    }
+
+    pub(crate) fn read_exit(&self) -> Option<Exit> {
+        read_json(&self.exit()).ok()
     }
 
     pub(crate) fn lock(&self, how: FlockArg) -> io::Result<Flock<File>> {

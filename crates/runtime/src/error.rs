@@ -1,6 +1,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::{AdmissionError, EngineError};
+
 /// Why a task did not start. [`StartError::exit_code`] gives docker's code for it.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
@@ -35,6 +37,12 @@ pub enum StartError {
         /// The exit code that goes with it.
         exit_code: u8,
     },
+    /// The container's options are refused.
+    #[error(transparent)]
+    Admission(#[from] AdmissionError),
+    /// The container engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
     /// Anything else on the way to the task's first instruction.
     #[error("cannot start the task: {what}: {why}")]
     Setup {

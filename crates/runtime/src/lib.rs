@@ -4,10 +4,13 @@
 //! - [`start_detached`]: the task has a supervisor of its own and outlives this process (the daemon); [`adopt`] finds it
 //!   again after a restart.
 //!
-//! Both give a [`Running`]. How the shim gets in the way is the [`Backend`]: the task's own mount namespace in which the
+//! - [`Engine::start`]: the task is a container of Docker or Podman.
+//!
+//! All give a [`Running`]. How the shim gets in the way is the [`Backend`]: the task's own mount namespace in which the
 //! driver's libraries are replaced, or `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
+mod container;
 mod detached;
 mod environment;
 mod error;
@@ -21,6 +24,7 @@ mod supervisor;
 mod tail;
 
 pub use attached::start_attached;
+pub use container::{AdmissionError, ContainerSpec, Engine, EngineError, EngineInfo, Leftover, Output};
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use processes::{alive, holder_of};

@@ -24,7 +24,7 @@ const CANTLE_DIR: &str = "/run/cantle";
 /// Where the shim looks for the slice's accounting.
 pub(crate) const SLICE_DIR: &str = "/run/cantle/slice";
 pub(crate) const USAGE_FILE: &str = "/run/cantle/slice/usage";
-const REAL_DIR: &str = "/run/cantle/real";
+pub(crate) const REAL_DIR: &str = "/run/cantle/real";
 
 /// A step that failed, and why.
 #[derive(Debug)]

@@ -52,6 +52,11 @@ pub fn holder_of(pid: u32) -> Option<Holder> {
     Some(Holder { pid, start_ticks: stat.start_ticks })
 }
 
+/// The parent of a process.
+pub(crate) fn parent_of(pid: u32) -> Option<u32> {
+    Stat::read(pid).map(|stat| stat.parent)
+}
+
 /// Does this very process (not a later one with its pid) live? A zombie does not.
 #[must_use]
 pub fn alive(holder: &Holder) -> bool {

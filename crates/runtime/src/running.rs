@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Backend;
 use crate::attached::Attached;
+use crate::container::{Container, ContainerStopper};
 use crate::detached::Detached;
 use crate::processes::Scope;
 
@@ -42,6 +43,7 @@ pub struct Running {
 pub(crate) enum Kind {
     Attached(Attached),
     Detached(Detached),
+    Container(Container),
 }
 
 impl Running {
@@ -57,6 +59,7 @@ impl Running {
         match &self.kind {
             Kind::Attached(task) => &task.backend,
             Kind::Detached(task) => &task.backend,
+            Kind::Container(task) => &task.backend,
         }
     }
 
@@ -65,13 +68,18 @@ impl Running {
         match &mut self.kind {
             Kind::Attached(task) => task.wait().await,
             Kind::Detached(task) => task.wait().await,
+            Kind::Container(task) => task.wait().await,
         }
     }
 
     /// A handle that stops it, usable while somebody waits.
     #[must_use]
     pub fn stopper(&self) -> Stopper {
-        Stopper { scope: self.scope().clone() }
+        let engine = match &self.kind {
+            Kind::Container(task) => Some(task.stopper()),
+            Kind::Attached(_) | Kind::Detached(_) => None,
+        };
+        Stopper { scope: self.scope().clone(), engine }
     }
 
     /// Every living process of the task.
@@ -84,6 +92,7 @@ impl Running {
         match &self.kind {
             Kind::Attached(task) => &task.scope,
             Kind::Detached(task) => &task.scope,
+            Kind::Container(task) => &task.scope,
         }
     }
 }
@@ -92,16 +101,25 @@ impl Running {
 #[derive(Clone, Debug)]
 pub struct Stopper {
     scope: Scope,
+    engine: Option<ContainerStopper>,
 }
 
 impl Stopper {
     /// SIGTERM to every process of the task, and SIGKILL to those that are left after `grace`. Returns when none is.
     pub async fn stop(&self, grace: Duration) {
-        self.scope.end(grace).await;
+        self.end(grace).await;
     }
 
     /// SIGKILL at once (the watchdog's way).
     pub async fn kill(&self) {
-        self.scope.end(Duration::ZERO).await;
+        self.end(Duration::ZERO).await;
+    }
+
+    async fn end(&self, grace: Duration) {
+        match &self.engine {
+            Some(engine) if engine.stop(grace).await => {}
+            // No engine, or one that hangs: its processes are ended all the same.
+            _ => self.scope.end(grace).await,
+        }
     }
 }

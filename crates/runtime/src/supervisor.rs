@@ -86,7 +86,7 @@ fn start(dir: &TaskDir) -> Result<(Scope, Flock<File>), StartError> {
     let output = output.map_err(|why| StartError::setup("output file", why))?;
     let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
     let scope = Scope::below(root, spawned.leader, spawned.usage);
-    let state = State { scope: scope.clone(), backend: spawned.backend };
+    let state = State { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
     dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
     report(&Report::Started(state)).map_err(|why| StartError::setup("report", why))?;
     Ok((scope, lock))

@@ -1,0 +1,301 @@
+//! One container engine. Every call has a limit, so that an engine that hangs holds up nothing but its own tasks.
+
+use std::fs;
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use bollard::errors::Error;
+use bollard::query_parameters::{
+    CreateContainerOptions, CreateImageOptions, ListContainersOptions, RemoveContainerOptions,
+    StartContainerOptions,
+};
+use bollard::{API_DEFAULT_VERSION, Docker};
+use cantle_model::LeaseId;
+use futures_util::StreamExt;
+
+use super::ContainerSpec;
+use super::admission::{self, Host};
+use super::config::Pull;
+use super::output::Output;
+use super::plan::{self, LABEL_LEASE, LABEL_TASK, Plan};
+use super::task::{Container, ContainerRef};
+use crate::running::Kind;
+use crate::{Running, StartError, TaskSpec};
+
+/// Nothing but fetching an image takes longer on a healthy engine.
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
+const PULL_LIMIT: Duration = Duration::from_secs(3600);
+/// Where engines listen: Docker, then Podman.
+const SOCKETS: [&str; 2] = ["/run/docker.sock", "/run/podman/podman.sock"];
+
+/// Why the engine did not do what was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// Nobody listens.
+    #[error("no container engine at {}; is dockerd running, and may this user open its socket?", .0.display())]
+    NotThere(PathBuf),
+    /// It refuses; its own words.
+    #[error("container engine: {what}: {why}")]
+    Refused {
+        /// What was asked.
+        what: String,
+        /// The answer.
+        why: String,
+    },
+    /// No answer within the limit.
+    #[error("container engine: {what}: no answer within {seconds} s")]
+    Hangs {
+        /// What was asked.
+        what: String,
+        /// How long was waited.
+        seconds: u64,
+    },
+}
+
+/// What `cantle doctor` wants to know of an engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Its version.
+    pub version: String,
+    /// Version of the cgroup hierarchy it uses, 1 or 2.
+    pub cgroup: String,
+    /// Runtimes it knows, e.g. `runc`, `nvidia`.
+    pub runtimes: Vec<String>,
+    /// Folders in which it looks for CDI specs; none if it does not do CDI.
+    pub cdi_dirs: Vec<String>,
+}
+
+/// A container of cantle's that is on the engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// The lease it was made for.
+    pub lease: LeaseId,
+    /// Its id.
+    pub id: String,
+}
+
+/// A container engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    docker: Docker,
+    socket: PathBuf,
+}
+
+impl Engine {
+    /// Connects to the engine at `socket`; to the first that is there if none is given.
+    ///
+    /// # Errors
+    /// If there is none, or it does not answer.
+    pub async fn connect(socket: Option<&Path>) -> Result<Self, EngineError> {
+        let usual = || {
+            SOCKETS.iter().map(Path::new).find(|path| path.exists()).unwrap_or_else(|| Path::new(SOCKETS[0]))
+        };
+        let engine = Self::at(socket.unwrap_or_else(usual))?;
+        let version = limited("version", CALL_LIMIT, engine.docker.clone().negotiate_version()).await;
+        match version {
+            Ok(docker) => Ok(Self { docker, ..engine }),
+            Err(_) if !engine.socket.exists() => Err(EngineError::NotThere(engine.socket)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// As [`Self::connect`], without asking: the engine may be away at the moment.
+    pub(super) fn at(socket: &Path) -> Result<Self, EngineError> {
+        let path = socket.display().to_string();
+        let docker = Docker::connect_with_unix(&path, CALL_LIMIT.as_secs(), API_DEFAULT_VERSION);
+        let docker = docker.map_err(|_| EngineError::NotThere(socket.to_owned()))?;
+        Ok(Self { docker, socket: socket.to_owned() })
+    }
+
+    pub(super) fn into_docker(self) -> Docker {
+        self.docker
+    }
+
+    /// What kind of engine this is.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn info(&self) -> Result<EngineInfo, EngineError> {
+        let info = limited("info", CALL_LIMIT, self.docker.info()).await?;
+        Ok(EngineInfo {
+            socket: self.socket.clone(),
+            version: info.server_version.unwrap_or_default(),
+            cgroup: info.cgroup_version.map(|version| version.to_string()).unwrap_or_default(),
+            runtimes: info.runtimes.into_iter().flatten().map(|(name, _)| name).collect(),
+            cdi_dirs: info.cdi_spec_dirs.unwrap_or_default(),
+        })
+    }
+
+    /// Starts a task in a container. The slice's accounting must exist in `spec.confinement.slice_dir`;
+    /// `spec.cwd` is not used, because the machine's folders mean nothing in a container.
+    ///
+    /// # Errors
+    /// If the task's options are refused, the image can't be had, or the container does not start. Nothing is left
+    /// behind then.
+    pub async fn start(
+        &self,
+        spec: &TaskSpec,
+        container: &ContainerSpec,
+        output: Output,
+    ) -> Result<Running, StartError> {
+        let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
+        let plan = plan::plan(spec, container, &admitted)?;
+        output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
+        self.have_image(&container.image, &plan).await?;
+        let id = self.create(&plan, &spec.lease).await?;
+        let started = self.run_created(&id, spec, output).await;
+        if started.is_err() {
+            // The first error is the one to tell.
+            let _ = self.remove(&id).await;
+        }
+        Ok(Running { kind: Kind::Container(started?) })
+    }
+
+    async fn run_created(&self, id: &str, spec: &TaskSpec, output: Output) -> Result<Container, StartError> {
+        let call = self.docker.start_container(id, None::<StartContainerOptions>);
+        match limited("start", CALL_LIMIT, call).await {
+            Ok(()) => {}
+            // runc's words for a program that is not in the image, or can't be executed.
+            Err(EngineError::Refused { why, .. }) if why.contains("executable file not found") => {
+                let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
+                return Err(StartError::NotFound(program.unwrap_or_default()));
+            }
+            Err(EngineError::Refused { why, .. }) if why.contains("permission denied: unknown") => {
+                let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
+                let why = io::ErrorKind::PermissionDenied.into();
+                return Err(StartError::NotExecutable { program: program.unwrap_or_default(), why });
+            }
+            Err(error) => return Err(error.into()),
+        }
+        let at = ContainerRef { socket: self.socket.clone(), id: id.to_owned() };
+        Container::watch(self.docker.clone(), at, spec, output).await
+    }
+
+    async fn have_image(&self, image: &str, plan: &Plan) -> Result<(), EngineError> {
+        let here = limited("image", CALL_LIMIT, self.docker.inspect_image(image)).await.is_ok();
+        let pull = match plan.extra.pull {
+            Pull::Always => true,
+            Pull::Missing => !here,
+            Pull::Never if !here => {
+                let why = "it is not on this machine, and --pull=never forbids to fetch it".to_owned();
+                return Err(EngineError::Refused { what: format!("image {image}"), why });
+            }
+            Pull::Never => false,
+        };
+        if !pull {
+            return Ok(());
+        }
+        // Without a tag the engine would fetch every tag there is.
+        let last = image.rsplit('/').next().unwrap_or(image);
+        let tagged = if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") };
+        let options = CreateImageOptions {
+            from_image: Some(tagged),
+            platform: plan.extra.platform.clone(),
+            ..Default::default()
+        };
+        let mut progress = self.docker.create_image(Some(options), None, None);
+        let fetch = async {
+            while let Some(step) = progress.next().await {
+                step?;
+            }
+            Ok(())
+        };
+        limited(&format!("pull {image}"), PULL_LIMIT, fetch).await
+    }
+
+    /// Makes the container, or finds it made: an answer may get lost, and the name is the lease's own.
+    async fn create(&self, plan: &Plan, lease: &LeaseId) -> Result<String, EngineError> {
+        let options =
+            CreateContainerOptions { name: Some(plan.name.clone()), platform: plan.extra.platform.clone() };
+        let call = self.docker.create_container(Some(options), plan.body.clone());
+        let error = match limited("create", CALL_LIMIT, call).await {
+            Ok(created) => return Ok(created.id),
+            Err(error) => error,
+        };
+        let found = self.leftovers().await?.into_iter().find(|leftover| leftover.lease == *lease);
+        found.map(|leftover| leftover.id).ok_or(error)
+    }
+
+    /// Every container of cantle's that is on the engine, running or not. What no lease answers for is to be removed.
+    ///
+    /// # Errors
+    /// If the engine does not answer.
+    pub async fn leftovers(&self) -> Result<Vec<Leftover>, EngineError> {
+        let filters = [("label".to_owned(), vec![LABEL_LEASE.to_owned(), LABEL_TASK.to_owned()])];
+        let options =
+            ListContainersOptions { all: true, filters: Some(filters.into()), ..Default::default() };
+        let list = limited("list", CALL_LIMIT, self.docker.list_containers(Some(options))).await?;
+        let leftover = |summary: bollard::models::ContainerSummary| {
+            let lease = summary.labels?.remove(LABEL_LEASE)?;
+            Some(Leftover { lease: LeaseId(lease), id: summary.id? })
+        };
+        Ok(list.into_iter().filter_map(leftover).collect())
+    }
+
+    /// Ends and removes a container.
+    ///
+    /// # Errors
+    /// If the engine does not answer. A container that is not there is no error.
+    pub async fn remove(&self, id: &str) -> Result<(), EngineError> {
+        remove(&self.docker, id).await
+    }
+}
+
+pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError> {
+    let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
+    let call = docker.remove_container(id, Some(options));
+    match tokio::time::timeout(CALL_LIMIT, call).await {
+        // Gone already, or about to be: somebody else removes it.
+        Ok(Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) | Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(refused("remove", &error)),
+        Err(_) => Err(hangs("remove", CALL_LIMIT)),
+    }
+}
+
+/// Waits for the engine's answer, but not for ever.
+pub(super) async fn limited<T>(
+    what: &str,
+    limit: Duration,
+    call: impl Future<Output = Result<T, Error>>,
+) -> Result<T, EngineError> {
+    match tokio::time::timeout(limit, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(Error::RequestTimeoutError)) | Err(_) => Err(hangs(what, limit)),
+        Ok(Err(error)) => Err(refused(what, &error)),
+    }
+}
+
+fn refused(what: &str, error: &Error) -> EngineError {
+    let why = match error {
+        Error::DockerResponseServerError { message, .. } => message.trim().to_owned(),
+        other => other.to_string(),
+    };
+    EngineError::Refused { what: what.to_owned(), why }
+}
+
+fn hangs(what: &str, limit: Duration) -> EngineError {
+    EngineError::Hangs { what: what.to_owned(), seconds: limit.as_secs() }
+}
+
+/// The machine that the agent runs on.
+struct Machine;
+
+impl Host for Machine {
+    fn resolve(&self, path: &Path) -> PathBuf {
+        // A source that does not exist yet is made by the engine; links further up still count.
+        let real = path.ancestors().find_map(|ancestor| Some((ancestor, ancestor.canonicalize().ok()?)));
+        let Some((ancestor, real)) = real else { return path.to_owned() };
+        match path.strip_prefix(ancestor) {
+            Ok(rest) if !rest.as_os_str().is_empty() => real.join(rest),
+            _ => real,
+        }
+    }
+
+    fn read(&self, path: &Path) -> io::Result<String> {
+        fs::read_to_string(path)
+    }
+}

@@ -1,0 +1,16 @@
+//! A task as a container: any image, unchanged, with the shim mounted over the driver's libraries by every name they
+//! have. Docker's API over its socket; Podman's compatible socket too.
+
+mod admission;
+mod config;
+mod engine;
+mod flags;
+mod output;
+mod plan;
+mod task;
+
+pub use admission::AdmissionError;
+pub use engine::{Engine, EngineError, EngineInfo, Leftover};
+pub use output::Output;
+pub use plan::ContainerSpec;
+pub(crate) use task::{Container, ContainerRef, ContainerStopper};
