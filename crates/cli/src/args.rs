@@ -107,6 +107,10 @@ pub(crate) enum Command {
     Stop(TaskIds),
     /// Put tasks back into their queue
     Requeue(TaskIds),
+    /// Move a waiting task in its queue, to another queue, or out of it
+    Move(MoveArgs),
+    /// Show GPUs, slices and tasks live
+    Top(TopArgs),
     /// Inside a task: show its limits and whether they are enforced
     Limits,
     /// Show the access and secret key of the local server
@@ -323,6 +327,54 @@ pub(crate) struct TaskIds {
     /// The tasks' ids
     #[arg(value_name = "TASK", required = true)]
     pub(crate) tasks: Vec<String>,
+}
+
+/// `cantle move`
+#[derive(Args, Debug)]
+pub(crate) struct MoveArgs {
+    /// The task's id
+    #[arg(value_name = "TASK")]
+    pub(crate) task: String,
+    #[command(flatten)]
+    pub(crate) to: Place,
+}
+
+/// Where a waiting task shall go.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub(crate) struct Place {
+    /// To the front of its queue
+    #[arg(long)]
+    pub(crate) front: bool,
+    /// To the back of its queue
+    #[arg(long)]
+    pub(crate) back: bool,
+    /// To this place of its queue; 1 is the front
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) position: Option<u64>,
+    /// To the back of another queue
+    #[arg(long, value_name = "Q")]
+    pub(crate) to: Option<String>,
+    /// Out of its queue; it becomes a draft again
+    #[arg(long)]
+    pub(crate) out: bool,
+}
+
+/// `cantle top`
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Print once and end, for scripts
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Draw with ASCII characters only
+    #[arg(long)]
+    pub(crate) ascii: bool,
+    /// Only GPUs, tasks and queues with this in their name
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) filter: Option<String>,
+    /// Which GPUs come first
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = crate::cmd::top::Sort::Node)]
+    pub(crate) sort: crate::cmd::top::Sort,
 }
 
 /// `cantle logs`

@@ -53,6 +53,8 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Logs(args) => cmd::task::logs(&context, &args),
         Command::Stop(args) => cmd::task::stop(&context, &args.tasks),
         Command::Requeue(args) => cmd::task::requeue(&context, &args.tasks),
+        Command::Move(args) => cmd::move_task::move_task(&context, &args),
+        Command::Top(args) => cmd::top::top(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials => cmd::up::credentials(&context),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),

@@ -3,10 +3,12 @@
 pub(crate) mod doctor;
 pub(crate) mod limits;
 pub(crate) mod list;
+pub(crate) mod move_task;
 pub(crate) mod run;
 pub(crate) mod sim;
 pub(crate) mod submit;
 pub(crate) mod task;
+pub(crate) mod top;
 pub(crate) mod up;
 
 use crate::args::Global;

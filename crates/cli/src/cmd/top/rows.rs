@@ -1,0 +1,101 @@
+//! What is shown, in which order. Nothing here knows about terminals.
+
+use cantle_clearml::cantle::{GpuView, NodeView, SliceView, TaskView};
+use cantle_model::TaskStatus;
+use clap::ValueEnum;
+
+/// What the server said.
+#[derive(Debug, Default)]
+pub(crate) struct Picture {
+    pub(crate) nodes: Vec<NodeView>,
+    /// Running and waiting ones, newest first.
+    pub(crate) tasks: Vec<TaskView>,
+}
+
+/// Which GPUs come first.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// As they are in their nodes
+    Node,
+    /// Most memory used
+    Used,
+    /// Most given out
+    Given,
+}
+
+/// How the user wants to see it.
+#[derive(Debug, Clone)]
+pub(crate) struct View {
+    /// Only what has this in a name.
+    pub(crate) filter: String,
+    pub(crate) sort: Sort,
+}
+
+/// One line of the list.
+#[derive(Debug, Clone)]
+pub(crate) enum Row {
+    Gpu { node: String, gpu: GpuView },
+    Slice { slice: SliceView, at: usize, last: bool, task: Option<TaskView> },
+    /// Heads the waiting tasks, of which there are so many.
+    Waiting(usize),
+    Task(TaskView),
+}
+
+impl Row {
+    /// The task that can be stopped from here.
+    pub(crate) fn task(&self) -> Option<&str> {
+        match self {
+            Self::Slice { slice, .. } => Some(&slice.task),
+            Self::Task(task) => Some(&task.id),
+            Self::Gpu { .. } | Self::Waiting(_) => None,
+        }
+    }
+}
+
+/// Memory that the tasks of a GPU use.
+pub(crate) fn used_bytes(gpu: &GpuView) -> u64 {
+    gpu.slices.iter().map(|slice| slice.memory_used_bytes).sum()
+}
+
+/// GPUs with their slices, then the tasks that wait.
+pub(crate) fn rows(picture: &Picture, view: &View) -> Vec<Row> {
+    let find = |id: &str| picture.tasks.iter().find(|task| task.id == id).cloned();
+    let alive = picture.nodes.iter().filter(|node| node.alive);
+    let mut gpus: Vec<(&str, &GpuView)> =
+        alive.flat_map(|node| node.gpus.iter().map(|gpu| (node.node.as_str(), gpu))).collect();
+    match view.sort {
+        Sort::Node => {}
+        Sort::Used => gpus.sort_by_key(|(_, gpu)| std::cmp::Reverse(used_bytes(gpu))),
+        Sort::Given => gpus.sort_by_key(|(_, gpu)| std::cmp::Reverse(gpu.allocated_milli)),
+    }
+    let filter = view.filter.to_lowercase();
+    let mut rows = Vec::new();
+    for (node, gpu) in gpus {
+        let tasks: Vec<_> = gpu.slices.iter().map(|slice| find(&slice.task)).collect();
+        let named = [node, &gpu.model, &gpu.uuid].into_iter().any(|name| has(name, &filter));
+        if !named && !tasks.iter().flatten().any(|task| is_about(task, &filter)) {
+            continue;
+        }
+        rows.push(Row::Gpu { node: node.to_owned(), gpu: gpu.clone() });
+        for (at, (slice, task)) in gpu.slices.iter().zip(tasks).enumerate() {
+            rows.push(Row::Slice { slice: slice.clone(), at, last: at + 1 == gpu.slices.len(), task });
+        }
+    }
+    // The server gives the newest first; who waits longest is of most interest.
+    let waiting = picture.tasks.iter().rev().filter(|task| task.state == TaskStatus::Queued);
+    let waiting: Vec<_> = waiting.filter(|task| is_about(task, &filter)).collect();
+    if !waiting.is_empty() {
+        rows.push(Row::Waiting(waiting.len()));
+        rows.extend(waiting.into_iter().cloned().map(Row::Task));
+    }
+    rows
+}
+
+fn is_about(task: &TaskView, filter: &str) -> bool {
+    let names = [Some(&task.name), Some(&task.id), task.queue.as_ref(), task.project.as_ref()];
+    names.into_iter().flatten().any(|name| has(name, filter))
+}
+
+fn has(name: &str, filter: &str) -> bool {
+    name.to_lowercase().contains(filter)
+}

@@ -1,0 +1,235 @@
+//! The live screen: keys in, frames out. Stopping a task asks first.
+
+use std::time::Duration;
+
+use cantle_clearml::tasks::Stop;
+use ratatui::DefaultTerminal;
+use ratatui::Frame;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style as Look};
+use ratatui::text::Line;
+use ratatui::widgets::{List, ListState};
+use tokio::time::Instant;
+
+use super::draw::{self, Style};
+use super::look;
+use super::rows::{Picture, Row, Sort, View, rows};
+use crate::connect::Server;
+use crate::error::{CliError, Kind, as_kind};
+
+/// Between two looks at the server.
+const EVERY: Duration = Duration::from_secs(1);
+const KEYS: &str = "q quit   ↑↓ select   / filter   o order   s stop the task";
+const KEYS_ASCII: &str = "q quit   j/k select   / filter   o order   s stop the task";
+
+/// What a key means depends on what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Mode {
+    List,
+    Filter,
+    /// Stop this task? Its id and name.
+    Confirm(String, String),
+}
+
+/// What a key asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Wish {
+    Nothing,
+    Quit,
+    Stop(String),
+}
+
+struct Screen {
+    picture: Picture,
+    view: View,
+    style: Style,
+    mode: Mode,
+    selected: ListState,
+    /// Last trouble or success, until the next.
+    note: String,
+}
+
+/// Shows it until the user leaves. The terminal is as it was afterwards, also after an error.
+pub(crate) fn run(server: &Server, picture: Picture, view: View, style: Style) -> Result<(), CliError> {
+    if !crate::out::on_terminal() {
+        return Err(CliError::new(Kind::Usage, "top needs a terminal; write cantle top --once for scripts"));
+    }
+    let mut terminal = ratatui::init();
+    let ended = live(server, &mut terminal, Screen::new(picture, view, style));
+    ratatui::restore();
+    ended
+}
+
+fn live(server: &Server, terminal: &mut DefaultTerminal, mut screen: Screen) -> Result<(), CliError> {
+    let failed = as_kind::<std::io::Error>(Kind::Failed);
+    let mut next = Instant::now() + EVERY;
+    loop {
+        terminal.draw(|frame| screen.draw(frame)).map_err(&failed)?;
+        if event::poll(next.saturating_duration_since(Instant::now())).map_err(&failed)?
+            && let Event::Key(key) = event::read().map_err(&failed)?
+        {
+            match screen.key(key) {
+                Wish::Nothing => {}
+                Wish::Quit => return Ok(()),
+                Wish::Stop(task) => {
+                    let stopped = server.about(&task, &Stop { task: task.clone(), ..Stop::default() });
+                    screen.note = stopped.map_or_else(|e| e.text().to_owned(), |_| format!("asked {task} to stop"));
+                }
+            }
+        }
+        if Instant::now() >= next {
+            match look(server) {
+                Ok(picture) => screen.picture = picture,
+                Err(error) => error.text().clone_into(&mut screen.note),
+            }
+            next = Instant::now() + EVERY;
+        }
+    }
+}
+
+impl Screen {
+    fn new(picture: Picture, view: View, style: Style) -> Self {
+        let selected = ListState::default().with_selected(Some(0));
+        Self { picture, view, style, mode: Mode::List, selected, note: String::new() }
+    }
+
+    fn key(&mut self, key: KeyEvent) -> Wish {
+        if key.kind != KeyEventKind::Press {
+            return Wish::Nothing;
+        }
+        if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
+            return Wish::Quit;
+        }
+        match self.mode.clone() {
+            Mode::List => self.list_key(key.code),
+            Mode::Filter => self.filter_key(key.code),
+            Mode::Confirm(task, _) => {
+                self.mode = Mode::List;
+                if key.code == KeyCode::Char('y') { Wish::Stop(task) } else { Wish::Nothing }
+            }
+        }
+    }
+
+    fn list_key(&mut self, code: KeyCode) -> Wish {
+        match code {
+            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
+            KeyCode::Down | KeyCode::Char('j') => self.selected.select_next(),
+            KeyCode::Up | KeyCode::Char('k') => self.selected.select_previous(),
+            KeyCode::Char('/') => self.mode = Mode::Filter,
+            KeyCode::Char('o') => {
+                self.view.sort = match self.view.sort {
+                    Sort::Node => Sort::Used,
+                    Sort::Used => Sort::Given,
+                    Sort::Given => Sort::Node,
+                }
+            }
+            KeyCode::Char('s') => match self.selected_task() {
+                Some((id, name)) => self.mode = Mode::Confirm(id, name),
+                None => "select a task first".clone_into(&mut self.note),
+            },
+            _ => {}
+        }
+        Wish::Nothing
+    }
+
+    fn filter_key(&mut self, code: KeyCode) -> Wish {
+        match code {
+            KeyCode::Enter => self.mode = Mode::List,
+            KeyCode::Esc => {
+                self.view.filter.clear();
+                self.mode = Mode::List;
+            }
+            KeyCode::Backspace => {
+                self.view.filter.pop();
+            }
+            KeyCode::Char(c) => self.view.filter.push(c),
+            _ => {}
+        }
+        Wish::Nothing
+    }
+
+    fn selected_task(&self) -> Option<(String, String)> {
+        let rows = rows(&self.picture, &self.view);
+        let id = rows.get(self.selected.selected()?)?.task()?.to_owned();
+        let name = self.picture.tasks.iter().find(|task| task.id == id).map(|task| task.name.clone());
+        Some((id.clone(), name.unwrap_or(id)))
+    }
+
+    fn draw(&mut self, frame: &mut Frame<'_>) {
+        let areas = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
+        let [head, body, foot] = areas.areas(frame.area());
+        frame.render_widget(draw::summary(&self.picture), head);
+        let rows: Vec<Row> = rows(&self.picture, &self.view);
+        let lines = rows.iter().map(|row| draw::row(row, self.style));
+        let list = List::new(lines).highlight_style(Look::new().add_modifier(Modifier::REVERSED));
+        frame.render_stateful_widget(list, body, &mut self.selected);
+        frame.render_widget(Line::styled(self.foot(), Look::new().add_modifier(Modifier::DIM)), foot);
+    }
+
+    fn foot(&self) -> String {
+        match &self.mode {
+            Mode::Filter => format!("/{}_   (Enter: keep, Esc: clear)", self.view.filter),
+            Mode::Confirm(_, name) => format!("stop {name}? y: yes, any other key: no"),
+            Mode::List => {
+                let keys = if self.style.ascii { KEYS_ASCII } else { KEYS };
+                let filter = if self.view.filter.is_empty() { String::new() } else { format!("   /{}", self.view.filter) };
+                let note = if self.note.is_empty() { String::new() } else { format!("   {}", self.note) };
+                format!("{keys}{filter}{note}")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cmd::top::draw::tests::picture;
+    use ratatui::Terminal;
+    use ratatui::backend::TestBackend;
+
+    fn screen() -> Screen {
+        let view = View { filter: String::new(), sort: Sort::Node };
+        Screen::new(picture(), view, Style { ascii: true, color: false })
+    }
+
+    fn press(screen: &mut Screen, code: KeyCode) -> Wish {
+        screen.key(KeyEvent::new(code, KeyModifiers::NONE))
+    }
+
+    #[test]
+    fn a_task_is_stopped_only_after_a_yes() {
+        let mut screen = screen();
+        press(&mut screen, KeyCode::Char('s'));
+        assert_eq!(screen.note, "select a task first", "the first row is a GPU");
+        press(&mut screen, KeyCode::Down);
+        assert_eq!(press(&mut screen, KeyCode::Char('s')), Wish::Nothing);
+        assert_eq!(screen.foot(), "stop half? y: yes, any other key: no");
+        assert_eq!(press(&mut screen, KeyCode::Char('n')), Wish::Nothing);
+        press(&mut screen, KeyCode::Char('s'));
+        assert_eq!(press(&mut screen, KeyCode::Char('y')), Wish::Stop("task-half".into()));
+    }
+
+    #[test]
+    fn letters_go_into_the_filter_while_it_is_open() {
+        let mut screen = screen();
+        press(&mut screen, KeyCode::Char('/'));
+        for letter in "quarter".chars() {
+            assert_eq!(press(&mut screen, KeyCode::Char(letter)), Wish::Nothing);
+        }
+        press(&mut screen, KeyCode::Enter);
+        assert_eq!(screen.view.filter, "quarter");
+        assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
+    }
+
+    #[test]
+    fn the_screen_shows_rows_and_keys() {
+        let mut terminal = Terminal::new(TestBackend::new(110, 12)).unwrap();
+        let mut screen = screen();
+        terminal.draw(|frame| screen.draw(frame)).unwrap();
+        let shown = terminal.backend().to_string();
+        assert!(shown.contains("0.75 of 2 GPUs given out"), "{shown}");
+        assert!(shown.contains("big") && shown.contains("needs 2 GPUs"), "{shown}");
+        assert!(shown.contains("q quit"), "{shown}");
+    }
+}
