@@ -4,36 +4,43 @@ use std::collections::BTreeMap;
 
 use cantle_model::{GpuUuid, Milli, Share, Slice};
 
-use crate::demand::Class;
-use crate::{Demand, Host, Node, Running, Shape, State};
+use crate::{Class, Demand, Host, Node, Running, Shape, State};
 
 /// What is free of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct GpuFree {
-    /// Index into the cluster's classes.
-    pub(crate) class: usize,
+pub struct GpuFree {
+    /// Position of its kind in [`Cluster::classes`].
+    pub class: usize,
     /// Free thousandths.
-    pub(crate) milli: u32,
+    pub milli: u32,
     /// Free memory in bytes.
-    pub(crate) bytes: u64,
+    pub bytes: u64,
+    /// The lesser of both in thousandths: what a fraction could still take.
+    pub room: u32,
     /// May anything start here?
-    pub(crate) usable: bool,
+    pub usable: bool,
 }
 
 impl GpuFree {
+    fn measure(&mut self, total_bytes: u64) {
+        let by_bytes = u128::from(self.bytes) * 1000 / u128::from(total_bytes.max(1));
+        self.room = self.milli.min(u32::try_from(by_bytes).unwrap_or(Milli::ONE.0));
+    }
+
     /// Is there room for `share`?
-    pub(crate) const fn fits(&self, share: Share) -> bool {
+    #[must_use]
+    pub const fn fits(&self, share: Share) -> bool {
         self.usable && share.milli.0 <= self.milli && share.memory_limit_bytes <= self.bytes
     }
 }
 
 /// What is free of one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct NodeFree {
+pub struct NodeFree {
     /// Its GPUs in index order.
-    pub(crate) gpus: Vec<GpuFree>,
+    pub gpus: Vec<GpuFree>,
     /// CPU and memory; the greatest numbers if they are not counted.
-    pub(crate) host: Host,
+    pub host: Host,
 }
 
 /// A choice: a node and what is taken of its GPUs and host.
@@ -50,9 +57,11 @@ pub struct Place {
 /// The free amounts of all nodes.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    pub(crate) classes: Vec<Class>,
-    pub(crate) nodes: Vec<NodeFree>,
+    classes: Vec<Class>,
+    nodes: Vec<NodeFree>,
     names: Vec<Names>,
+    /// Nodes whose amounts changed, the oldest change first.
+    changes: Vec<usize>,
 }
 
 /// Names of a node and its GPUs; kept apart from the amounts, which are read far more often.
@@ -70,6 +79,7 @@ impl Cluster {
         for gpu in cluster.nodes.iter_mut().flat_map(|node| &mut node.gpus) {
             gpu.usable = true;
             gpu.bytes = cluster.classes[gpu.class].memory_bytes;
+            gpu.measure(gpu.bytes);
         }
         cluster
     }
@@ -86,16 +96,20 @@ impl Cluster {
             nodes.iter().flat_map(|node| &node.gpus).map(|gpu| class_of(&gpu.gpu)).collect();
         classes.sort();
         classes.dedup();
-        let free = |state: &crate::GpuState| GpuFree {
-            class: classes.partition_point(|class| *class < class_of(&state.gpu)),
-            milli: Milli::ONE.0,
-            bytes: state.gpu.memory_bytes.saturating_sub(state.foreign_bytes),
-            usable: state.usable,
+        let free = |state: &crate::GpuState| {
+            let mut gpu = GpuFree {
+                class: classes.partition_point(|class| *class < class_of(&state.gpu)),
+                milli: Milli::ONE.0,
+                bytes: state.gpu.memory_bytes.saturating_sub(state.foreign_bytes),
+                room: 0,
+                usable: state.usable,
+            };
+            gpu.measure(state.gpu.memory_bytes);
+            gpu
         };
-        let unlimited = Host { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
         let amounts = nodes.iter().map(|node| NodeFree {
             gpus: node.gpus.iter().map(free).collect(),
-            host: node.host.unwrap_or(unlimited),
+            host: node.host.unwrap_or(Host::UNCOUNTED),
         });
         let amounts = amounts.collect();
         let names = nodes.iter().map(|node| Names {
@@ -103,7 +117,7 @@ impl Cluster {
             gpus: node.gpus.iter().map(|gpu| (gpu.gpu.uuid.clone(), gpu.gpu.index)).collect(),
         });
         let names = names.collect();
-        Self { classes, nodes: amounts, names }
+        Self { classes, nodes: amounts, names, changes: Vec::new() }
     }
 
     /// What `state` leaves free.
@@ -142,14 +156,62 @@ impl Cluster {
 
     /// Takes a place. What is already over (foreign use may grow under a slice) stays at nothing free.
     pub fn take(&mut self, place: &Place) {
+        self.change(place, u32::saturating_sub, u64::saturating_sub);
+    }
+
+    /// Gives a taken place back.
+    pub fn give_back(&mut self, place: &Place) {
+        self.change(place, u32::saturating_add, u64::saturating_add);
+    }
+
+    fn change(&mut self, place: &Place, milli: fn(u32, u32) -> u32, amount: fn(u64, u64) -> u64) {
         let node = &mut self.nodes[place.node];
         for (gpu, share) in &place.gpus {
             let free = &mut node.gpus[*gpu];
-            free.milli = free.milli.saturating_sub(share.milli.0);
-            free.bytes = free.bytes.saturating_sub(share.memory_limit_bytes);
+            free.milli = milli(free.milli, share.milli.0);
+            free.bytes = amount(free.bytes, share.memory_limit_bytes);
+            free.measure(self.classes[free.class].memory_bytes);
         }
-        node.host.cpu_milli = node.host.cpu_milli.saturating_sub(place.host.cpu_milli);
-        node.host.memory_bytes = node.host.memory_bytes.saturating_sub(place.host.memory_bytes);
+        // An uncounted host stays uncounted.
+        if node.host != Host::UNCOUNTED {
+            node.host.cpu_milli = amount(node.host.cpu_milli, place.host.cpu_milli);
+            node.host.memory_bytes = amount(node.host.memory_bytes, place.host.memory_bytes);
+        }
+        self.changes.push(place.node);
+    }
+
+    /// Number of nodes.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.nodes.len()
+    }
+
+    /// Are there no nodes?
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.nodes.is_empty()
+    }
+
+    /// What is free of the node at this position.
+    #[must_use]
+    pub fn node(&self, node: usize) -> &NodeFree {
+        &self.nodes[node]
+    }
+
+    /// What is free of all nodes.
+    pub(crate) fn nodes(&self) -> &[NodeFree] {
+        &self.nodes
+    }
+
+    /// Kinds of GPU, in an order that depends on nothing but the kinds.
+    #[must_use]
+    pub fn classes(&self) -> &[Class] {
+        &self.classes
+    }
+
+    /// Positions of nodes in the order in which they changed since the cluster was made.
+    pub(crate) const fn changes(&self) -> &Vec<usize> {
+        &self.changes
     }
 
     /// The slices that a place means.
@@ -173,12 +235,5 @@ impl Cluster {
     /// NVML index of a GPU.
     pub(crate) fn gpu_index(&self, node: usize, gpu: usize) -> u32 {
         self.names[node].gpus[gpu].1
-    }
-
-    /// Free part of a GPU: the lesser of its free compute share and its free memory, in thousandths.
-    pub(crate) fn free_milli(&self, gpu: &GpuFree) -> Milli {
-        let total = self.classes[gpu.class].memory_bytes.max(1);
-        let by_bytes = u128::from(gpu.bytes) * 1000 / u128::from(total);
-        Milli(gpu.milli.min(u32::try_from(by_bytes).unwrap_or(Milli::ONE.0)))
     }
 }

@@ -80,24 +80,21 @@ impl Demand {
 
 /// A kind of GPU: what can't be told apart by a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Class {
+pub struct Class {
     /// Product name.
-    pub(crate) model: String,
+    pub model: String,
     /// Total memory in bytes.
-    pub(crate) memory_bytes: u64,
+    pub memory_bytes: u64,
     /// In MIG mode?
-    pub(crate) mig: bool,
+    pub mig: bool,
 }
 
 /// A [`Demand`] worked out for the GPU classes of one cluster. Equal shapes are placed alike.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Shape {
-    /// Least number of GPUs.
-    pub(crate) min: u32,
-    /// Greatest number of GPUs.
-    pub(crate) max: u32,
-    /// CPU and main memory.
-    pub(crate) host: Host,
+    min: u32,
+    max: u32,
+    host: Host,
     /// For each class: milli-GPU and bytes taken of one GPU, or `None` if such a GPU won't do.
     shares: Vec<Option<(u32, u64)>>,
 }
@@ -109,9 +106,28 @@ impl Shape {
         Self { min, max, host: demand.host, shares }
     }
 
-    /// What it takes of a GPU of this class.
-    pub(crate) fn share(&self, class: usize) -> Option<Share> {
-        self.shares[class].map(|(milli, bytes)| Share { milli: Milli(milli), memory_limit_bytes: bytes })
+    /// Least and greatest number of GPUs.
+    #[must_use]
+    pub const fn devices(&self) -> (u32, u32) {
+        (self.min, self.max)
+    }
+
+    /// CPU and main memory.
+    #[must_use]
+    pub const fn host(&self) -> Host {
+        self.host
+    }
+
+    /// What it takes of a GPU of the class at this position; `None` if such a GPU won't do.
+    #[must_use]
+    pub fn share(&self, class: usize) -> Option<Share> {
+        let (milli, memory_limit_bytes) = (*self.shares.get(class)?)?;
+        Some(Share { milli: Milli(milli), memory_limit_bytes })
+    }
+
+    /// Positions of the classes that will do.
+    pub(crate) fn classes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.shares.iter().enumerate().filter(|(_, share)| share.is_some()).map(|(class, _)| class)
     }
 }
 

@@ -5,25 +5,37 @@
 //! execution that a plan takes nothing twice; [`why`] tells the user of a waiting task what is missing.
 
 mod audit;
+mod binpack;
 mod cluster;
 mod demand;
 mod never;
+mod outlook;
+mod picker;
 mod plan;
 mod policy;
-mod rank;
+mod ranking;
 mod reason;
 mod reserve;
+mod standard;
 mod state;
+mod stock;
 mod turns;
 mod validate;
 mod why;
+mod worth;
 
 pub use audit::{Violation, audit};
-pub use cluster::{Cluster, Place};
-pub use demand::{Ask, Demand, Shape};
+pub use binpack::{Binpack, Spread};
+pub use cluster::{Cluster, GpuFree, NodeFree, Place};
+pub use demand::{Ask, Class, Demand, Shape};
+pub use outlook::Mix;
+pub use picker::Picker;
 pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
+pub use ranking::{Offer, Rank, Ranking};
 pub use reason::{FreePart, Reason, Use};
+pub use standard::Standard;
 pub use state::{GpuState, Host, Node, Queue, Running, State, Waiting};
 pub use validate::{DemandError, validate_queues};
 pub use why::{Explanation, NodeLack, why};
+pub use worth::Worth;

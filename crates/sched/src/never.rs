@@ -8,9 +8,9 @@ impl Cluster {
     /// The largest that an idle cluster could give of what `demand` asks too much of, in words.
     pub(crate) fn largest(&self, demand: &Demand) -> String {
         let fits_model =
-            |class: usize| demand.models.is_empty() || demand.models.contains(&self.classes[class].model);
-        let eligible = |class: usize| fits_model(class) && !self.classes[class].mig;
-        let gpus = || self.nodes.iter().flat_map(|node| &node.gpus).map(|gpu| gpu.class);
+            |class: usize| demand.models.is_empty() || demand.models.contains(&self.classes()[class].model);
+        let eligible = |class: usize| fits_model(class) && !self.classes()[class].mig;
+        let gpus = || self.nodes().iter().flat_map(|node| &node.gpus).map(|gpu| gpu.class);
         if !gpus().any(fits_model) {
             return format!("there is no GPU of model {}", demand.models.join(" or "));
         }
@@ -20,7 +20,7 @@ impl Cluster {
         if !gpus().any(eligible) {
             return "its GPUs are in MIG mode, which this request can't use".to_owned();
         }
-        let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes[class].memory_bytes);
+        let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes()[class].memory_bytes);
         match &demand.ask {
             Ask::Part { request: GpuRequest::Memory(asked), .. }
                 if memory.clone().max().is_some_and(|largest| largest < asked.0) =>
@@ -35,8 +35,7 @@ impl Cluster {
     }
 
     fn most_on_a_node(&self, eligible: &dyn Fn(usize) -> bool) -> u32 {
-        let count =
-            |node: &crate::cluster::NodeFree| node.gpus.iter().filter(|gpu| eligible(gpu.class)).count();
-        u32::try_from(self.nodes.iter().map(count).max().unwrap_or(0)).unwrap_or(u32::MAX)
+        let count = |node: &crate::NodeFree| node.gpus.iter().filter(|gpu| eligible(gpu.class)).count();
+        u32::try_from(self.nodes().iter().map(count).max().unwrap_or(0)).unwrap_or(u32::MAX)
     }
 }

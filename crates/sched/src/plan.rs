@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cantle_model::{Slice, TaskId};
 
 use crate::turns::turns;
-use crate::{Cluster, Demand, Host, Order, Place, Policy, Reason, Shape, State, reserve};
+use crate::{Cluster, Demand, Host, Order, Picker, Place, Policy, Reason, Shape, Standard, State, reserve};
 
 /// What to do now. Every waiting task is in `starts` or in `waits`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -68,14 +68,32 @@ struct Blocked {
     needs: String,
 }
 
+/// Free amounts and what finds places among them.
+#[derive(Clone)]
+struct Board {
+    cluster: Cluster,
+    picker: Picker<Standard>,
+}
+
+impl Board {
+    fn new(cluster: Cluster, state: &State, policy: &Policy) -> Self {
+        let picker = Standard::picker(policy.placement, &state.expected, &cluster);
+        Self { cluster, picker }
+    }
+
+    fn find(&mut self, shape: &Shape) -> Option<Place> {
+        self.picker.find(&self.cluster, shape)
+    }
+}
+
 struct Round<'a> {
     state: &'a State,
     policy: &'a Policy,
     now_ms: i64,
     /// What is free.
-    open: Cluster,
+    open: Board,
     /// What is free and not reserved; `None` while nothing is reserved.
-    unreserved: Option<Cluster>,
+    unreserved: Option<Board>,
     /// When the reserved place will be free at the latest.
     reserved_from_ms: i64,
     /// The idle cluster.
@@ -93,7 +111,7 @@ impl<'a> Round<'a> {
             state,
             policy,
             now_ms,
-            open: Cluster::of(state),
+            open: Board::new(Cluster::of(state), state, policy),
             unreserved: None,
             reserved_from_ms: i64::MIN,
             idle: Cluster::nominal(&state.nodes),
@@ -117,7 +135,7 @@ impl<'a> Round<'a> {
             return;
         }
         let demand = Demand::of(from, waiting);
-        let shape = self.open.shape(&demand);
+        let shape = self.open.cluster.shape(&demand);
         match self.find(&shape, waiting.max_run_ms) {
             Some(place) => self.start(queue, task, &place),
             None => self.block(queue, task, &demand, &shape),
@@ -132,14 +150,16 @@ impl<'a> Round<'a> {
         self.blocked.iter().find(|head| self.policy.order == Order::Strict || head.queue == queue)
     }
 
-    fn find(&self, shape: &Shape, max_run_ms: Option<i64>) -> Option<Place> {
+    fn find(&mut self, shape: &Shape, max_run_ms: Option<i64>) -> Option<Place> {
         if self.full.contains(shape) {
             return None;
         }
         let ends_in_time =
             max_run_ms.is_some_and(|run_ms| self.now_ms.saturating_add(run_ms) <= self.reserved_from_ms);
-        let cluster = if ends_in_time { &self.open } else { self.unreserved.as_ref().unwrap_or(&self.open) };
-        cluster.find(shape, self.policy.placement)
+        match &mut self.unreserved {
+            Some(unreserved) if !ends_in_time => unreserved.find(shape),
+            _ => self.open.find(shape),
+        }
     }
 
     fn start(&mut self, queue: usize, task: usize, place: &Place) {
@@ -147,19 +167,19 @@ impl<'a> Round<'a> {
         self.starts.push(Start {
             task: from.waiting[task].task.clone(),
             queue: from.spec.name.clone(),
-            node: self.open.node_name(place.node).to_owned(),
-            slices: self.open.slices(place),
+            node: self.open.cluster.node_name(place.node).to_owned(),
+            slices: self.open.cluster.slices(place),
             host: place.host,
         });
-        self.open.take(place);
+        self.open.cluster.take(place);
         if let Some(unreserved) = &mut self.unreserved {
-            unreserved.take(place);
+            unreserved.cluster.take(place);
         }
     }
 
     fn block(&mut self, queue: usize, task: usize, demand: &Demand, shape: &Shape) {
         let needs = demand.ask.to_string();
-        if self.idle.find(shape, self.policy.placement).is_none() {
+        if !self.idle.has_room(shape) {
             // It must not hold up those that can run.
             let reason = Reason::Never { needs, largest: self.idle.largest(demand) };
             self.waits.insert((queue, task), reason);
@@ -171,7 +191,7 @@ impl<'a> Round<'a> {
         self.blocked.push(Blocked { queue, task, needs });
         if first && self.policy.backfill {
             let mut unreserved = self.open.clone();
-            if let Some(from_ms) = reserve::hold(&mut unreserved, self.state, shape) {
+            if let Some(from_ms) = reserve::hold(&mut unreserved.cluster, self.state, shape) {
                 self.reserved_from_ms = from_ms;
                 self.unreserved = Some(unreserved);
             }
@@ -180,7 +200,7 @@ impl<'a> Round<'a> {
 
     fn no_room(&mut self, demand: &Demand, shape: &Shape) -> Reason {
         let needs = demand.ask.to_string();
-        if !self.full.contains(shape) && self.open.find(shape, self.policy.placement).is_some() {
+        if !self.full.contains(shape) && self.open.cluster.has_room(shape) {
             let head = &self.blocked[0];
             return Reason::Reserved {
                 needs,
@@ -189,11 +209,15 @@ impl<'a> Round<'a> {
         }
         self.full.insert(shape.clone());
         let gpus_alone = Demand { host: Host::default(), ..demand.clone() };
-        if self.open.find(&self.open.shape(&gpus_alone), self.policy.placement).is_some() {
+        if self.open.cluster.has_room(&self.open.cluster.shape(&gpus_alone)) {
             let Host { cpu_milli, memory_bytes } = demand.host;
             return Reason::NoHost { needs, cpu_milli, memory_bytes };
         }
-        Reason::NoRoom { needs, free: self.open.free_parts(shape), in_use: self.open.in_use() }
+        Reason::NoRoom {
+            needs,
+            free: self.open.cluster.free_parts(shape),
+            in_use: self.open.cluster.in_use(),
+        }
     }
 
     fn finish(self) -> Plan {

@@ -17,8 +17,11 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Fullest first: cut GPUs before fresh ones, the smallest leftover wins.
+    /// Where the least worth is lost to the tasks that are expected ([`crate::State::expected`]); as `Binpack` where
+    /// nothing is known about them.
     #[default]
+    Worth,
+    /// Fullest first: cut GPUs before fresh ones, the smallest leftover wins.
     Binpack,
     /// Emptiest first.
     Spread,

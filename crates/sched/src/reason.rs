@@ -131,19 +131,19 @@ impl Cluster {
     /// Use of all usable GPUs together.
     #[must_use]
     pub fn in_use(&self) -> Use {
-        let usable = || self.nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.usable);
+        let usable = || self.nodes().iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.usable);
         let total: Milli = usable().map(|_| Milli::ONE).sum();
-        let free: Milli = usable().map(|gpu| self.free_milli(gpu)).sum();
+        let free: Milli = usable().map(|gpu| Milli(gpu.room)).sum();
         Use { used: total.saturating_sub(free), total }
     }
 
     /// Free parts of the GPUs that `shape` could use, the largest first.
     pub(crate) fn free_parts(&self, shape: &Shape) -> Vec<FreePart> {
-        let one_node = self.nodes.len() == 1;
+        let one_node = self.len() == 1;
         let mut parts = Vec::new();
-        for (at, node) in self.nodes.iter().enumerate() {
+        for (at, node) in self.nodes().iter().enumerate() {
             for (gpu, free) in node.gpus.iter().enumerate() {
-                let milli = self.free_milli(free);
+                let milli = Milli(free.room);
                 if free.usable && milli > Milli(0) && shape.share(free.class).is_some() {
                     let node = (!one_node).then(|| self.node_name(at).to_owned());
                     parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu) });

@@ -14,23 +14,23 @@ type Distance = (i64, u32);
 /// `None` if no place would do even when all that runs has ended.
 pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Option<i64> {
     let ends = ends(cluster, state);
-    let nearest =
-        (0..cluster.nodes.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape)).min();
+    let nearest = (0..cluster.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape)).min();
     let ((free_at_ms, _), node, gpus) = nearest?;
     let share = |gpu: usize| {
-        let free = &cluster.nodes[node].gpus[gpu];
+        let free = &cluster.node(node).gpus[gpu];
         let whole = shape.share(free.class)?;
         let milli = Milli(whole.milli.0.min(free.milli));
         Some((gpu, Share { milli, memory_limit_bytes: whole.memory_limit_bytes.min(free.bytes) }))
     };
     let gpus = gpus.into_iter().filter_map(share).collect();
-    cluster.take(&Place { node, gpus, host: shape.host });
+    cluster.take(&Place { node, gpus, host: shape.host() });
     Some(free_at_ms)
 }
 
 /// For each GPU of each node: when the last task on it ends.
 fn ends(cluster: &Cluster, state: &State) -> Vec<Vec<i64>> {
-    let mut ends: Vec<Vec<i64>> = cluster.nodes.iter().map(|node| vec![i64::MIN; node.gpus.len()]).collect();
+    let mut ends: Vec<Vec<i64>> =
+        cluster.nodes().iter().map(|node| vec![i64::MIN; node.gpus.len()]).collect();
     let by_name = cluster.by_name();
     for running in &state.running {
         let Some(place) = cluster.place_of(&by_name, running) else { continue };
@@ -49,13 +49,13 @@ fn nearest_on(
     node: usize,
     shape: &Shape,
 ) -> Option<(Distance, usize, Vec<usize>)> {
-    let gpus = cluster.nodes[node].gpus.iter().enumerate().filter_map(|(at, gpu)| {
+    let gpus = cluster.node(node).gpus.iter().enumerate().filter_map(|(at, gpu)| {
         let share = shape.share(gpu.class)?;
         let distance = if gpu.fits(share) { (i64::MIN, 0) } else { (ends[at], Milli::ONE.0 - gpu.milli) };
         gpu.usable.then_some((distance, at))
     });
     let mut gpus: Vec<(Distance, usize)> = gpus.collect();
-    let wanted = shape.min as usize;
+    let wanted = shape.devices().0 as usize;
     if gpus.len() < wanted {
         return None;
     }

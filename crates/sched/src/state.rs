@@ -3,7 +3,7 @@
 
 use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
 
-use crate::Start;
+use crate::{Mix, Start};
 
 /// One moment of the world.
 #[derive(Clone, Debug, Default)]
@@ -17,13 +17,15 @@ pub struct State {
     pub queues: Vec<Queue>,
     /// Name of the queue that was served last; matters to [`crate::Order::Fair`] only.
     pub last_served: Option<String>,
+    /// Demand that is expected, counted from the past; empty if nothing is known.
+    pub expected: Mix,
 }
 
 impl State {
     /// A state of these parts.
     #[must_use]
     pub const fn new(nodes: Vec<Node>, running: Vec<Running>, queues: Vec<Queue>) -> Self {
-        Self { nodes, running, queues, last_served: None }
+        Self { nodes, running, queues, last_served: None, expected: Mix::new() }
     }
 }
 
@@ -34,6 +36,29 @@ pub struct Host {
     pub cpu_milli: u64,
     /// Main memory in bytes.
     pub memory_bytes: u64,
+}
+
+impl Host {
+    /// More than can be used up: a host that is not counted.
+    pub const UNCOUNTED: Self = Self { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
+
+    /// Is there so much in `free`?
+    #[must_use]
+    pub const fn fits_in(self, free: Self) -> bool {
+        self.cpu_milli <= free.cpu_milli && self.memory_bytes <= free.memory_bytes
+    }
+
+    /// What is left without `taken`; nothing is ever less than zero, and the uncounted stays uncounted.
+    #[must_use]
+    pub const fn less(self, taken: Self) -> Self {
+        if self.cpu_milli == u64::MAX && self.memory_bytes == u64::MAX {
+            return self;
+        }
+        Self {
+            cpu_milli: self.cpu_milli.saturating_sub(taken.cpu_milli),
+            memory_bytes: self.memory_bytes.saturating_sub(taken.memory_bytes),
+        }
+    }
 }
 
 /// A machine with GPUs.

@@ -64,19 +64,16 @@ fn lacks(state: &State, demand: &Demand) -> Vec<NodeLack> {
     let cluster = Cluster::of(state);
     let shape = cluster.shape(demand);
     let lack = |(at, node): (usize, &crate::Node)| {
-        let free = &cluster.nodes[at];
-        let room =
-            |gpu: &&crate::cluster::GpuFree| shape.share(gpu.class).is_some_and(|share| gpu.fits(share));
-        let (fitting, wanted) = (free.gpus.iter().filter(room).count(), shape.min as usize);
+        let free = cluster.node(at);
+        let room = |gpu: &&crate::GpuFree| shape.share(gpu.class).is_some_and(|share| gpu.fits(share));
+        let (fitting, wanted) = (free.gpus.iter().filter(room).count(), shape.devices().0 as usize);
         let suitable =
             node.gpus.len() - free.gpus.iter().filter(|gpu| shape.share(gpu.class).is_none()).count();
         let lacks = if suitable < wanted {
             format!("has {suitable} suitable GPUs of {wanted}")
         } else if fitting < wanted {
             format!("{fitting} of {wanted} GPUs have room")
-        } else if shape.host.cpu_milli > free.host.cpu_milli
-            || shape.host.memory_bytes > free.host.memory_bytes
-        {
+        } else if !shape.host().fits_in(free.host) {
             "GPUs have room, CPU or memory of the host has not".to_owned()
         } else {
             "nothing".to_owned()

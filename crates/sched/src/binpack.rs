@@ -1,0 +1,103 @@
+//! Binpack and spread: fullest first, or emptiest first, by what is free and nothing else.
+
+use cantle_model::{Milli, Share};
+
+use crate::ranking::{Offer, Rank};
+use crate::{Cluster, GpuFree, NodeFree, Ranking, Shape};
+
+/// Fullest first: cut GPUs before fresh ones and the smallest leftover first; whole GPUs where the fewest are left.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Binpack;
+
+/// Emptiest first.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spread;
+
+impl Ranking for Binpack {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+        let node = cluster.node(node);
+        let gpus = choose(node, shape, fullest_first)?;
+        Some(Offer { group: 0, rank: fullness(node, shape, &gpus), gpus })
+    }
+}
+
+impl Ranking for Spread {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+        let node = cluster.node(node);
+        let gpus = choose(node, shape, |gpu, share| fullest_first(gpu, share).map(|number| -number))?;
+        let [short, opened, left, free, cpu_left, digest] = fullness(node, shape, &gpus);
+        Some(Offer { group: 0, rank: [short, -opened, -left, -free, -cpu_left, digest], gpus })
+    }
+}
+
+/// Order of preference among the GPUs of one node; the lowest is taken first.
+pub(crate) type Preference = [i64; 4];
+
+pub(crate) fn fullest_first(gpu: &GpuFree, share: Share) -> Preference {
+    let fresh = i64::from(gpu.milli == Milli::ONE.0);
+    let left = i64::from(gpu.milli - share.milli.0);
+    let left_bytes = (gpu.bytes - share.memory_limit_bytes).cast_signed();
+    [fresh, left, left_bytes, i64::try_from(gpu.class).unwrap_or(i64::MAX)]
+}
+
+/// The GPUs of `node` that `shape` would get, those with the lowest preference, then the lowest position; `None` if
+/// it does not fit.
+pub(crate) fn choose<P: Ord>(
+    node: &NodeFree,
+    shape: &Shape,
+    preference: impl Fn(&GpuFree, Share) -> P,
+) -> Option<Vec<(usize, Share)>> {
+    if !shape.host().fits_in(node.host) {
+        return None;
+    }
+    let fitting = node.gpus.iter().enumerate().filter_map(|(at, gpu)| {
+        let share = shape.share(gpu.class)?;
+        gpu.fits(share).then(|| (preference(gpu, share), at, share))
+    });
+    let mut fitting: Vec<_> = fitting.collect();
+    let (min, max) = shape.devices();
+    if fitting.len() < min as usize {
+        return None;
+    }
+    fitting.sort_unstable_by(|a, b| (&a.0, a.1).cmp(&(&b.0, b.1)));
+    fitting.truncate(max as usize);
+    fitting.sort_unstable_by_key(|&(_, at, _)| at);
+    Some(fitting.into_iter().map(|(_, at, share)| (at, share)).collect())
+}
+
+impl Cluster {
+    /// Does `shape` fit anywhere?
+    #[must_use]
+    pub fn has_room(&self, shape: &Shape) -> bool {
+        self.nodes().iter().any(|node| choose(node, shape, |_, _| ()).is_some())
+    }
+}
+
+/// How empty the node would be: GPUs short of the wish, GPUs newly cut, thousandths left on the GPUs taken from,
+/// thousandths free on the node, CPU left, and a digest of the whole node.
+pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) -> Rank {
+    let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+    let cuts =
+        |(at, share): &&(usize, Share)| node.gpus[*at].milli == Milli::ONE.0 && share.milli < Milli::ONE;
+    let left = |(at, share): &(usize, Share)| i64::from(node.gpus[*at].milli - share.milli.0);
+    let free = node.gpus.iter().filter(|gpu| gpu.usable).map(|gpu| i64::from(gpu.milli)).sum();
+    let cpu_left = node.host.cpu_milli - shape.host().cpu_milli;
+    [
+        i64::from(shape.devices().1) - number(gpus.len()),
+        number(gpus.iter().filter(cuts).count()),
+        gpus.iter().map(left).sum(),
+        free,
+        i64::try_from(cpu_left).unwrap_or(i64::MAX),
+        digest(node),
+    ]
+}
+
+/// FNV-1a over all that decides on a node, GPUs in sorted order: equal digests mean interchangeable nodes.
+fn digest(node: &NodeFree) -> i64 {
+    let mut gpus: Vec<_> = node.gpus.iter().map(|g| (g.class as u64, u64::from(g.milli), g.bytes)).collect();
+    gpus.sort_unstable();
+    let words = gpus.into_iter().flat_map(|(class, milli, bytes)| [class, milli, bytes]);
+    let host = [node.host.cpu_milli, node.host.memory_bytes];
+    let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
+    words.chain(host).fold(0xcbf2_9ce4_8422_2325, step).cast_signed()
+}

@@ -1,0 +1,139 @@
+//! What the demand to come means for a cluster: the worth of remainders, what a GPU needs of its host, how many
+//! places for tasks of several GPUs will be needed, and which kinds of GPU will be scarce.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::stock::worth_of_remainders;
+use crate::{Cluster, Demand, Host, Shape};
+
+/// Demand that is expected: shapes of tasks and how often each comes, as counted in the past. Only proportions matter.
+pub type Mix = Vec<(Demand, u32)>;
+
+/// Tasks that need several whole GPUs of one node.
+#[derive(Clone, Debug)]
+pub(crate) struct SlotKind {
+    /// Number of GPUs.
+    pub(crate) gpus: u32,
+    /// What such a task takes of the host, on average.
+    pub(crate) host: Host,
+    /// Tasks per GPU of demand.
+    pub(crate) rate: f64,
+}
+
+/// GPU classes that some tasks are confined to.
+#[derive(Clone, Debug)]
+pub(crate) struct Pool {
+    /// Positions of the classes.
+    pub(crate) classes: BTreeSet<usize>,
+    /// Part of all GPU demand that is confined to it.
+    pub(crate) rate: f64,
+}
+
+/// A [`Mix`] worked out for the GPU classes of one cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct Outlook {
+    /// Worth in GPUs of what is left of a GPU, by thousandths left.
+    pub(crate) remainders: Vec<f64>,
+    /// What a GPU in use takes of its host, on average.
+    pub(crate) host_per_gpu: (f64, f64),
+    /// At most [`SLOT_KINDS`], those with the most demand.
+    pub(crate) slots: Vec<SlotKind>,
+    /// Kinds of GPU for which there is demand that can't go elsewhere.
+    pub(crate) pools: Vec<Pool>,
+}
+
+/// Kinds of tasks with several GPUs that are looked after.
+pub(crate) const SLOT_KINDS: usize = 4;
+
+impl Outlook {
+    /// `None` if the mix has no GPU demand that this cluster could serve.
+    pub(crate) fn new(mix: &[(Demand, u32)], cluster: &Cluster) -> Option<Self> {
+        let items: Vec<Item> =
+            mix.iter().filter_map(|(demand, count)| Item::new(cluster, demand, *count)).collect();
+        let total: f64 = items.iter().map(Item::gpus).sum();
+        if total <= 0.0 {
+            return None;
+        }
+        let host = |of: fn(Host) -> u64| {
+            items.iter().map(|item| item.count * of(item.shape.host()) as f64).sum::<f64>()
+        };
+        let (cpu, memory) = (host(|host| host.cpu_milli), host(|host| host.memory_bytes));
+        Some(Self {
+            remainders: remainders(&items),
+            host_per_gpu: (cpu / total, memory / total),
+            slots: slots(&items, total),
+            pools: pools(&items, total, cluster.classes().len()),
+        })
+    }
+}
+
+struct Item {
+    shape: Shape,
+    count: f64,
+    /// Thousandths per device.
+    milli: u32,
+    classes: BTreeSet<usize>,
+}
+
+impl Item {
+    fn new(cluster: &Cluster, demand: &Demand, count: u32) -> Option<Self> {
+        let shape = cluster.shape(demand);
+        let share = |class: usize| Some((class, shape.share(class)?));
+        let shares: BTreeMap<_, _> = (0..cluster.classes().len()).filter_map(share).collect();
+        let milli = shares.values().next()?.milli.0;
+        Some(Self { classes: shares.into_keys().collect(), shape, count: f64::from(count), milli })
+    }
+
+    fn gpus(&self) -> f64 {
+        self.count * f64::from(self.shape.devices().0) * f64::from(self.milli) / 1000.0
+    }
+}
+
+fn remainders(items: &[Item]) -> Vec<f64> {
+    let mut sizes: BTreeMap<u32, f64> = BTreeMap::new();
+    for item in items.iter().filter(|item| item.milli < 1000) {
+        *sizes.entry(item.milli).or_default() += item.count * f64::from(item.shape.devices().0);
+    }
+    worth_of_remainders(&sizes.into_iter().collect::<Vec<_>>())
+}
+
+fn slots(items: &[Item], total: f64) -> Vec<SlotKind> {
+    let mut kinds: BTreeMap<u32, (f64, f64, f64)> = BTreeMap::new();
+    for item in items.iter().filter(|item| item.milli == 1000 && item.shape.devices().0 > 1) {
+        let (count, cpu, memory) = kinds.entry(item.shape.devices().0).or_default();
+        *count += item.count;
+        *cpu += item.count * item.shape.host().cpu_milli as f64;
+        *memory += item.count * item.shape.host().memory_bytes as f64;
+    }
+    let mut kinds: Vec<SlotKind> = kinds
+        .into_iter()
+        .map(|(gpus, (count, cpu, memory))| SlotKind {
+            gpus,
+            host: Host { cpu_milli: whole(cpu / count), memory_bytes: whole(memory / count) },
+            rate: count / total,
+        })
+        .collect();
+    kinds.sort_by(|a, b| (f64::from(b.gpus) * b.rate).total_cmp(&(f64::from(a.gpus) * a.rate)));
+    kinds.truncate(SLOT_KINDS);
+    kinds
+}
+
+/// Nearest whole number of a non-negative average.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an average of numbers that are u64"
+)]
+fn whole(average: f64) -> u64 {
+    average.round() as u64
+}
+
+fn pools(items: &[Item], total: f64, classes: usize) -> Vec<Pool> {
+    let confined: BTreeSet<&BTreeSet<usize>> =
+        items.iter().map(|item| &item.classes).filter(|set| set.len() < classes).collect();
+    let rate = |set: &BTreeSet<usize>| {
+        let inside = items.iter().filter(|item| item.classes.is_subset(set));
+        inside.map(Item::gpus).sum::<f64>() / total
+    };
+    confined.into_iter().map(|set| Pool { classes: set.clone(), rate: rate(set) }).collect()
+}

@@ -1,0 +1,35 @@
+//! What a placement policy is: a ranking of places.
+
+use cantle_model::Share;
+
+use crate::{Cluster, Shape};
+
+/// Compared from the left, the lowest wins. Equal ranks must mean interchangeable places, so that renaming or
+/// shuffling nodes and GPUs changes nothing but names; the position decides between them.
+pub type Rank = [i64; 6];
+
+/// The best that one node offers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// What [`Ranking::price`] depends on, besides the shape and the cluster as a whole.
+    pub group: u64,
+    /// How good it is, by what is on the node alone.
+    pub rank: Rank,
+    /// Positions of GPUs on the node and what is taken of each.
+    pub gpus: Vec<(usize, Share)>,
+}
+
+/// Ranks places. What depends on one node alone goes into the offer and is remembered until that node changes; what
+/// depends on the whole cluster goes into the price, which is asked anew for each decision, once per group.
+pub trait Ranking {
+    /// The best offer of the node at `node`; `None` if `shape` does not fit there.
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer>;
+
+    /// Added to the first number of the rank of every offer of `group`.
+    fn price(&self, _shape: &Shape, _group: u64) -> i64 {
+        0
+    }
+
+    /// The free amounts of the node at `node` have changed.
+    fn changed(&mut self, _cluster: &Cluster, _node: usize) {}
+}
