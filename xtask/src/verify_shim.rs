@@ -12,7 +12,7 @@ use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, elf
 use crate::build_shim::{ARTIFACTS, Artifact};
 
 /// A shared object may be this large.
-const MAX_BYTES: usize = 128 << 10;
+const MAX_BYTES: usize = 192 << 10;
 /// The newest C library whose symbols may be needed.
 const NEWEST_GLIBC: (u32, u32) = (2, 17);
 /// Libraries that every system has.

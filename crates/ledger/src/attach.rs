@@ -85,6 +85,16 @@ impl Ledger {
         self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.0)))
     }
 
+    /// The processes that hold something on a GPU: their pids, as they know themselves, and granules. Dead ones are among
+    /// them until they are settled.
+    pub fn holders(&self, gpu: usize) -> impl Iterator<Item = (u32, u32)> {
+        (0..self.usage.touched()).filter_map(move |number| {
+            let pid = owner_pid(self.usage.slot(number)?.owner.load(Ordering::Acquire));
+            let granules = protocol::held(&GpuCells::new(&self.usage, gpu)?, number);
+            (pid != 0 && granules > 0).then_some((pid, granules))
+        })
+    }
+
     /// Returns what dead processes hold; gives the number of granules. Any process may call it at any time.
     pub fn reap(&self) -> u32 {
         let Ok(fd) = Fd::open(self.usage_path.as_c_str(), libc::O_RDWR) else { return 0 };

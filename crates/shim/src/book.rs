@@ -16,6 +16,8 @@ pub(crate) struct Book {
     small_bytes: u64,
     small_granules: u32,
     context_granules: u32,
+    /// Granules charged for the memory of launched graphs.
+    pub(crate) graph_granules: u32,
     /// Contexts that the program created itself and that still exist.
     pub(crate) own_contexts: u32,
 }
@@ -53,6 +55,18 @@ impl Book {
             account.release(self.small_granules - granules);
             self.small_granules = granules;
         }
+    }
+
+    /// Makes a reservation of `from` bytes one of `to`. The sum never falls below either on the way.
+    pub(crate) fn resize(&mut self, account: &mut Account<'_>, from: u64, to: u64) -> Result<(), Over> {
+        if from <= SMALL_BYTES || to <= SMALL_BYTES {
+            self.reserve(account, to)?;
+            self.release(account, from);
+            return Ok(());
+        }
+        let (from, to) = (granules_holding(from), granules_holding(to));
+        account.release(from.saturating_sub(to));
+        account.reserve(to.saturating_sub(from))
     }
 
     /// Reserves the context's memory if this process does not hold it yet.

@@ -130,3 +130,16 @@ fn resolve(library: &Library, name: &CStr, address: &AtomicPtr<c_void>) -> *mut 
     address.store(found, Release);
     found
 }
+
+/// Declares functions of the driver: `driver_functions! { LIBRARY: name(argument types); … }`.
+macro_rules! driver_functions {
+    ($library:ident: $( $name:ident($($type:ty),* $(,)?); )*) => {$(
+        pub(super) static $name: $crate::function::Function<unsafe extern "C" fn($($type),*) -> Status> =
+            $crate::function::Function::new(&$crate::function::$library, unsafe {
+                // SAFETY: `concat!` ends it with its only NUL.
+                core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
+            });
+    )*};
+}
+
+pub(crate) use driver_functions;

@@ -1,6 +1,6 @@
 //! The table of all functions that a slice changes: what each does, and which code stands in for it.
 //!
-//! Every other function of the driver is in `data/passes.tsv` with the reason why it may pass untouched. A test compares both
+//! Every other function of the driver is in `data/*-passes.txt` with the reason why it may pass untouched. A test compares both
 //! with the driver's symbol lists, so a function that is in neither fails it.
 
 use core::ffi::{CStr, c_void};
@@ -52,13 +52,7 @@ macro_rules! hooks {
         mod real {
             #![allow(non_upper_case_globals, reason = "the names are the driver's")]
             use super::*;
-            $(
-                pub(super) static $name: $crate::function::Function<unsafe extern "C" fn($($type),*) -> Status> =
-                    $crate::function::Function::new(&$crate::function::$library, unsafe {
-                        // SAFETY: `concat!` ends it with its only NUL.
-                        core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
-                    });
-            )*
+            $crate::function::driver_functions! { $library: $( $name($($type),*); )* }
         }
         $(
             #[cfg_attr(feature = $feature, unsafe(no_mangle))]

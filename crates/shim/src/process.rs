@@ -32,6 +32,16 @@ pub(crate) struct Process {
     pub(crate) memory: Table,
     /// Arrays and mipmapped arrays.
     pub(crate) arrays: Table,
+    /// Physical memory of the virtual memory API, by handle; the entry's context counts what keeps it.
+    pub(crate) handles: Table,
+    /// Where such memory is mapped; the entry's context is the handle.
+    pub(crate) mappings: Table,
+    /// True once `pools` has had an entry: most programs use none, and are not to pay for them.
+    pub(crate) uses_pools: AtomicBool,
+    /// Memory pools, with what is charged for their reservation.
+    pub(crate) pools: Table,
+    /// Executable graphs that allocate, with the most they can take.
+    pub(crate) graphs: Table,
     /// Contexts that the program created itself.
     pub(crate) contexts: Table,
 }

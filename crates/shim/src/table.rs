@@ -29,6 +29,10 @@ impl Entry {
         Self { key, context, bytes_and_gpu: bytes << GPU_BITS | gpu as u64 & 0xFF }
     }
 
+    pub(crate) const fn set_bytes(&mut self, bytes: u64) {
+        self.bytes_and_gpu = bytes << GPU_BITS | self.bytes_and_gpu & 0xFF;
+    }
+
     pub(crate) const fn gpu(&self) -> usize {
         (self.bytes_and_gpu & 0xFF) as usize
     }
@@ -67,6 +71,37 @@ impl Table {
         stripe.slots().get(at).copied()
     }
 
+    /// Lets `change` edit an entry; false if there is none.
+    pub(crate) fn update(&self, key: u64, change: impl FnOnce(&mut Entry)) -> bool {
+        let Some(mut stripe) = self.stripe(key).map(Lock::lock) else { return false };
+        let at = stripe.find(key);
+        at.and_then(|at| stripe.slots_mut().get_mut(at)).map(change).is_some()
+    }
+
+    /// Lets `is_last` edit an entry, which is taken out if it says so.
+    pub(crate) fn remove_if(&self, key: u64, is_last: impl FnOnce(&mut Entry) -> bool) -> Option<Entry> {
+        let mut stripe = self.stripe(key)?.lock();
+        let at = stripe.find(key)?;
+        if is_last(stripe.slots_mut().get_mut(at)?) { stripe.remove(key) } else { None }
+    }
+
+    /// Shows every entry. Nothing is locked meanwhile, so entries that come or go may be missed or shown twice.
+    pub(crate) fn each(&self, mut each: impl FnMut(Entry)) {
+        for stripe in &self.0 {
+            let mut at = 0;
+            loop {
+                let next = {
+                    let stripe = stripe.lock();
+                    let mut rest = stripe.slots().iter().enumerate().skip(at);
+                    rest.find(|(_, entry)| entry.key != 0).map(|(at, entry)| (at, *entry))
+                };
+                let Some((found, entry)) = next else { break };
+                each(entry);
+                at = found + 1;
+            }
+        }
+    }
+
     /// Lets `change` edit every entry's context.
     pub(crate) fn edit_contexts(&self, mut change: impl FnMut(&Entry) -> u64) {
         for stripe in &self.0 {
@@ -82,9 +117,12 @@ impl Table {
     pub(crate) fn sweep(&self, doomed: impl Fn(&Entry) -> bool, mut each: impl FnMut(Entry)) {
         for stripe in &self.0 {
             loop {
-                let mut stripe = stripe.lock();
-                let found = stripe.slots().iter().copied().find(|entry| entry.key != 0 && doomed(entry));
-                let Some(entry) = found.and_then(|entry| stripe.remove(entry.key)) else { break };
+                let taken = {
+                    let mut stripe = stripe.lock();
+                    let found = stripe.slots().iter().copied().find(|entry| entry.key != 0 && doomed(entry));
+                    found.and_then(|entry| stripe.remove(entry.key))
+                };
+                let Some(entry) = taken else { break };
                 each(entry);
             }
         }

@@ -2,7 +2,7 @@
 
 use cantle_ledger::{Account, Attachment, Over};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool};
 use crate::book::Book;
 use crate::function::Status;
 use crate::lock::Guard;
@@ -64,11 +64,22 @@ impl Place {
     /// Reserves what an allocation of `bytes` takes, and the context's memory if that is not charged yet.
     #[inline]
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
-        let mut opened = self.open().ok_or(OUT_OF_MEMORY)?;
-        opened.charge_context(bytes)?;
-        let reserved = opened.book.reserve(&mut opened.account, bytes);
-        reserved.map_err(|over| opened.refuse(over, bytes))?;
+        if self.try_reserve(bytes).is_err() {
+            // As the driver does before it gives up: pools let go of what they don't use.
+            pool::trim_all();
+            let refused = self.try_reserve(bytes);
+            refused.map_err(|over| self.open().map_or(OUT_OF_MEMORY, |opened| opened.refuse(over, bytes)))?;
+        }
         Ok(Reservation { place: self, bytes })
+    }
+
+    #[inline]
+    fn try_reserve(self, bytes: u64) -> Result<(), Over> {
+        // No account is no room at all.
+        let mut opened = self.open().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
+        opened.reserve_context()?;
+        let Opened { book, account, .. } = &mut opened;
+        book.reserve(account, bytes)
     }
 }
 
@@ -84,15 +95,35 @@ impl Opened {
     /// `asked_bytes` is what the program is after, for the note if there is no room.
     #[inline]
     pub(super) fn charge_context(&mut self, asked_bytes: u64) -> Result<(), Status> {
-        let granules =
-            self.place.attachment.ledger().gpus().get(self.place.gpu).map_or(0, |gpu| gpu.context_granules());
-        let reserved = self.book.reserve_context(&mut self.account, granules);
-        reserved.map_err(|over| self.refuse(over, asked_bytes))
+        self.reserve_context().map_err(|over| self.refuse(over, asked_bytes))
+    }
+
+    #[inline]
+    fn reserve_context(&mut self) -> Result<(), Over> {
+        let gpu = self.place.attachment.ledger().gpus().get(self.place.gpu);
+        self.book.reserve_context(&mut self.account, gpu.map_or(0, |gpu| gpu.context_granules()))
+    }
+
+    /// Brings what is charged for something from `before` to `now` granules. An error is growth that does not fit: it is
+    /// charged all the same, because it has happened.
+    pub(super) fn account_for(&mut self, before: u32, now: u32) -> Result<(), Over> {
+        if now <= before {
+            self.account.release(before - now);
+            return Ok(());
+        }
+        self.account.reserve(now - before).inspect_err(|_| {
+            let held = self.account.held();
+            self.account.set_held(held.saturating_add(now - before));
+        })
+    }
+
+    pub(super) const fn process(&self) -> &'static Process {
+        self.place.process
     }
 
     /// Notes a refusal for the agent; gives the answer for the program.
     #[cold]
-    fn refuse(&self, over: Over, asked_bytes: u64) -> Status {
+    pub(super) fn refuse(&self, over: Over, asked_bytes: u64) -> Status {
         self.account.refused(over, asked_bytes);
         OUT_OF_MEMORY
     }
@@ -107,12 +138,20 @@ pub(super) struct Reservation {
 impl Reservation {
     /// Brings the reservation to what the driver really took.
     pub(super) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
-        if bytes != self.bytes {
-            // Into `larger` first, so that the sum never falls below what is allocated.
-            let mut larger = self.place.reserve(bytes)?;
-            core::mem::swap(&mut self.bytes, &mut larger.bytes);
-        }
+        let mut opened = self.place.open().ok_or(OUT_OF_MEMORY)?;
+        let Opened { book, account, .. } = &mut opened;
+        let resized = book.resize(account, self.bytes, bytes);
+        resized.map_err(|over| opened.refuse(over, bytes))?;
+        self.bytes = bytes;
         Ok(())
+    }
+
+    pub(super) const fn gpu(&self) -> usize {
+        self.place.gpu
+    }
+
+    pub(super) const fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The allocation has been made: from now on it is charged until it is freed.

@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, Opened, Place};
-use super::{Context, Device, SUCCESS, driver};
+use super::{Context, Device, SUCCESS, driver, pool};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::{Entry, Table};
@@ -130,11 +130,12 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
     // SAFETY: the caller's argument.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_if_none_left(place, device);
+    pool::settle_all();
     status
 }
 
-/// Set in the context of an entry that is freed if the driver does what it was asked; contexts are aligned.
-const DOOMED: u64 = 1;
+/// Set in the context of an entry that is freed if the driver does what it was asked; no address of a process has this bit.
+const DOOMED: u64 = 1 << 63;
 
 /// Asks the driver to end a context, then gives back what lay in it if it has `ended`.
 ///

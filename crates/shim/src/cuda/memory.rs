@@ -3,7 +3,7 @@
 use core::ffi::c_uint;
 
 use super::charge::{self, Place};
-use super::{Address, OUT_OF_MEMORY, SUCCESS};
+use super::{Address, OUT_OF_MEMORY, SUCCESS, pool};
 use crate::function::Status;
 use crate::process::process;
 use crate::table::Entry;
@@ -137,12 +137,12 @@ pub(super) unsafe fn free<A: Word>(real: unsafe extern "C" fn(A) -> Status, addr
     let known = process.memory.remove(address.widen());
     // SAFETY: the caller's argument.
     let status = unsafe { real(address) };
-    if let Some(entry) = known {
-        if status == SUCCESS {
-            charge::release(entry.gpu(), entry.bytes());
-        } else if process.memory.insert(entry).is_err() {
-            // It can't be remembered, so it stays charged: too much is safe, too little is not.
-        }
+    match known {
+        Some(entry) if status == SUCCESS => charge::release(entry.gpu(), entry.bytes()),
+        // Full can't be: its place has just been left.
+        Some(entry) => drop(process.memory.insert(entry)),
+        // Perhaps from a pool.
+        None => pool::settle_all(),
     }
     status
 }

@@ -1,15 +1,23 @@
 //! The driver API: which functions a slice changes, and how.
 
+mod array;
 mod charge;
 mod context;
+mod graph;
 mod lookup;
 mod memory;
+mod pool;
 mod report;
+mod vmm;
 
 use core::ffi::{c_char, c_int, c_uint, c_void};
 
 use crate::function::Status;
 use crate::hooks::hooks;
+use array::Array;
+use graph::Graph;
+use pool::{Pool, Stream};
+use vmm::Handle;
 
 pub(crate) const SUCCESS: Status = 0;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
@@ -32,6 +40,48 @@ hooks! { CUDA, "cuda":
     Allocates cuMemAllocManaged(address: *mut Address, bytes: usize, flags: c_uint) => memory::alloc_managed;
     Frees cuMemFree_v2(address: Address) => memory::free;
     Frees cuMemFree(address: ShortAddress) => memory::free;
+
+    Allocates cuMemAllocAsync(address: *mut Address, bytes: usize, stream: Stream) => pool::alloc;
+    Allocates cuMemAllocAsync_ptsz(address: *mut Address, bytes: usize, stream: Stream) => pool::alloc;
+    Allocates cuMemAllocFromPoolAsync(address: *mut Address, bytes: usize, pool: Pool, stream: Stream) => pool::alloc_from;
+    Allocates cuMemAllocFromPoolAsync_ptsz(address: *mut Address, bytes: usize, pool: Pool, stream: Stream) => pool::alloc_from;
+    Frees cuMemFreeAsync(address: Address, stream: Stream) => pool::free;
+    Frees cuMemFreeAsync_ptsz(address: Address, stream: Stream) => pool::free;
+    Allocates cuMemPoolCreate(pool: *mut Pool, properties: *const pool::Properties) => pool::create;
+    Frees cuMemPoolDestroy(pool: Pool) => pool::destroy;
+    Frees cuMemPoolTrimTo(pool: Pool, keep: usize) => pool::trim_to;
+    Frees cuMemPoolSetAttribute(pool: Pool, which: c_int, value: *mut c_void) => pool::set_attribute;
+    Frees cuCtxSynchronize() => pool::synchronize;
+    Frees cuCtxSynchronize_v2(context: Context) => pool::synchronize_with;
+    Frees cuStreamSynchronize(stream: Stream) => pool::synchronize_with;
+    Frees cuStreamSynchronize_ptsz(stream: Stream) => pool::synchronize_with;
+    Frees cuEventSynchronize(event: *mut c_void) => pool::synchronize_with;
+
+    Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
+    Frees cuMemRelease(handle: Handle) => vmm::release;
+    Frees cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) => vmm::retain;
+    Frees cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) => vmm::map;
+    Frees cuMemUnmap(address: Address, bytes: usize) => vmm::unmap;
+
+    Allocates cuArrayCreate_v2(array: *mut Array, descriptor: *const array::Descriptor<usize>) => array::create;
+    Allocates cuArray3DCreate_v2(array: *mut Array, descriptor: *const array::Descriptor3d<usize>) => array::create_3d;
+    Allocates cuArrayCreate(array: *mut Array, descriptor: *const array::Descriptor<c_uint>) => array::create;
+    Allocates cuArray3DCreate(array: *mut Array, descriptor: *const array::Descriptor3d<c_uint>) => array::create_3d;
+    Allocates cuMipmappedArrayCreate(array: *mut Array, descriptor: *const array::Descriptor3d<usize>, levels: c_uint) => array::create_mipmapped;
+    Frees cuArrayDestroy(array: Array) => array::destroy;
+    Frees cuMipmappedArrayDestroy(array: Array) => array::destroy;
+
+    Allocates cuGraphInstantiate(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
+    Allocates cuGraphInstantiate_v2(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
+    Allocates cuGraphInstantiateWithFlags(executable: *mut Graph, graph: Graph, flags: u64) => graph::instantiate_with_flags;
+    Allocates cuGraphInstantiateWithParams(executable: *mut Graph, graph: Graph, parameters: *mut c_void) => graph::instantiate_with_parameters;
+    Allocates cuGraphInstantiateWithParams_ptsz(executable: *mut Graph, graph: Graph, parameters: *mut c_void) => graph::instantiate_with_parameters;
+    Allocates cuGraphUpload(executable: Graph, stream: Stream) => graph::launch;
+    Allocates cuGraphUpload_ptsz(executable: Graph, stream: Stream) => graph::launch;
+    Allocates cuGraphLaunch(executable: Graph, stream: Stream) => graph::launch;
+    Allocates cuGraphLaunch_ptsz(executable: Graph, stream: Stream) => graph::launch;
+    Frees cuGraphExecDestroy(executable: Graph) => graph::destroy;
+    Frees cuDeviceGraphMemTrim(device: Device) => graph::trim;
 
     Allocates cuCtxCreate(context: *mut Context, flags: c_uint, device: Device) => context::create;
     Allocates cuCtxCreate_v2(context: *mut Context, flags: c_uint, device: Device) => context::create;
@@ -59,17 +109,26 @@ hooks! { CUDA, "cuda":
 mod driver {
     #![allow(non_upper_case_globals, reason = "the names are the driver's")]
     use super::*;
-    use crate::function::{CUDA, Function};
 
-    pub(super) static cuCtxGetDevice: Function<unsafe extern "C" fn(*mut Device) -> Status> =
-        Function::new(&CUDA, c"cuCtxGetDevice");
-    pub(super) static cuCtxGetCurrent: Function<unsafe extern "C" fn(*mut Context) -> Status> =
-        Function::new(&CUDA, c"cuCtxGetCurrent");
-    pub(super) static cuDeviceGetUuid: Function<unsafe extern "C" fn(*mut [u8; 16], Device) -> Status> =
-        Function::new(&CUDA, c"cuDeviceGetUuid");
-    pub(super) static cuDeviceGetUuid_v2: Function<unsafe extern "C" fn(*mut [u8; 16], Device) -> Status> =
-        Function::new(&CUDA, c"cuDeviceGetUuid_v2");
-    pub(super) static cuDevicePrimaryCtxGetState: Function<
-        unsafe extern "C" fn(Device, *mut c_uint, *mut c_int) -> Status,
-    > = Function::new(&CUDA, c"cuDevicePrimaryCtxGetState");
+    crate::function::driver_functions! { CUDA:
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetUuid(*mut [u8; 16], Device);
+        cuDeviceGetUuid_v2(*mut [u8; 16], Device);
+        cuDevicePrimaryCtxGetState(Device, *mut c_uint, *mut c_int);
+        cuCtxGetDevice(*mut Device);
+        cuCtxGetCurrent(*mut Context);
+        cuCtxPushCurrent_v2(Context);
+        cuCtxPopCurrent_v2(*mut Context);
+        cuStreamGetCtx(Stream, *mut Context);
+        cuDeviceGetMemPool(*mut Pool, Device);
+        cuDeviceGetDefaultMemPool(*mut Pool, Device);
+        cuMemPoolGetAttribute(Pool, c_int, *mut c_void);
+        cuArrayGetMemoryRequirements(*mut array::Requirements, Array, Device);
+        cuMipmappedArrayGetMemoryRequirements(*mut array::Requirements, Array, Device);
+        cuGraphGetNodes(Graph, *mut Graph, *mut usize);
+        cuGraphNodeGetType(Graph, *mut c_int);
+        cuGraphMemAllocNodeGetParams(Graph, *mut graph::AllocParameters);
+        cuGraphChildGraphNodeGetGraph(Graph, *mut Graph);
+        cuDeviceGetGraphMemAttribute(Device, c_int, *mut c_void);
+    }
 }

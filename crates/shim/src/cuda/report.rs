@@ -5,7 +5,7 @@ use core::ffi::c_uint;
 use cantle_ledger::GRANULE_BYTES;
 
 use super::charge::{self, Place};
-use super::{Device, SUCCESS};
+use super::{Device, SUCCESS, pool};
 use crate::function::Status;
 
 /// The two widths of sizes in the API; what does not fit is the largest that does.
@@ -53,6 +53,7 @@ pub(super) unsafe fn memory_info<S: Size>(
         return status;
     }
     let Some((_, device)) = charge::current() else { return status };
+    pool::settle_all();
     let (used, limit) = Place::of(device).map_or((0, 0), |place| {
         // What the program sees includes its context. If there is no room for that, nothing is free anyway.
         if let Some(mut opened) = place.open() {

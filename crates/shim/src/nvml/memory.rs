@@ -1,12 +1,11 @@
 //! Memory figures: the slice's limit and what all of its processes use of it.
 
-use core::ffi::{c_char, c_uint, c_ulonglong};
+use core::ffi::{c_uint, c_ulonglong};
 
-use cantle_ledger::{GRANULE_BYTES, Uuid};
+use cantle_ledger::GRANULE_BYTES;
 
-use super::{Device, SUCCESS, driver, guard};
+use super::{Device, SUCCESS, devices, guard};
 use crate::function::Status;
-use crate::process::process;
 
 /// `nvmlMemory_t`.
 #[repr(C)]
@@ -16,7 +15,7 @@ pub(crate) struct Info {
     used: c_ulonglong,
 }
 
-/// `nvmlMemory_v2_t`. `reserved` is what the driver keeps for itself, of the whole GPU: it stays as it is.
+/// `nvmlMemory_v2_t`. `reserved` is what the driver keeps of the whole GPU for itself: it stays as it is.
 #[repr(C)]
 pub(crate) struct InfoV2 {
     version: c_uint,
@@ -26,86 +25,83 @@ pub(crate) struct InfoV2 {
     used: c_ulonglong,
 }
 
-pub(super) unsafe fn info(
-    real: unsafe extern "C" fn(Device, *mut Info) -> Status,
+/// `nvmlBAR1Memory_t`.
+#[repr(C)]
+pub(crate) struct Bar1 {
+    total: c_ulonglong,
+    free: c_ulonglong,
+    used: c_ulonglong,
+}
+
+type Get<I> = unsafe extern "C" fn(Device, *mut I) -> Status;
+
+pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        changed(real, device, info, |info, slice| {
+            (info.total, info.free, info.used) = (slice.total, slice.free(), slice.used);
+        })
+    }
+}
+
+pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV2) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        changed(real, device, info, |info, slice| {
+            (info.total, info.free, info.used) = (slice.total, slice.free(), slice.used);
+        })
+    }
+}
+
+/// The window through which the host reaches GPU memory: what others have mapped in it is theirs, so the slice's own use is shown.
+pub(super) unsafe fn bar1(real: Get<Bar1>, device: Device, info: *mut Bar1) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe {
+        changed(real, device, info, |info, slice| {
+            info.total = info.total.min(slice.total);
+            info.used = info.total.min(slice.used);
+            info.free = info.total - info.used;
+        })
+    }
+}
+
+/// Asks the driver, then lets `change` put the slice's figures in.
+unsafe fn changed<I>(
+    real: Get<I>,
     device: Device,
-    info: *mut Info,
+    info: *mut I,
+    change: impl FnOnce(&mut I, &Figures),
 ) -> Status {
     let inside = guard::enter();
     // SAFETY: the caller's arguments.
     let status = unsafe { real(device, info) };
     if status == SUCCESS && inside.is_some() {
-        let slice = slice_of(device);
-        // SAFETY: the driver accepted the pointer.
-        unsafe {
-            (*info).total = slice.total;
-            (*info).free = slice.free;
-            (*info).used = slice.used
-        };
+        // SAFETY: the driver accepted the pointer and wrote all of it.
+        unsafe { change(&mut *info, &slice_of(device)) };
     }
     status
 }
 
-pub(super) unsafe fn info_v2(
-    real: unsafe extern "C" fn(Device, *mut InfoV2) -> Status,
-    device: Device,
-    info: *mut InfoV2,
-) -> Status {
-    let inside = guard::enter();
-    // SAFETY: the caller's arguments.
-    let status = unsafe { real(device, info) };
-    if status == SUCCESS && inside.is_some() {
-        let slice = slice_of(device);
-        // SAFETY: the driver accepted the pointer.
-        unsafe {
-            (*info).total = slice.total;
-            (*info).free = slice.free;
-            (*info).used = slice.used
-        };
-    }
-    status
-}
-
+/// A slice on one GPU, in bytes.
 #[derive(Default)]
 struct Figures {
     total: u64,
-    free: u64,
     used: u64,
 }
 
-/// The slice on a GPU, in bytes. A GPU outside the slice has none, and nothing is told about the others on it.
+impl Figures {
+    const fn free(&self) -> u64 {
+        self.total.saturating_sub(self.used)
+    }
+}
+
+/// The slice on a GPU. A GPU outside the slice has none, and nothing is told about the others on it.
 fn slice_of(device: Device) -> Figures {
-    let figures = || {
-        let ledger = process()?.ledger()?;
-        let gpu = ledger.gpu_index(&uuid(device)?)?;
-        let limit = ledger.gpus().get(gpu)?.limit_granules();
-        let used = ledger.used(gpu);
+    let figures = devices::in_slice(device).and_then(|(ledger, gpu)| {
         Some(Figures {
-            total: u64::from(limit) * GRANULE_BYTES,
-            free: u64::from(limit.saturating_sub(used)) * GRANULE_BYTES,
-            used: u64::from(used) * GRANULE_BYTES,
+            total: u64::from(ledger.gpus().get(gpu)?.limit_granules()) * GRANULE_BYTES,
+            used: u64::from(ledger.used(gpu)) * GRANULE_BYTES,
         })
-    };
-    figures().unwrap_or_default()
-}
-
-/// UUID of a device. NVML prints it: `GPU-` or `MIG-`, then 32 hexadecimal digits with dashes among them.
-fn uuid(device: Device) -> Option<Uuid> {
-    let mut text = [0_u8; 96];
-    let get = driver::nvmlDeviceGetUUID.get().ok()?;
-    // SAFETY: writes at most the length it is told.
-    if unsafe { get(device, text.as_mut_ptr().cast::<c_char>(), text.len() as c_uint) } != SUCCESS {
-        return None;
-    }
-    parse(text.strip_prefix(b"GPU-").or_else(|| text.strip_prefix(b"MIG-"))?)
-}
-
-fn parse(digits: &[u8]) -> Option<Uuid> {
-    let mut nibbles =
-        digits.iter().filter(|&&digit| digit != b'-').map(|&digit| char::from(digit).to_digit(16));
-    let mut uuid = Uuid::default();
-    for byte in &mut uuid {
-        *byte = (nibbles.next()?? << 4 | nibbles.next()??) as u8;
-    }
-    Some(uuid)
+    });
+    figures.unwrap_or_default()
 }

@@ -1,7 +1,9 @@
-//! NVML: what a slice sees of the GPUs.
+//! NVML: what a slice sees of the GPUs. Its own, by UUID; of their memory its share; of their processes its own.
 
+mod devices;
 mod guard;
 mod memory;
+mod processes;
 
 use core::ffi::{c_char, c_uint, c_void};
 
@@ -9,7 +11,10 @@ use crate::function::Status;
 use crate::hooks::hooks;
 
 pub(crate) const SUCCESS: Status = 0;
+pub(crate) const INVALID_ARGUMENT: Status = 2;
 pub(crate) const NOT_SUPPORTED: Status = 3;
+pub(crate) const NOT_FOUND: Status = 6;
+pub(crate) const INSUFFICIENT_SIZE: Status = 7;
 
 /// `nvmlDevice_t`.
 type Device = *mut c_void;
@@ -17,15 +22,38 @@ type Device = *mut c_void;
 hooks! { NVML, "nvml":
     Reports nvmlDeviceGetMemoryInfo(device: Device, info: *mut memory::Info) => memory::info;
     Reports nvmlDeviceGetMemoryInfo_v2(device: Device, info: *mut memory::InfoV2) => memory::info_v2;
+    Reports nvmlDeviceGetBAR1MemoryInfo(device: Device, info: *mut memory::Bar1) => memory::bar1;
+    Reports nvmlDeviceGetConfComputeProtectedMemoryUsage(device: Device, info: *mut memory::Info) => memory::info;
+
+    Reports nvmlDeviceGetCount(count: *mut c_uint) => devices::count;
+    Reports nvmlDeviceGetCount_v2(count: *mut c_uint) => devices::count;
+    Reports nvmlDeviceGetHandleByIndex(index: c_uint, device: *mut Device) => devices::by_index;
+    Reports nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Device) => devices::by_index;
+    Reports nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) => devices::by_name;
+    Reports nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut Device) => devices::by_name;
+    Reports nvmlDeviceGetHandleByPciBusId(id: *const c_char, device: *mut Device) => devices::by_name;
+    Reports nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut Device) => devices::by_name;
+    Reports nvmlDeviceGetMigDeviceHandleByIndex(gpu: Device, index: c_uint, device: *mut Device) => devices::mig_by_index;
+    Reports nvmlDeviceGetIndex(device: Device, index: *mut c_uint) => devices::index;
+
+    Reports nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut c_uint, list: *mut processes::Process) => processes::compute;
+    Reports nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::compute;
+    Reports nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::compute;
+    Reports nvmlDeviceGetGraphicsRunningProcesses(device: Device, count: *mut c_uint, list: *mut processes::Process) => processes::none;
+    Reports nvmlDeviceGetGraphicsRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
+    Reports nvmlDeviceGetGraphicsRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
+    Reports nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut c_uint, list: *mut processes::Process) => processes::none;
+    Reports nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
+    Reports nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
 }
 
 /// Functions of NVML that the hooks ask themselves.
 mod driver {
     #![allow(non_upper_case_globals, reason = "the names are the driver's")]
     use super::*;
-    use crate::function::{Function, NVML};
 
-    pub(super) static nvmlDeviceGetUUID: Function<
-        unsafe extern "C" fn(Device, *mut c_char, c_uint) -> Status,
-    > = Function::new(&NVML, c"nvmlDeviceGetUUID");
+    crate::function::driver_functions! { NVML:
+        nvmlDeviceGetUUID(Device, *mut c_char, c_uint);
+        nvmlDeviceGetMaxMigDeviceCount(Device, *mut c_uint);
+    }
 }
