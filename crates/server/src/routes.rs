@@ -24,7 +24,7 @@ impl Routes {
     pub(crate) fn typed<R, F, Fut, T>(&mut self, handler: F)
     where
         R: Request + 'static,
-        F: Fn(Call, R) -> Fut + Send + Sync + Copy + 'static,
+        F: Fn(Call, R) -> Fut + Send + Sync + Clone + 'static,
         Fut: Future<Output = Result<T, ApiError>> + Send,
         T: Serialize,
     {
@@ -35,11 +35,12 @@ impl Routes {
     pub(crate) fn on<R, F, Fut, T>(&mut self, endpoint: &'static str, handler: F)
     where
         R: DeserializeOwned + Send + 'static,
-        F: Fn(Call, R) -> Fut + Send + Sync + Copy + 'static,
+        F: Fn(Call, R) -> Fut + Send + Sync + Clone + 'static,
         Fut: Future<Output = Result<T, ApiError>> + Send,
         T: Serialize,
     {
         let erased = move |call: Call, body: Value| -> Answer {
+            let handler = handler.clone();
             Box::pin(async move {
                 let request = serde_json::from_value(body);
                 let request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
@@ -49,6 +50,11 @@ impl Routes {
         };
         let before = self.0.insert(endpoint, Box::new(erased));
         debug_assert!(before.is_none(), "two handlers for {endpoint}");
+    }
+
+    /// All endpoints, in order.
+    pub(crate) fn names(&self) -> Vec<&'static str> {
+        self.0.keys().copied().collect()
     }
 
     /// Answers a call.

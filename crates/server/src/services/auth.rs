@@ -12,6 +12,17 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("server.info", info);
 }
 
+/// `server.endpoints`: what this server answers, for whoever has to find out.
+pub(super) fn add_endpoints(routes: &mut Routes) {
+    let mut names = routes.names();
+    names.extend(["auth.login", "events.add_batch", "server.endpoints"]);
+    names.sort_unstable();
+    routes.on("server.endpoints", move |_call, _request: Value| {
+        let names = names.clone();
+        async move { Ok(json!({ "endpoints": names })) }
+    });
+}
+
 /// `auth.login`: the caller was let in already; here is a token for the next calls.
 pub(crate) fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
     let pairs = query.unwrap_or_default().split('&');

@@ -30,5 +30,6 @@ pub(crate) fn routes() -> Routes {
     tasks::add(&mut routes);
     tasks_flow::add(&mut routes);
     workers::add(&mut routes);
+    auth::add_endpoints(&mut routes);
     routes
 }

@@ -1,0 +1,89 @@
+//! A server of the test's own, on loopback, with a client for it.
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use cantle_clearml::tasks::{Create, Enqueue};
+use cantle_clearml::{Client, Request, TaskRequest, queues};
+use cantle_server::{Config, Server};
+use serde_json::{Map, Value, json};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+pub(crate) struct TestServer {
+    pub(crate) client: Client,
+    pub(crate) dir: tempfile::TempDir,
+    http: reqwest::Client,
+    stop: Option<oneshot::Sender<()>>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl TestServer {
+    pub(crate) async fn start() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), false).await
+    }
+
+    pub(crate) async fn start_in(dir: tempfile::TempDir, open: bool) -> Self {
+        let config =
+            Config { listen: "127.0.0.1:0".into(), db: None, state_dir: dir.path().to_owned(), open };
+        let server = Server::bind(&config).await.unwrap();
+        let client = Client::new(server.url(), server.credentials()).unwrap();
+        let (stop, stopped) = oneshot::channel::<()>();
+        let shutdown = async { drop(stopped.await) };
+        let serving = tokio::spawn(async { server.serve(shutdown).await.unwrap() });
+        Self { client, dir, http: reqwest::Client::new(), stop: Some(stop), serving: Some(serving) }
+    }
+
+    /// Stops it and starts another one on the same folder.
+    pub(crate) async fn restart(mut self) -> Self {
+        drop(self.stop.take());
+        self.serving.take().unwrap().await.unwrap();
+        let Self { dir, .. } = self;
+        Self::start_in(dir, false).await
+    }
+
+    pub(crate) async fn queue(&self, name: &str) -> String {
+        let create = queues::Create { name: name.into(), ..queues::Create::default() };
+        self.client.call(&create).await.unwrap().id
+    }
+
+    pub(crate) async fn task(&self, name: &str) -> String {
+        create_task(&self.client, name).await
+    }
+
+    pub(crate) async fn enqueue(&self, task: &str, queue: &str) {
+        let request = Enqueue { task: task.into(), queue: Some(queue.into()), ..Enqueue::default() };
+        assert_eq!(self.client.call(&request).await.unwrap().queued, 1);
+    }
+
+    pub(crate) async fn take(&self, queue: &str) -> Option<String> {
+        let request = queues::GetNextTask { queue: queue.into(), ..queues::GetNextTask::default() };
+        self.client.call(&request).await.unwrap().entry.map(|entry| entry.task)
+    }
+
+    /// Code and subcode of a refusal.
+    pub(crate) async fn refused<R: Request>(&self, request: &R) -> (u16, u32) {
+        match self.client.call(request).await {
+            Err(cantle_clearml::Error::Refused { code, subcode, .. }) => (code, subcode),
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("{} was not refused", R::ENDPOINT),
+        }
+    }
+
+    /// Status of HTTP and the envelope's two codes, for a body as it is.
+    pub(crate) async fn raw(&self, endpoint: &str, body: &str) -> (u16, u64, Value) {
+        let credentials = cantle_server::CredentialsFile::read(self.dir.path()).unwrap().unwrap();
+        let request = self.http.post(format!("{}/{endpoint}", self.client.url()));
+        let request = request.basic_auth(&credentials.access_key, Some(&credentials.secret_key));
+        let answer = request.body(body.to_owned()).send().await.unwrap();
+        let status = answer.status().as_u16();
+        let envelope: Value = serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap();
+        assert_eq!(envelope["meta"]["result_code"], json!(status));
+        (status, envelope["meta"]["result_subcode"].as_u64().unwrap(), envelope)
+    }
+}
+
+pub(crate) async fn create_task(client: &Client, name: &str) -> String {
+    let request = TaskRequest { command: vec!["true".into()], ..TaskRequest::default() };
+    let fields = Map::from_iter([("hyperparams".to_owned(), json!(request.to_hyperparams()))]);
+    let create = Create { name: name.into(), kind: "training".into(), fields };
+    client.call(&create).await.unwrap().id
+}
