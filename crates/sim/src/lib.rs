@@ -12,11 +12,15 @@
 //! expect 0 dual on box:0,1
 //! ```
 
+mod baselines;
+pub mod openb;
 mod parse;
+mod replay;
 mod run;
 mod scenario;
 
 pub use parse::parse;
+pub use replay::{Figures, Replay, ReplayPolicy};
 pub use run::run_scenario;
 pub use scenario::{Action, Event, Expectation, Expected, Scenario};
 
