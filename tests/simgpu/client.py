@@ -43,6 +43,95 @@ def number(function, *arguments, kind=c_int):
     return [getattr(cu, function)(byref(result), *arguments), result.value]
 
 
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp, and near enough CUmemPoolProps: pinned memory of device 0, shareable as a descriptor."""
+
+    _fields_ = [(name, c_int) for name in ("type", "handle_types", "location", "device")] + [("rest", c_uint64 * 10)]
+
+
+def properties(device=0):
+    return byref(Properties(1, 1, 1, device))
+
+
+def pool_figure(pool, attribute):
+    """Reserved 5, its high 6, used 7, its high 8; in bytes."""
+    value = c_uint64()
+    code = cu.cuMemPoolGetAttribute(c_uint64(pool), attribute, byref(value))
+    return value.value if code == 0 else -code
+
+
+def set_pool(pool, attribute, value):
+    return cu.cuMemPoolSetAttribute(c_uint64(pool), attribute, byref(c_uint64(value)))
+
+
+def alloc_async(size, stream=0):
+    return number("cuMemAllocAsync", c_size_t(size), c_uint64(stream), kind=c_uint64)
+
+
+def free_async(address, stream=0):
+    return cu.cuMemFreeAsync(c_uint64(address), c_uint64(stream))
+
+
+def create(size, device=0):
+    """cuMemCreate; [code, handle]."""
+    return number("cuMemCreate", c_size_t(size), properties(device), c_uint64(0), kind=c_uint64)
+
+
+def reserve(size):
+    return number("cuMemAddressReserve", c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0), kind=c_uint64)
+
+
+def vmm_map(address, size, handle):
+    return cu.cuMemMap(c_uint64(address), c_size_t(size), c_size_t(0), c_uint64(handle), c_uint64(0))
+
+
+def unmap(address, size):
+    return cu.cuMemUnmap(c_uint64(address), c_size_t(size))
+
+
+def release(handle):
+    return cu.cuMemRelease(c_uint64(handle))
+
+
+class Array(ctypes.Structure):
+    _fields_ = [(name, c_size_t) for name in ("width", "height", "depth")] + [
+        (name, ctypes.c_uint) for name in ("format", "channels", "flags")
+    ]
+
+
+def array(width, height, depth, levels=None, channels=4, flags=0):
+    """An array of floats; [code, handle]."""
+    descriptor = byref(Array(width, height, depth, 0x20, channels, flags))
+    if levels is None:
+        return number("cuArray3DCreate_v2", descriptor, kind=c_uint64)
+    return number("cuMipmappedArrayCreate", descriptor, levels, kind=c_uint64)
+
+
+class AllocNode(ctypes.Structure):
+    """CUDA_MEM_ALLOC_NODE_PARAMS."""
+
+    _fields_ = [(name, c_int) for name in ("type", "handle_types", "location", "device")] + [
+        ("rest", c_uint64 * 9), ("access", c_uint64), ("count", c_size_t), ("size", c_size_t), ("address", c_uint64)
+    ]
+
+
+def graph_with_allocation(size, then_free=False):
+    """A graph that allocates, and frees if asked; [executable, address]."""
+    graph = number("cuGraphCreate", 0, kind=c_uint64)[1]
+    node, params = c_uint64(), AllocNode(1, 0, 1, 0, size=size)
+    assert cu.cuGraphAddMemAllocNode(byref(node), c_uint64(graph), None, c_size_t(0), byref(params)) == 0
+    if then_free:
+        address = c_uint64(params.address)
+        assert cu.cuGraphAddMemFreeNode(byref(node), c_uint64(graph), byref(node), c_size_t(1), address) == 0
+    executable = number("cuGraphInstantiateWithFlags", c_uint64(graph), c_uint64(0), kind=c_uint64)[1]
+    assert cu.cuGraphDestroy(c_uint64(graph)) == 0
+    return [executable, params.address]
+
+
+def launch(executable):
+    return cu.cuGraphLaunch(c_uint64(executable), c_uint64(0))
+
+
 def in_fork(expression):
     """Evaluates in a forked child; the child's answer."""
     read, write = os.pipe()

@@ -18,6 +18,14 @@ pub(super) enum Kind {
     Device,
     /// From `cuMemAllocManaged`: backed by host memory, so that the host can touch it.
     Managed,
+    /// From a pool, by its number.
+    Pool(u32),
+    /// Of a graph's allocation node, with the pool its memory comes from.
+    Graph(u32),
+    /// From `cuMemAddressReserve`: addresses only.
+    Reserved,
+    /// Another process's memory.
+    Imported,
 }
 
 /// One allocation.
@@ -63,6 +71,11 @@ impl AddressSpace {
         self.cursor += length;
         self.live += 1;
         Some(START + slot as u64 * GRANULE_BYTES)
+    }
+
+    /// The allocation that starts at `address`.
+    pub(super) fn get(&self, address: u64) -> Option<Allocation> {
+        self.table.get(slot_of(address)?).copied().flatten()
     }
 
     /// Removes the allocation that starts at `address`.

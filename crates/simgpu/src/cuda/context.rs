@@ -94,6 +94,7 @@ impl Inner {
         self.contexts.all[context as usize - 1].alive = false;
         self.contexts.living[device] -= 1;
         if self.contexts.living[device] == 0 {
+            self.trim_all(device)?;
             let cost = context_granules(session, device);
             let (registration, account) = self.account(device)?;
             account.give(registration, cost)?;

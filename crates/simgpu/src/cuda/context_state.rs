@@ -1,6 +1,7 @@
 //! Settings of the current context. Kept nowhere: each answers what a fresh context answers.
 
 use super::driver_api;
+use super::execution::synchronize;
 use super::session::session;
 use super::{CuError, CuResult};
 use crate::ffi::Out;
@@ -13,7 +14,7 @@ fn with_context() -> CuResult {
 }
 
 driver_api! {
-    fn cuCtxSynchronize() { with_context() }
+    fn cuCtxSynchronize() { synchronize() }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: i32) {
         with_context()?;

@@ -70,6 +70,13 @@ fn stream(handle: u64) -> CuResult<Object> {
     }
 }
 
+/// Whatever synchronises lets the device's pools shrink.
+pub(super) fn synchronize() -> CuResult {
+    let mut inner = session()?.lock();
+    let (_, device) = inner.current_device()?;
+    inner.synchronize(device)
+}
+
 fn event(handle: u64) -> CuResult {
     match session()?.lock().objects.get(handle)? {
         Object::Event => Ok(()),
@@ -120,8 +127,8 @@ driver_api! {
         create(out, |context| Object::Stream { flags, priority, context })
     }
     fn cuStreamDestroy_v2(handle: u64) { destroy(handle) }
-    fn cuStreamSynchronize(handle: u64) { stream(handle).map(|_| ()) }
-    fn cuStreamSynchronize_ptsz(handle: u64) { stream(handle).map(|_| ()) }
+    fn cuStreamSynchronize(handle: u64) { stream(handle).and(synchronize()) }
+    fn cuStreamSynchronize_ptsz(handle: u64) { stream(handle).and(synchronize()) }
     fn cuStreamQuery(handle: u64) { stream(handle).map(|_| ()) }
     fn cuStreamQuery_ptsz(handle: u64) { stream(handle).map(|_| ()) }
     fn cuStreamWaitEvent(handle: u64, waited: u64, _flags: u32) { stream(handle).and(event(waited)) }
@@ -138,8 +145,6 @@ driver_api! {
         let Object::Stream { context, .. } = stream(handle)? else { return Err(CuError::INVALID_HANDLE) };
         Ok(out.set(super::context::handle(context))?)
     }
-    fn cuStreamIsCapturing(handle: u64, status: Out<i32>) { stream(handle).and(Ok(status.set(0)?)) }
-    fn cuStreamIsCapturing_ptsz(handle: u64, status: Out<i32>) { stream(handle).and(Ok(status.set(0)?)) }
     /// The callback runs before this returns: everything queued before it has already completed.
     fn cuLaunchHostFunc(handle: u64, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
         stream(handle)?;
@@ -153,7 +158,7 @@ driver_api! {
     fn cuEventRecord_ptsz(handle: u64, on: u64) { event(handle).and(stream(on).map(|_| ())) }
     fn cuEventRecordWithFlags(handle: u64, on: u64, _flags: u32) { event(handle).and(stream(on).map(|_| ())) }
     fn cuEventQuery(handle: u64) { event(handle) }
-    fn cuEventSynchronize(handle: u64) { event(handle) }
+    fn cuEventSynchronize(handle: u64) { event(handle).and_then(|()| synchronize()) }
     /// Simulated work takes no time.
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
         event(start).and(event(end))?;

@@ -12,40 +12,65 @@ const PITCH_BYTES: u64 = 512;
 
 impl Inner {
     /// Allocates in the current context.
-    fn allocate(&mut self, size_bytes: u64, kind: Kind) -> CuResult<u64> {
+    pub(super) fn allocate(&mut self, size_bytes: u64, kind: Kind) -> CuResult<u64> {
         if size_bytes == 0 {
             return Err(CuError::INVALID_VALUE);
         }
         let (context, device) = self.current_device()?;
-        let (registration, account) = self.account(device)?;
-        account.allocate(registration, size_bytes)?;
+        self.take(device, size_bytes, kind)?;
         let address = self.addresses.insert(Allocation { size_bytes, context, kind });
         let placed = address.filter(|&address| kind != Kind::Managed || map_host(address, size_bytes));
         if placed.is_none() {
             if let Some(address) = address {
                 self.addresses.remove(address);
             }
-            let (registration, account) = self.account(device)?;
-            account.free(registration, size_bytes)?;
+            self.give(device, size_bytes, kind)?;
         }
         placed.ok_or(CuError::OUT_OF_MEMORY)
     }
 
-    /// Frees what starts at `address`.
-    pub(super) fn free(&mut self, address: u64) -> CuResult {
-        let allocation = self.addresses.remove(address).ok_or(CuError::INVALID_VALUE)?;
-        if allocation.kind == Kind::Managed {
-            unmap_host(address, allocation.size_bytes);
+    fn take(&mut self, device: usize, size_bytes: u64, kind: Kind) -> CuResult {
+        if let Kind::Pool(pool) = kind {
+            return self.pool_take(pool, size_bytes);
         }
-        // Its context is alive: destroying one frees everything in it.
-        let device = self.contexts.device_of(allocation.context)?;
         let (registration, account) = self.account(device)?;
-        account.free(registration, allocation.size_bytes)
+        account.allocate(registration, size_bytes)
+    }
+
+    fn give(&mut self, device: usize, size_bytes: u64, kind: Kind) -> CuResult {
+        if let Kind::Pool(pool) = kind {
+            return self.pool_return(pool, size_bytes);
+        }
+        let (registration, account) = self.account(device)?;
+        account.free(registration, size_bytes)
+    }
+
+    /// Frees what starts at `address`: memory from `cuMemAlloc`, a pool or a graph, whichever function is used.
+    pub(super) fn free(&mut self, address: u64) -> CuResult {
+        let Allocation { size_bytes, context, kind } =
+            self.addresses.get(address).ok_or(CuError::INVALID_VALUE)?;
+        match kind {
+            Kind::Device | Kind::Pool(_) => {}
+            Kind::Managed => unmap_host(address, size_bytes),
+            Kind::Graph(pool) => return self.free_graph_memory(address, pool, size_bytes),
+            Kind::Reserved | Kind::Imported => return Err(CuError::INVALID_VALUE),
+        }
+        self.addresses.remove(address);
+        // Its context is alive: destroying one frees everything in it.
+        let device = self.contexts.device_of(context)?;
+        self.give(device, size_bytes, kind)
     }
 
     /// Frees everything allocated in a context that is about to end.
     pub(super) fn free_all_of(&mut self, context: u32) -> CuResult {
-        self.addresses.in_context(context).into_iter().try_for_each(|address| self.free(address))
+        for address in self.addresses.in_context(context) {
+            if self.addresses.get(address).is_some_and(|a| a.kind == Kind::Imported) {
+                self.addresses.remove(address);
+            } else {
+                self.free(address)?;
+            }
+        }
+        self.arrays.in_context(context).into_iter().try_for_each(|array| self.destroy_array(array))
     }
 }
 
@@ -121,10 +146,9 @@ driver_api! {
     }
 
     fn cuMemGetAddressRange_v2(base: Out<u64>, size: Out<usize>, address: u64) {
-        let found = session()?.lock().addresses.containing(address);
-        let (start, allocation) = found.ok_or(CuError::NOT_FOUND)?;
-        base.set_if_asked(start);
-        size.set_if_asked(allocation.size_bytes as usize);
+        let range = session()?.lock().range(address).ok_or(CuError::NOT_FOUND)?;
+        base.set_if_asked(range.start);
+        size.set_if_asked(range.size_bytes as usize);
         Ok(())
     }
 }

@@ -8,19 +8,26 @@
 
 mod account;
 mod address_space;
+mod array;
+mod async_memory;
 mod attributes;
 mod context;
 mod context_state;
 mod device;
 mod errors;
 mod execution;
+mod graph;
+mod graph_api;
 mod host;
+mod ipc;
 mod memory;
 mod pointer;
+mod pool;
 mod proc_address;
 mod session;
 mod transfer;
 mod visible;
+mod vmm;
 
 use crate::ffi::Null;
 use crate::state::ConsumeError;
@@ -37,10 +44,12 @@ impl CuError {
     pub(crate) const INVALID_DEVICE: Self = Self(101);
     pub(crate) const INVALID_CONTEXT: Self = Self(201);
     pub(crate) const INVALID_HANDLE: Self = Self(400);
+    pub(crate) const ILLEGAL_STATE: Self = Self(401);
     pub(crate) const NOT_FOUND: Self = Self(500);
     pub(crate) const HOST_MEMORY_ALREADY_REGISTERED: Self = Self(712);
     pub(crate) const CONTEXT_IS_DESTROYED: Self = Self(709);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
+    pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
 }
 
 impl From<Null> for CuError {

@@ -6,10 +6,14 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use super::account::Account;
 use super::address_space::AddressSpace;
+use super::array::Arrays;
 use super::context::Contexts;
 use super::execution::Objects;
+use super::graph::Graphs;
 use super::host::HostMemory;
+use super::pool::Pools;
 use super::visible::{Visible, select};
+use super::vmm::Vmm;
 use super::{CuError, CuResult};
 use crate::state::{Registration, Sim};
 
@@ -29,6 +33,10 @@ pub(super) struct Inner {
     pub(super) addresses: AddressSpace,
     pub(super) host: HostMemory,
     pub(super) objects: Objects,
+    pub(super) pools: Pools,
+    pub(super) vmm: Vmm,
+    pub(super) arrays: Arrays,
+    pub(super) graphs: Graphs,
 }
 
 static SESSION: OnceLock<Session> = OnceLock::new();
@@ -58,10 +66,19 @@ pub(super) fn init() -> CuResult {
     let accounts = devices.iter().map(|d| Account::new(d.index, d.domain)).collect();
     SESSION.get_or_init(|| {
         mark_for_fork();
-        let (contexts, addresses) = (Contexts::new(devices.len()), AddressSpace::new());
-        let (host, objects) = (HostMemory::new(), Objects::new());
-        let inner = Mutex::new(Inner { registration: None, accounts, contexts, addresses, host, objects });
-        Session { sim, devices, inner }
+        let inner = Inner {
+            registration: None,
+            accounts,
+            contexts: Contexts::new(devices.len()),
+            addresses: AddressSpace::new(),
+            host: HostMemory::new(),
+            objects: Objects::new(),
+            pools: Pools::new(devices.len()),
+            vmm: Vmm::default(),
+            arrays: Arrays::default(),
+            graphs: Graphs::default(),
+        };
+        Session { sim, devices, inner: Mutex::new(inner) }
     });
     Ok(())
 }

@@ -76,6 +76,11 @@ impl Registration {
         Ok(())
     }
 
+    /// The slot and its generation: this process, for as long as it lives.
+    pub fn identity(&self) -> (usize, u64) {
+        (self.slot, self.generation)
+    }
+
     /// Granules in use in a domain of a device. Other processes' deaths are noticed; for this one no question is needed.
     pub fn used(&self, device: usize, domain: usize) -> u64 {
         self.sim.sweep(Some(self.slot));
@@ -89,6 +94,13 @@ impl Registration {
 }
 
 impl Sim {
+    /// Whether the process that a [`Registration::identity`] names still lives.
+    pub fn is_alive(&'static self, slot: usize, generation: u64) -> bool {
+        slot < MAX_PROCESSES
+            && self.lock().slots[slot].generation == generation
+            && self.locks.holder(slot).is_some()
+    }
+
     /// Gives back what dead processes hold, and takes the lock.
     pub fn swept(&'static self) -> Guard {
         self.sweep(None);

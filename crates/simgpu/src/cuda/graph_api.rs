@@ -1,0 +1,267 @@
+//! The exported functions for graphs and stream capture.
+
+use std::ffi::c_void;
+
+use super::async_memory::PoolProps;
+use super::graph::{Node, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
+use super::session::session;
+use super::{CuError, CuResult, driver_api};
+use crate::ffi::Out;
+
+const AUTO_FREE_ON_LAUNCH: u64 = 1;
+const TYPE_KERNEL: u32 = 0;
+const TYPE_MEMCPY: u32 = 1;
+const TYPE_MEMSET: u32 = 2;
+const TYPE_HOST: u32 = 3;
+const TYPE_EMPTY: u32 = 5;
+
+const CAPTURE_NONE: i32 = 0;
+const CAPTURE_ACTIVE: i32 = 1;
+
+const USED_CURRENT: i32 = 0;
+const USED_HIGH: i32 = 1;
+const RESERVED_CURRENT: i32 = 2;
+const RESERVED_HIGH: i32 = 3;
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AllocParams {
+    pool: PoolProps,
+    pool_rest: [u64; 9],
+    access: usize,
+    access_count: usize,
+    size_bytes: usize,
+    address: u64,
+}
+
+/// `CUgraphNodeParams` of an allocation or free node; other types are not looked into.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct NodeParams {
+    kind: u32,
+    reserved: [u32; 3],
+    alloc: AllocParams,
+}
+
+const _: () = assert!(size_of::<AllocParams>() == 120);
+
+fn add_alloc(node: Out<u64>, graph: u64, params: Out<AllocParams>) -> CuResult {
+    let mut wanted = params.get()?;
+    let device = wanted.pool.location.device()?;
+    let (handle, address) = session()?.lock().add_allocation(graph, device, wanted.size_bytes as u64)?;
+    wanted.address = address;
+    params.set(wanted)?;
+    Ok(node.set(handle)?)
+}
+
+fn add_free(node: Out<u64>, graph: u64, address: u64) -> CuResult {
+    let handle = session()?.lock().add_free(graph, address)?;
+    Ok(node.set(handle)?)
+}
+
+fn add_other(node: Out<u64>, graph: u64, kind: u32) -> CuResult {
+    let handle = session()?.lock().graphs.add(graph, Node::Other(kind))?;
+    Ok(node.set(handle)?)
+}
+
+fn add_any(node: Out<u64>, graph: u64, params: *mut NodeParams) -> CuResult {
+    match Out(params.cast::<u32>()).get()? {
+        TYPE_MEM_ALLOC => {
+            // SAFETY: not null, as `get` has just found; the field's address is computed, nothing is read here.
+            add_alloc(node, graph, Out(unsafe { &raw mut (*params).alloc }))
+        }
+        // The union of a free node begins with the address.
+        TYPE_MEM_FREE => {
+            // SAFETY: as above.
+            let address = Out(unsafe { &raw mut (*params).alloc }.cast::<u64>()).get()?;
+            add_free(node, graph, address)
+        }
+        kind => add_other(node, graph, kind),
+    }
+}
+
+fn instantiate(executable: Out<u64>, graph: u64, flags: u64) -> CuResult {
+    let handle = session()?.lock().graphs.instantiate(graph, flags & AUTO_FREE_ON_LAUNCH != 0)?;
+    Ok(executable.set(handle)?)
+}
+
+fn launch(executable: u64) -> CuResult {
+    let mut inner = session()?.lock();
+    inner.current_device()?;
+    inner.launch_graph(executable)
+}
+
+fn begin_capture(stream: u64) -> CuResult {
+    let mut inner = session()?.lock();
+    inner.current_device()?;
+    inner.graphs.begin_capture(stream)
+}
+
+fn end_capture(stream: u64, graph: Out<u64>) -> CuResult {
+    let handle = session()?.lock().graphs.end_capture(stream)?;
+    Ok(graph.set(handle)?)
+}
+
+/// Status, capture id (the graph's handle will do), graph; dependencies are not kept.
+fn capture_info(stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>) -> CuResult {
+    let capturing = session()?.lock().capture_of(stream);
+    status.set(if capturing.is_some() { CAPTURE_ACTIVE } else { CAPTURE_NONE })?;
+    if let Some(handle) = capturing {
+        id.set_if_asked(handle);
+        graph.set_if_asked(handle);
+    }
+    Ok(())
+}
+
+driver_api! {
+    fn cuGraphCreate(graph: Out<u64>, _flags: u32) {
+        let handle = session()?.lock().graphs.create();
+        Ok(graph.set(handle)?)
+    }
+    fn cuGraphDestroy(graph: u64) { session()?.lock().destroy_graph(graph) }
+    fn cuGraphExecDestroy(executable: u64) { session()?.lock().destroy_graph(executable) }
+
+    fn cuGraphAddMemAllocNode(
+        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: Out<AllocParams>,
+    ) {
+        add_alloc(node, graph, params)
+    }
+    fn cuGraphAddMemFreeNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, address: u64) {
+        add_free(node, graph, address)
+    }
+    fn cuGraphMemFreeNodeGetParams(node: u64, out: Out<u64>) {
+        match session()?.lock().graphs.node(node)? {
+            Node::Free { address } => Ok(out.set(address)?),
+            _ => Err(CuError::INVALID_VALUE),
+        }
+    }
+    fn cuGraphAddNode(
+        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: *mut NodeParams,
+    ) {
+        add_any(node, graph, params)
+    }
+    fn cuGraphAddNode_v2(
+        node: Out<u64>, graph: u64, _dependencies: *const u64, _edges: *const c_void, _count: usize,
+        params: *mut NodeParams,
+    ) {
+        add_any(node, graph, params)
+    }
+    fn cuGraphAddEmptyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_EMPTY)
+    }
+    fn cuGraphAddKernelNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_KERNEL)
+    }
+    fn cuGraphAddKernelNode_v2(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_KERNEL)
+    }
+    fn cuGraphAddMemcpyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_MEMCPY)
+    }
+    fn cuGraphAddMemsetNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_MEMSET)
+    }
+    fn cuGraphAddHostNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
+        add_other(node, graph, TYPE_HOST)
+    }
+    fn cuGraphNodeGetType(node: u64, kind: Out<u32>) {
+        Ok(kind.set(session()?.lock().graphs.node(node)?.kind())?)
+    }
+    fn cuGraphGetNodes(graph: u64, nodes: Out<u64>, count: Out<usize>) {
+        let inner = session()?.lock();
+        let found = inner.graphs.nodes_of(graph)?;
+        if !nodes.is_null() {
+            nodes.fill(count.get()?, found.iter().copied())?;
+        }
+        Ok(count.set(found.len())?)
+    }
+
+    fn cuGraphInstantiate(executable: Out<u64>, graph: u64) { instantiate(executable, graph, 0) }
+    fn cuGraphInstantiate_v2(executable: Out<u64>, graph: u64) { instantiate(executable, graph, 0) }
+    fn cuGraphInstantiateWithFlags(executable: Out<u64>, graph: u64, flags: u64) {
+        instantiate(executable, graph, flags)
+    }
+    /// The parameters begin with the flags.
+    fn cuGraphInstantiateWithParams(executable: Out<u64>, graph: u64, params: Out<u64>) {
+        instantiate(executable, graph, params.get()?)
+    }
+    fn cuGraphInstantiateWithParams_ptsz(executable: Out<u64>, graph: u64, params: Out<u64>) {
+        instantiate(executable, graph, params.get()?)
+    }
+    fn cuGraphUpload(_executable: u64, _stream: u64) { session().map(|_| ()) }
+    fn cuGraphUpload_ptsz(_executable: u64, _stream: u64) { session().map(|_| ()) }
+    fn cuGraphLaunch(executable: u64, _stream: u64) { launch(executable) }
+    fn cuGraphLaunch_ptsz(executable: u64, _stream: u64) { launch(executable) }
+
+    fn cuDeviceGraphMemTrim(device: i32) {
+        let session = session()?;
+        session.device(device)?;
+        let mut inner = session.lock();
+        let pool = inner.pools.graph_pool(device as usize);
+        inner.trim(pool, 0)
+    }
+    fn cuDeviceGetGraphMemAttribute(device: i32, attribute: i32, value: Out<u64>) {
+        let session = session()?;
+        session.device(device)?;
+        let mut inner = session.lock();
+        let pool = inner.pools.graph_pool(device as usize);
+        let figures = inner.pools.get(pool)?.figures;
+        Ok(value.set(match attribute {
+            USED_CURRENT => figures.used_bytes,
+            USED_HIGH => figures.used_high_bytes,
+            RESERVED_CURRENT => figures.reserved_bytes(),
+            RESERVED_HIGH => figures.reserved_high_bytes(),
+            _ => return Err(CuError::INVALID_VALUE),
+        })?)
+    }
+    fn cuDeviceSetGraphMemAttribute(device: i32, attribute: i32, value: Out<u64>) {
+        let session = session()?;
+        session.device(device)?;
+        let mut inner = session.lock();
+        let pool = inner.pools.graph_pool(device as usize);
+        let figures = &mut inner.pools.get(pool)?.figures;
+        match (attribute, value.get()?) {
+            (USED_HIGH, 0) => figures.reset_used_high(),
+            (RESERVED_HIGH, 0) => figures.reset_reserved_high(),
+            _ => return Err(CuError::INVALID_VALUE),
+        }
+        Ok(())
+    }
+
+    fn cuStreamBeginCapture(stream: u64) { begin_capture(stream) }
+    fn cuStreamBeginCapture_ptsz(stream: u64) { begin_capture(stream) }
+    fn cuStreamBeginCapture_v2(stream: u64, _mode: u32) { begin_capture(stream) }
+    fn cuStreamBeginCapture_v2_ptsz(stream: u64, _mode: u32) { begin_capture(stream) }
+    fn cuStreamEndCapture(stream: u64, graph: Out<u64>) { end_capture(stream, graph) }
+    fn cuStreamEndCapture_ptsz(stream: u64, graph: Out<u64>) { end_capture(stream, graph) }
+    fn cuStreamIsCapturing(stream: u64, status: Out<i32>) {
+        capture_info(stream, status, Out(std::ptr::null_mut()), Out(std::ptr::null_mut()))
+    }
+    fn cuStreamIsCapturing_ptsz(stream: u64, status: Out<i32>) {
+        capture_info(stream, status, Out(std::ptr::null_mut()), Out(std::ptr::null_mut()))
+    }
+    fn cuStreamGetCaptureInfo(stream: u64, status: Out<i32>, id: Out<u64>) {
+        capture_info(stream, status, id, Out(std::ptr::null_mut()))
+    }
+    fn cuStreamGetCaptureInfo_v2(
+        stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<usize>, count: Out<usize>,
+    ) {
+        dependencies.set_if_asked(0);
+        count.set_if_asked(0);
+        capture_info(stream, status, id, graph)
+    }
+    fn cuStreamGetCaptureInfo_v3(
+        stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>, dependencies: Out<usize>, edges: Out<usize>,
+        count: Out<usize>,
+    ) {
+        dependencies.set_if_asked(0);
+        edges.set_if_asked(0);
+        count.set_if_asked(0);
+        capture_info(stream, status, id, graph)
+    }
+    fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
+        mode.get()?;
+        Ok(())
+    }
+}
