@@ -8,5 +8,5 @@ export default defineConfig({
   base: "/ui/",
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
   build: { target: "es2023", assetsInlineLimit: 0, reportCompressedSize: true },
-  server: { proxy: { "^/ui/(api|session|events|history)": { target: server } } },
+  server: { proxy: { "/ui/-/": { target: server } } },
 });

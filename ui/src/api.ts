@@ -18,7 +18,7 @@ export class ApiError extends Error {
 
 async function send(path: string, init: RequestInit): Promise<Response> {
   try {
-    return await fetch(`/ui/${path}`, { ...init, credentials: "same-origin" });
+    return await fetch(`/ui/-/${path}`, { ...init, credentials: "same-origin" });
   } catch {
     throw new ApiError(0, "the server does not answer");
   }
@@ -26,7 +26,7 @@ async function send(path: string, init: RequestInit): Promise<Response> {
 
 /** Calls `service.action`; throws an ApiError with the server's message. */
 export async function call<T>(endpoint: string, body: object = {}): Promise<T> {
-  const response = await send(`api/${endpoint}`, {
+  const response = await send(`call/${endpoint}`, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRF-Token": session.value?.csrf ?? "" },
     body: JSON.stringify(body),

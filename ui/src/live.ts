@@ -89,7 +89,7 @@ export function connect(): () => void {
   const on = <T>(name: string, take: (data: T) => void) =>
     source?.addEventListener(name, (message) => take(JSON.parse((message as MessageEvent<string>).data) as T));
   function open() {
-    source = new EventSource("/ui/events");
+    source = new EventSource("/ui/-/stream");
     // The browser's own reconnect gives up on a refused connection; ours does not.
     source.onerror = lose;
     source.onopen = () => (pause_ms = 250);

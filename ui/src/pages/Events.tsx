@@ -3,6 +3,7 @@ import { clock, plural } from "../format";
 import { events, tasks } from "../live";
 import { Filter, Select, usePageCli } from "../parts/Controls";
 import { type Column, Rows } from "../parts/Rows";
+import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { EventView } from "../types";
 
@@ -19,7 +20,12 @@ const COLUMNS: Column<EventView>[] = [
   },
   { id: "queue", head: "Queue", width: "minmax(5rem, 1fr)", wide: true, sort: (event) => event.queue ?? "", cell: (event) => event.queue },
   { id: "node", head: "Node", width: "minmax(5rem, 1fr)", wide: true, sort: (event) => event.node ?? "", cell: (event) => event.node },
-  { id: "message", head: "What happened", width: "minmax(9rem, 4fr)", cell: (event) => <span title={event.message}>{event.message}</span> },
+  { id: "message", head: "What happened", width: "minmax(9rem, 4fr)", cell: (event) => (
+      <span title={event.message}>
+        <Says text={event.message} />
+      </span>
+    ),
+  },
 ];
 
 export function Events() {

@@ -1,9 +1,10 @@
 import { cantle } from "../cli";
-import { colorOf } from "../color";
+import { colorsFor } from "../color";
 import { bytes, gpuAmount, gpus as inGpus, model, plural } from "../format";
 import { connection, nodes, taskList, tasks } from "../live";
 import { Filter, Select, usePageCli } from "../parts/Controls";
 import { GpuBar } from "../parts/GpuBar";
+import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { GpuView, NodeView, SliceView, TaskView } from "../types";
 
@@ -48,7 +49,7 @@ function WaitingTasks() {
     <section class="card waiting" aria-label="Waiting tasks" data-testid="waiting">
       {waiting.slice(0, WAITING_SHOWN).map((task) => (
         <p key={task.id}>
-          <a href={link(`tasks/${task.id}`)}>{task.name}</a> waits in {task.queue}: {task.reason ?? "no agent has looked at it yet"}
+          <a href={link(`tasks/${task.id}`)}>{task.name}</a> waits in {task.queue}: <Says text={task.reason ?? "no agent has looked at it yet"} />
         </p>
       ))}
       {waiting.length > WAITING_SHOWN && <a href={link("tasks", { status: "queued" })}>{plural(waiting.length - WAITING_SHOWN, "more task")}…</a>}
@@ -56,8 +57,7 @@ function WaitingTasks() {
   );
 }
 
-function Gpu({ gpu, by, list }: { gpu: GpuView; by: ColorBy; list: boolean }) {
-  const key = colorKey(by);
+function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView) => string; list: boolean }) {
   const used = gpu.slices.reduce((total, slice) => total + slice.memory_used_bytes, 0);
   return (
     <article class="card gpu" aria-label={`GPU ${gpu.index}`} data-gpu={gpu.index}>
@@ -69,12 +69,12 @@ function Gpu({ gpu, by, list }: { gpu: GpuView; by: ColorBy; list: boolean }) {
           <b>{inGpus(gpu.allocated_milli)}</b> of 1 given out · {bytes(used)} of {bytes(gpu.memory_bytes)} used
         </span>
       </h3>
-      <GpuBar gpu={gpu} find={find} colorKey={key} />
+      <GpuBar gpu={gpu} find={find} colorOf={colorOf} />
       {list && gpu.slices.length > 0 && (
         <ul class="slices">
           {gpu.slices.map((slice) => (
             <li key={slice.lease}>
-              <i style={{ background: colorOf(key(slice)) }} aria-hidden="true" />
+              <i style={{ background: colorOf(slice) }} aria-hidden="true" />
               <a href={link(`tasks/${slice.task}`)}>{find(slice.task)?.name ?? slice.task}</a>
               <span class="muted">{slice.mig?.profile ?? gpuAmount(slice.milli)}</span>
               <span class="number">
@@ -99,10 +99,12 @@ function matches(node: NodeView, gpu: GpuView, text: string): boolean {
 
 export function Gpus() {
   usePageCli(cantle("gpus", "-o", "wide"));
-  const by = param("color", "task") as ColorBy;
+  const keyOf = colorKey(param("color", "task") as ColorBy);
   const text = param("q").toLowerCase();
   const alive = nodes.value.filter((node) => node.alive);
   const all = alive.flatMap((node) => node.gpus);
+  const colors = colorsFor(all.flatMap((gpu) => gpu.slices.map(keyOf)));
+  const colorOf = (slice: SliceView) => colors(keyOf(slice));
   return (
     <>
       <div class="title">
@@ -129,7 +131,7 @@ export function Gpus() {
             </h2>
             <div class={param("view", "list") === "bars" ? "gpugrid bars" : "gpugrid"}>
               {shown.map((gpu) => (
-                <Gpu key={gpu.uuid} gpu={gpu} by={by} list={param("view", "list") === "list"} />
+                <Gpu key={gpu.uuid} gpu={gpu} colorOf={colorOf} list={param("view", "list") === "list"} />
               ))}
             </div>
           </section>

@@ -5,6 +5,7 @@ import { age, gpus, plural } from "../format";
 import { connection, nodes, now, queues, tasks } from "../live";
 import { ActionButton, Filter, usePageCli } from "../parts/Controls";
 import { QueueChart } from "../parts/QueueChart";
+import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { QueueView, TaskView } from "../types";
 
@@ -60,7 +61,9 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
       <span class="place">{place + 1}</span>
       <div class="what">
         <a href={link(`tasks/${task.id}`)}>{task.name}</a> <span class="muted">waits {age(task.created, now.value)}</span>
-        <p class="muted">{task.reason ?? "no agent has looked at it yet"}</p>
+        <p class="muted">
+          <Says text={task.reason ?? "no agent has looked at it yet"} />
+        </p>
       </div>
       <div class="row do">
         <ActionButton action={move(0)} label={`Move ${task.name} to the front`} disabled={place === 0}>
@@ -127,6 +130,7 @@ function Queue({ queue }: { queue: QueueView }) {
       </h2>
       <p class={queue.nodes.length > 0 ? "muted" : "failed"}>{served(queue)}</p>
       <QueueChart queue={queue.name} />
+      {queue.waiting === 0 && <p class="muted">No task waits.</p>}
       <ol class="waitlist">
         {waiting.map((task, place) => task && <Waiting key={task.id} task={task} queue={queue} place={place} />)}
       </ol>

@@ -8,6 +8,7 @@ import { Chart } from "../parts/Chart";
 import { ActionButton, usePageCli } from "../parts/Controls";
 import { Log } from "../parts/Log";
 import { useHistory } from "../parts/QueueChart";
+import { Says } from "../parts/Says";
 import { link } from "../route";
 import type { EventView, Explanation, History, TaskView } from "../types";
 import { State } from "./Tasks";
@@ -67,19 +68,23 @@ function Timeline({ task, events, history }: { task: TaskView; events: EventView
   );
 }
 
+const WHY: Record<string, string> = { queued: "Why it waits", in_progress: "Where it runs", created: "What it is" };
+
 function Why({ explanation }: { explanation: Explanation }) {
   const { position } = explanation;
   return (
     <section class="card" aria-labelledby="why" data-testid="why">
-      <h2 id="why">{explanation.state === "queued" ? "Why it waits" : "What became of it"}</h2>
-      <p>{explanation.reason}</p>
+      <h2 id="why">{WHY[explanation.state] ?? "What became of it"}</h2>
+      <p>
+        <Says text={explanation.reason} />
+      </p>
       {position !== null && <p class="muted">{position === 0 ? "It is the first" : `${position} before it`} in {explanation.queue}.</p>}
       {explanation.state === "queued" && (
         <ul>
           {explanation.nodes.map((node) => (
             <li key={node.node}>
               {node.node}
-              {node.alive ? "" : " (gone)"}: {node.reason ?? "has not looked at it yet"}
+              {node.alive ? "" : " (gone)"}: <Says text={node.reason ?? "has not looked at it yet"} />
             </li>
           ))}
         </ul>
@@ -195,7 +200,7 @@ export function TaskPage({ id }: { id: string }) {
           <ul class="eventlist">
             {events.map((event) => (
               <li key={event.id}>
-                <time dateTime={event.time}>{clock(event.time)}</time> <span class="badge">{event.kind}</span> {event.message}
+                <time dateTime={event.time}>{clock(event.time)}</time> <span class="badge">{event.kind}</span> <Says text={event.message} />
               </li>
             ))}
           </ul>

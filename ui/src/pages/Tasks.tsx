@@ -4,6 +4,7 @@ import { cantle } from "../cli";
 import { age, bytes, clock, gpus, plural, stateWord } from "../format";
 import { now, queues, taskList } from "../live";
 import { type Column, Rows } from "../parts/Rows";
+import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { TaskView } from "../types";
 
@@ -19,11 +20,11 @@ function lasted(task: TaskView): number {
 }
 
 const COLUMNS: Column<TaskView>[] = [
-  { id: "name", head: "Task", width: "minmax(9rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
+  { id: "name", head: "Task", width: "minmax(8rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
   { id: "state", head: "State", width: "6.5rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
-  { id: "queue", head: "Queue", width: "minmax(6rem, 1fr)", wide: true, sort: (task) => task.queue ?? "", cell: (task) => task.queue },
-  { id: "project", head: "Project", width: "minmax(6rem, 1fr)", wide: true, sort: (task) => task.project ?? "", cell: (task) => task.project },
-  { id: "gpu", head: "GPUs", width: "4rem", wide: true, sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
+  { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", wide: true, sort: (task) => task.queue ?? "", cell: (task) => task.queue },
+  { id: "project", head: "Project", width: "minmax(4.5rem, 1fr)", wide: true, sort: (task) => task.project ?? "", cell: (task) => task.project },
+  { id: "gpu", head: "GPUs", width: "3.2rem", wide: true, sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
   {
     id: "limit",
     head: "Limit",
@@ -32,10 +33,10 @@ const COLUMNS: Column<TaskView>[] = [
     sort: (task) => task.memory_limit_bytes,
     cell: (task) => (task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : ""),
   },
-  { id: "node", head: "Node", width: "minmax(5rem, 1fr)", wide: true, sort: (task) => task.node ?? "", cell: (task) => task.node },
-  { id: "created", head: "Created", width: "6.5rem", wide: true, sort: (task) => task.created, cell: (task) => <time dateTime={task.created}>{clock(task.created)}</time> },
-  { id: "time", head: "Ran", width: "7rem", wide: true, sort: lasted, cell: (task) => task.started && age(task.started, task.ended ? Date.parse(task.ended) : now.value) },
-  { id: "reason", head: "Reason", width: "minmax(7rem, 3fr)", cell: (task) => <span title={task.reason ?? ""}>{task.reason}</span> },
+  { id: "node", head: "Node", width: "minmax(4rem, 1fr)", wide: true, sort: (task) => task.node ?? "", cell: (task) => task.node },
+  { id: "created", head: "Created", width: "6rem", wide: true, sort: (task) => task.created, cell: (task) => <time dateTime={task.created}>{clock(task.created)}</time> },
+  { id: "time", head: "Ran", width: "6rem", wide: true, sort: lasted, cell: (task) => task.started && age(task.started, task.ended ? Date.parse(task.ended) : now.value) },
+  { id: "reason", head: "Reason", width: "minmax(8rem, 6fr)", cell: (task) => <span title={task.reason ?? ""}>{task.reason && <Says text={task.reason} />}</span> },
   {
     id: "do",
     head: "",

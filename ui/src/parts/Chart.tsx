@@ -21,6 +21,7 @@ function resolved(color: string, element: HTMLElement): string {
 
 function options(props: { lines: Line[]; format: (value: number) => string; label: string }, element: HTMLElement): uPlot.Options {
   const grid = { stroke: resolved("var(--line)", element), width: 1 };
+  const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
   const axis = { stroke: resolved("var(--muted)", element), grid, ticks: grid, font: "12px system-ui, sans-serif" };
   return {
     width: element.clientWidth,
@@ -28,9 +29,13 @@ function options(props: { lines: Line[]; format: (value: number) => string; labe
     cursor: { y: false },
     legend: { live: true },
     scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.08, 1)] } },
-    axes: [axis, { ...axis, size: 72, values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) }],
+    axes: [
+      { ...axis, space: 80, values: (_plot, ticks) => ticks.map((tick) => time.format(tick * 1000)) },
+      // Ticks at powers of two: bytes are counted in them, and for small counts they do as well.
+      { ...axis, size: 72, incrs: Array.from({ length: 48 }, (_, power) => 2 ** power), values: (_plot, ticks) => ticks.map((tick) => props.format(tick)) },
+    ],
     series: [
-      {},
+      { label: "at", value: (_plot, value) => (value == null ? "–" : time.format(value * 1000)) },
       ...props.lines.map((line): uPlot.Series => {
         const stroke = resolved(line.color, element);
         return {
@@ -38,7 +43,7 @@ function options(props: { lines: Line[]; format: (value: number) => string; labe
           stroke,
           width: 2,
           points: { show: false },
-          ...(line.fill ? { fill: stroke.replace(/^rgb\((.*)\)$/, "rgb($1 / 18%)") } : {}),
+          ...(line.fill ? { fill: stroke.replace(/^rgb\((.*)\)$/, "rgba($1, 0.18)") } : {}),
           ...(line.dashed ? { dash: [6, 4] } : {}),
           value: (_plot, value) => (value == null ? "–" : props.format(value)),
         };

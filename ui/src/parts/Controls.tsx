@@ -41,7 +41,7 @@ export function ActionButton(props: { action: Action; children?: ComponentChildr
 function Copy({ text }: { text: string }) {
   return (
     <button type="button" class="quiet" aria-label="Copy the command line" title="Copy" onClick={() => void navigator.clipboard?.writeText(text)}>
-      ⧉
+      Copy
     </button>
   );
 }

@@ -1,4 +1,3 @@
-import { colorOf } from "../color";
 import { bytes, gpuAmount } from "../format";
 import { link } from "../route";
 import type { GpuView, SliceView, TaskView } from "../types";
@@ -66,8 +65,8 @@ function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) 
 }
 
 /** A GPU drawn as its memory, with the slices in it; a MIG GPU with its real geometry. */
-export function GpuBar(props: { gpu: GpuView; find: (id: string) => TaskView | undefined; colorKey: (slice: SliceView) => string }) {
-  const { gpu, find, colorKey } = props;
+export function GpuBar(props: { gpu: GpuView; find: (id: string) => TaskView | undefined; colorOf: (slice: SliceView) => string }) {
+  const { gpu, find, colorOf } = props;
   const total = gpu.mode === "mig" ? memorySlices(gpu) : 0;
   return (
     <div class="gpubar" data-testid="gpubar">
@@ -93,7 +92,7 @@ export function GpuBar(props: { gpu: GpuView; find: (id: string) => TaskView | u
             class="piece"
             href={link(`tasks/${slice.task}`)}
             aria-label={says}
-            style={{ ...place, "--slice": colorOf(colorKey(slice)) }}
+            style={{ ...place, "--slice": colorOf(slice) }}
             data-used={slice.memory_used_bytes}
             data-task={name}
           >

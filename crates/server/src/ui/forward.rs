@@ -12,7 +12,7 @@ use super::session::{Session, refuse};
 use crate::api;
 use crate::error::ApiError;
 
-/// `POST /ui/api/{endpoint}`: the endpoint, called with the session's token.
+/// `POST /ui/-/call/{endpoint}`: the endpoint, called with the session's token.
 pub(crate) async fn call(
     State(ui): State<Ui>,
     peer: ConnectInfo<SocketAddr>,

@@ -1,6 +1,6 @@
 //! The web page at `/ui`: its files, its sessions, its event stream and what it asks the API.
 //!
-//! The page has no powers of its own. Its calls go through `/ui/api/…` to the same endpoints that every client uses;
+//! The page has no powers of its own. Its calls go through `/ui/-/call/…` to the same endpoints that every client uses;
 //! only the way to prove who one is differs: a cookie that scripts can't read, and a token that other sites can't know.
 
 mod assets;
@@ -51,15 +51,15 @@ impl Ui {
     }
 }
 
-/// Everything under `/ui`.
+/// Everything under `/ui`. What is below `/ui/-/` is for the page, the rest is for the address bar.
 pub(crate) fn router(ui: Ui) -> Router {
     Router::new()
         .route("/ui", get(assets::index))
         .route("/ui/", get(assets::index))
         .route("/ui/{*path}", get(assets::file))
-        .route("/ui/session", get(session::show).post(session::log_in).delete(session::log_out))
-        .route("/ui/events", get(stream::events))
-        .route("/ui/history/{kind}/{id}", get(stream::history))
-        .route("/ui/api/{endpoint}", post(forward::call))
+        .route("/ui/-/session", get(session::show).post(session::log_in).delete(session::log_out))
+        .route("/ui/-/stream", get(stream::events))
+        .route("/ui/-/history/{kind}/{id}", get(stream::history))
+        .route("/ui/-/call/{endpoint}", post(forward::call))
         .with_state(ui)
 }

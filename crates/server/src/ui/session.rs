@@ -74,7 +74,7 @@ impl Session {
     }
 }
 
-/// `GET /ui/session`
+/// `GET /ui/-/session`
 pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     match Session::of(&ui, &headers) {
         Ok(session) => session.describe(&ui, &headers).into_response(),
@@ -82,7 +82,7 @@ pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     }
 }
 
-/// `POST /ui/session`
+/// `POST /ui/-/session`
 pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<LogIn>) -> Response {
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
@@ -99,7 +99,7 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
     }
 }
 
-/// `DELETE /ui/session`
+/// `DELETE /ui/-/session`
 pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     match Session::of_action(&ui, &headers) {
         Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0))]).into_response(),

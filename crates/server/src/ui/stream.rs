@@ -18,7 +18,7 @@ use super::feed::{Feed, Message};
 use super::session::{Session, refuse};
 use crate::error::ApiError;
 
-/// `GET /ui/events`
+/// `GET /ui/-/stream`
 pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     if let Err(error) = Session::of(&ui, &headers) {
         return refuse(&error);
@@ -31,7 +31,7 @@ pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response
     }
 }
 
-/// `GET /ui/history/{task|queue}/{id}`
+/// `GET /ui/-/history/{task|queue}/{id}`
 pub(crate) async fn history(
     State(ui): State<Ui>,
     headers: HeaderMap,
