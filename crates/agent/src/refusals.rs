@@ -27,7 +27,7 @@ impl Refusals {
     }
 
     /// Leaves out what happened before now: somebody else has told it.
-    pub(crate) fn from_now_on(mut self) -> Self {
+    pub(crate) fn without_old(mut self) -> Self {
         self.region.new_refusals();
         self
     }

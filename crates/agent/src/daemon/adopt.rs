@@ -50,7 +50,7 @@ impl Agent {
         }
         let Some(running) = cantle_runtime::adopt(entry.dir.path()) else { return };
         entry.stage = Stage::Running(running.stopper());
-        entry.refusals = Refusals::of(&self.node.slice_dir(lease)).map(Refusals::from_now_on);
+        entry.refusals = Refusals::of(&self.node.slice_dir(lease)).map(Refusals::without_old);
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
         self.watch(lease.clone(), running);
         self.note(

@@ -28,11 +28,10 @@ fn verdict(exit: &Outcome, stop: Option<&Stop>) -> Verdict {
     match (stop, exit.code, &exit.message) {
         (Some(Stop::Superseded), _, _) => Verdict::Nothing,
         (Some(Stop::Enforced(why)), _, _) => Verdict::Failed(why.clone()),
-        (None, Some(0), _) => Verdict::Completed,
-        // What ended by itself before the signal reached it ended by itself.
-        (Some(_), Some(0), _) => Verdict::Completed,
+        // Whatever code it ended with: a program that cleans up after SIGTERM may well return 0.
         (Some(Stop::Aborted), _, _) => Verdict::Stopped(ABORTED),
         (Some(Stop::Shutdown), _, _) => Verdict::Stopped(SHUT_DOWN),
+        (None, Some(0), _) => Verdict::Completed,
         (None, Some(code), None) => Verdict::Failed(format!("worker execution exit code {code}")),
         (None, _, Some(why)) => Verdict::Failed(why.clone()),
         (None, None, None) => Verdict::Failed("nobody saw how it ended".to_owned()),
@@ -171,7 +170,7 @@ mod tests {
         assert_eq!(verdict(&exit(3), None), Verdict::Failed("worker execution exit code 3".into()));
         assert_eq!(verdict(&exit(143), Some(&Stop::Aborted)), Verdict::Stopped(ABORTED));
         assert_eq!(verdict(&exit(143), Some(&Stop::Shutdown)), Verdict::Stopped(SHUT_DOWN));
-        assert_eq!(verdict(&exit(0), Some(&Stop::Shutdown)), Verdict::Completed, "it was faster");
+        assert_eq!(verdict(&exit(0), Some(&Stop::Aborted)), Verdict::Stopped(ABORTED), "it cleaned up");
         assert_eq!(verdict(&exit(0), Some(&Stop::Superseded)), Verdict::Nothing);
         let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
         assert_eq!(verdict(&lost, None), Verdict::Failed("its supervisor was killed".into()));

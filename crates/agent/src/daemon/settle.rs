@@ -46,7 +46,10 @@ impl Agent {
         let Some(entry) = self.entries.get(lease) else { return Ok(()) };
         match entry.dir.disarm() {
             Ok(true) => {}
-            Ok(false) => return Ok(self.readopt(lease)),
+            Ok(false) => {
+                self.readopt(lease);
+                return Ok(());
+            }
             Err(error) => {
                 tracing::error!(%error, "a job can't be taken back yet");
                 return Ok(());

@@ -64,6 +64,8 @@ impl Node {
         if owner != own_uid() {
             return Err(AgentError::NotOurs { dir: dir.to_owned(), owner });
         }
+        // So that nothing of a former boot is taken for ours, also by those who only look.
+        drop(node.lock()?);
         Ok(node)
     }
 

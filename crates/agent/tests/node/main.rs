@@ -3,6 +3,16 @@
 //! This program is all of them: without a role it runs the tests, with one it is `cantle run` or a daemon, and it is the
 //! supervisor of their tasks as the cantle binary is. Needs the simulated driver that `make build` puts into `dist`.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    clippy::print_stderr,
+    clippy::disallowed_methods,
+    reason = "a test with a main of its own: clippy does not know it for one, and real processes take real time"
+)]
+
+mod cluster;
+mod daemon;
 mod place;
 mod role;
 mod run;
@@ -22,11 +32,12 @@ fn main() -> ExitCode {
         Some(cantle_runtime::TASK_INIT_COMMAND) => return cantle_runtime::task_init_main(&args[2..]),
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&args[2..]),
         Some(role::RUN) => return role::run(&args[2..]),
+        Some(role::DAEMON) => return role::serve(&args[2..]),
         _ => {}
     }
     let filter = args.iter().skip(1).filter_map(|arg| arg.to_str()).find(|arg| !arg.starts_with('-'));
-    let tests: Vec<Test> = run::TESTS.to_vec();
-    let tests = tests.into_iter().filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
+    let tests = run::TESTS.iter().chain(daemon::TESTS).copied();
+    let tests = tests.filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
     run_all(tests.collect())
 }
 

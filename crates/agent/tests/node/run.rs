@@ -20,7 +20,10 @@ fn says_what_it_got(place: &Place) {
     assert_eq!(out.status.code(), Some(7), "{out:?}");
     assert_eq!(String::from_utf8_lossy(&out.stdout).trim(), (20u64 << 30).to_string());
     let said = String::from_utf8_lossy(&out.stderr);
-    assert!(said.starts_with("cantle: 0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit, enforced by "), "{said}");
+    assert!(
+        said.starts_with("cantle: 0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit, enforced by "),
+        "{said}"
+    );
     assert_eq!(place.leases(), Vec::new());
     assert_eq!(std::fs::read_dir(place.node().dir().join("slices")).unwrap().count(), 0);
 }
