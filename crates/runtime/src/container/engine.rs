@@ -256,6 +256,31 @@ pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError>
     }
 }
 
+/// What the engine says about a container.
+pub(super) enum Seen {
+    Running,
+    /// With its exit code.
+    Ended(Option<i32>),
+    /// There is no such container.
+    Gone,
+    /// The engine does not answer; the container may run all the same.
+    Nothing,
+}
+
+pub(super) async fn look(docker: &Docker, id: &str) -> Seen {
+    match tokio::time::timeout(CALL_LIMIT, docker.inspect_container(id, None)).await {
+        Ok(Ok(found)) => {
+            let state = found.state.unwrap_or_default();
+            if state.running.unwrap_or(false) || state.restarting.unwrap_or(false) {
+                return Seen::Running;
+            }
+            Seen::Ended(state.exit_code.and_then(|code| i32::try_from(code).ok()))
+        }
+        Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => Seen::Gone,
+        Ok(Err(_)) | Err(_) => Seen::Nothing,
+    }
+}
+
 /// Waits for the engine's answer, but not for ever.
 pub(super) async fn limited<T>(
     what: &str,

@@ -10,6 +10,7 @@ use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptions;
 use futures_util::StreamExt;
 
+use super::engine::{Seen, look};
 use crate::detached::TaskDir;
 
 /// After a failure the engine is asked again in so long.
@@ -38,44 +39,57 @@ impl Output {
     /// Copies until the container has ended and all it wrote is here. The engine keeps the whole output and tells it
     /// in the same order each time, so that after an interruption it is enough to skip what is here already.
     pub(super) async fn copy(self, docker: Docker, id: String, head_len: u64) -> io::Result<()> {
-        let mut sink = match &self {
-            Self::TaskDir(dir) => Sink::File(OpenOptions::new().append(true).open(log(dir))?),
-            Self::Inherit => Sink::Standard,
-        };
-        let mut copied = match &sink {
-            Sink::File(file) => file.metadata()?.len().saturating_sub(head_len),
-            Sink::Standard => 0,
+        let mut copy = match &self {
+            Self::TaskDir(dir) => {
+                let file = OpenOptions::new().append(true).open(log(dir))?;
+                let copied = file.metadata()?.len().saturating_sub(head_len);
+                Copy { docker, id, sink: Sink::File(file), copied }
+            }
+            Self::Inherit => Copy { docker, id, sink: Sink::Standard, copied: 0 },
         };
         loop {
-            let mut skip = copied;
-            let options = LogsOptions { follow: true, stdout: true, stderr: true, ..Default::default() };
-            let mut stream = docker.logs(&id, Some(options));
-            let mut complete = true;
-            while let Some(item) = stream.next().await {
-                let Ok(item) = item else {
-                    complete = false;
-                    break;
-                };
-                let text = item.as_ref();
-                let known = usize::try_from(skip).unwrap_or(usize::MAX).min(text.len());
-                skip -= known as u64;
-                sink.write(&item, &text[known..])?;
-                copied += (text.len() - known) as u64;
+            copy.pass(Until::Ended).await?;
+            match look(&copy.docker, &copy.id).await {
+                // Following may end before the last lines are out; what has ended can be read in peace.
+                Seen::Ended(_) if copy.pass(Until::Now).await? => return Ok(()),
+                Seen::Gone => return Ok(()),
+                Seen::Ended(_) | Seen::Running | Seen::Nothing => tokio::time::sleep(AGAIN).await,
             }
-            if complete || !is_running(&docker, &id).await {
-                return Ok(());
-            }
-            tokio::time::sleep(AGAIN).await;
         }
     }
 }
 
-/// An engine that does not answer may still run it.
-async fn is_running(docker: &Docker, id: &str) -> bool {
-    match docker.inspect_container(id, None).await {
-        Ok(found) => found.state.and_then(|state| state.running).unwrap_or(false),
-        Err(bollard::errors::Error::DockerResponseServerError { status_code: 404, .. }) => false,
-        Err(_) => true,
+struct Copy {
+    docker: Docker,
+    id: String,
+    sink: Sink,
+    /// Bytes of the container's output that are here.
+    copied: u64,
+}
+
+/// How far a pass reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Now,
+    Ended,
+}
+
+impl Copy {
+    /// One reading of the whole output. False if the engine broke off; an error if the output can't be written.
+    async fn pass(&mut self, until: Until) -> io::Result<bool> {
+        let follow = until == Until::Ended;
+        let options = LogsOptions { follow, stdout: true, stderr: true, ..Default::default() };
+        let mut stream = self.docker.logs(&self.id, Some(options));
+        let mut skip = self.copied;
+        while let Some(item) = stream.next().await {
+            let Ok(item) = item else { return Ok(false) };
+            let text = item.as_ref();
+            let known = usize::try_from(skip).unwrap_or(usize::MAX).min(text.len());
+            skip -= known as u64;
+            self.sink.write(&item, &text[known..])?;
+            self.copied += (text.len() - known) as u64;
+        }
+        Ok(true)
     }
 }
 

@@ -4,14 +4,14 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use bollard::models::{ContainerCreateBody, DeviceMapping, HostConfig, Mount, MountType};
+use bollard::models::{ContainerCreateBody, DeviceMapping, HostConfig, Mount, MountTmpfsOptions, MountType};
 use cantle_model::TaskId;
 use serde::{Deserialize, Serialize};
 
 use super::AdmissionError;
 use super::admission::{Admitted, Protected};
 use super::config::{self, Extra};
-use crate::namespace::{REAL_DIR, SLICE_DIR};
+use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
 use crate::{Backend, TaskSpec, environment};
 
 /// Which container a task runs in.
@@ -121,6 +121,7 @@ fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
     let confinement = &spec.confinement;
     let libraries = &confinement.libraries;
     let mut mounts = vec![
+        own_folder(),
         bind(&libraries.cuda.real, format!("{REAL_DIR}/libcuda.so.1"), true),
         bind(&libraries.nvml.real, format!("{REAL_DIR}/libnvidia-ml.so.1"), true),
         bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
@@ -146,6 +147,21 @@ fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
         }
     }
     mounts
+}
+
+/// A mount of its own, so that it can't be moved away and replaced, and takes no more files.
+fn own_folder() -> Mount {
+    Mount {
+        typ: Some(MountType::TMPFS),
+        target: Some(CANTLE_DIR.to_owned()),
+        read_only: Some(true),
+        tmpfs_options: Some(MountTmpfsOptions {
+            size_bytes: Some(64 << 10),
+            mode: Some(0o755),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
 }
 
 fn bind(source: &Path, target: String, read_only: bool) -> Mount {
@@ -183,8 +199,12 @@ fn log_head(
     words.extend(variables.iter().map(|(name, value)| format!("--env={name}={value}")));
     for mount in mounts {
         let (source, target) = (mount.source.as_deref(), mount.target.as_deref());
+        let Some(source) = source else {
+            words.push(format!("--tmpfs={}:ro,mode=755,size=64k", target.unwrap_or_default()));
+            continue;
+        };
         let mode = if mount.read_only == Some(true) { ":ro" } else { "" };
-        words.push(format!("--volume={}:{}{mode}", source.unwrap_or_default(), target.unwrap_or_default()));
+        words.push(format!("--volume={source}:{}{mode}", target.unwrap_or_default()));
     }
     words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
     words.push(format!("--label={LABEL_LEASE}={}", spec.lease));

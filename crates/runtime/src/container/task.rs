@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use super::engine::{self, CALL_LIMIT, Engine, limited};
+use super::engine::{self, CALL_LIMIT, Engine, Seen, limited, look};
 use super::output::Output;
 use crate::detached::{State, TaskDir};
 use crate::processes::{FileId, Scope};
@@ -111,8 +111,9 @@ impl Container {
             // The stream ends when the container does, or when the engine goes away; only the state tells which.
             let mut ended = self.docker.wait_container(&self.id, None::<WaitContainerOptions>);
             while ended.next().await.is_some_and(|item| item.is_ok()) {}
-            match self.state().await {
-                Seen::Ended(exit) => break exit,
+            match look(&self.docker, &self.id).await {
+                Seen::Ended(code) => break code.map_or(Exit::Lost, Exit::Code),
+                Seen::Gone => break self.remembered(),
                 Seen::Running | Seen::Nothing => tokio::time::sleep(AGAIN).await,
             }
         };
@@ -136,35 +137,10 @@ impl Container {
         ContainerStopper { docker: self.docker.clone(), id: self.id.clone() }
     }
 
-    async fn state(&self) -> Seen {
-        let found = tokio::time::timeout(CALL_LIMIT, self.docker.inspect_container(&self.id, None)).await;
-        match found {
-            Ok(Ok(found)) => {
-                let state = found.state.unwrap_or_default();
-                if state.running.unwrap_or(false) || state.restarting.unwrap_or(false) {
-                    return Seen::Running;
-                }
-                let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
-                Seen::Ended(code.map_or(Exit::Lost, Exit::Code))
-            }
-            Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => {
-                Seen::Ended(self.remembered())
-            }
-            Ok(Err(_)) | Err(_) => Seen::Nothing,
-        }
-    }
-
     /// Removed already: by us before a restart, or by somebody else.
     fn remembered(&self) -> Exit {
         self.dir.as_ref().and_then(TaskDir::read_exit).unwrap_or(Exit::Lost)
     }
-}
-
-enum Seen {
-    Running,
-    Ended(Exit),
-    /// The engine does not answer.
-    Nothing,
 }
 
 async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
@@ -177,10 +153,11 @@ async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
 /// task land on top of cantle's.
 fn verify(pid: u32, slice_dir: &Path) -> Result<(), StartError> {
     for name in ["limits", "usage"] {
-        let inside = PathBuf::from(format!("/proc/{pid}/root{}/{name}", crate::namespace::SLICE_DIR));
+        let root = PathBuf::from(format!("/proc/{pid}/root/"));
+        let inside = root.join(crate::namespace::SLICE_DIR.trim_start_matches('/')).join(name);
         let same = FileId::of(&inside) == FileId::of(&slice_dir.join(name));
-        // A task that has ended meanwhile shows nothing, and did no harm.
-        if !same && holder_of(pid).is_some() {
+        // A task that is ending, or has ended, has no root any more, and did no harm.
+        if !same && FileId::of(&root).is_some() {
             return Err(StartError::setup(
                 "container",
                 format!("it hides {name} of its slice; it was ended"),

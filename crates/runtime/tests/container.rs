@@ -1,0 +1,472 @@
+//! Tasks in real containers of a real engine: `tests/docker/run.sh` starts one and runs this. Without it, a skip.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output as Finished};
+use std::time::Duration;
+
+use cantle_model::{LeaseId, TaskId};
+use cantle_runtime::{
+    Backend, ContainerSpec, Engine, EngineError, Exit, Output, Running, StartError, TaskSpec, adopt, alive,
+};
+use common::{Bench, eventually, read, stdout};
+
+struct Docker {
+    dir: PathBuf,
+    image: String,
+    engine: Engine,
+}
+
+impl Docker {
+    async fn new() -> Option<Self> {
+        let (Some(dir), Some(image)) =
+            (std::env::var_os("CANTLE_TEST_ENGINE"), std::env::var_os("CANTLE_TEST_IMAGE"))
+        else {
+            eprintln!("skipped: no engine; run tests/docker/run.sh");
+            return None;
+        };
+        let dir = PathBuf::from(dir);
+        let engine = Engine::connect(Some(&dir.join("docker.sock"))).await.unwrap();
+        Some(Self { dir, image: image.into_string().unwrap(), engine })
+    }
+
+    /// Docker's own client: the outside witness.
+    fn client(&self, args: &[&str]) -> Finished {
+        let socket = format!("unix://{}", self.dir.join("docker.sock").display());
+        Command::new("docker").args(["--host", &socket]).args(args).output().unwrap()
+    }
+
+    fn container(&self, options: &[&str]) -> ContainerSpec {
+        ContainerSpec {
+            task: TaskId::from("task-1"),
+            image: self.image.clone(),
+            options: options.iter().map(|&option| option.to_owned()).collect(),
+            devices: Vec::new(),
+            driver_files: Vec::new(),
+        }
+    }
+
+    async fn start(&self, bench: &Bench, script: &str, options: &[&str]) -> Result<Running, StartError> {
+        let spec = spec(bench, &["sh", "-c", script]);
+        self.engine.start(&spec, &self.container(options), Output::TaskDir(bench.path("task"))).await
+    }
+
+    /// What a script prints; its end must be good, and nothing may be left of it.
+    async fn prints(&self, bench: &Bench, script: &str, options: &[&str]) -> String {
+        let mut task = self.start(bench, script, options).await.unwrap();
+        assert_eq!(task.backend(), &Backend::Container);
+        let exit = task.wait().await;
+        let text = output(bench);
+        assert_eq!(exit, Exit::Code(0), "{text}");
+        text
+    }
+
+    async fn is_left(&self, lease: &LeaseId) -> bool {
+        self.engine.leftovers().await.unwrap().iter().any(|leftover| leftover.lease == *lease)
+    }
+}
+
+/// The lease is named after the bench's folder: each test has its own container.
+fn spec(bench: &Bench, argv: &[&str]) -> TaskSpec {
+    TaskSpec { lease: lease(bench), ..bench.spec(argv) }
+}
+
+fn lease(bench: &Bench) -> LeaseId {
+    let name = bench.dir.path().file_name().unwrap().to_string_lossy().replace('.', "");
+    LeaseId(format!("test{name}"))
+}
+
+/// What the task wrote, without cantle's own lines at the beginning.
+fn output(bench: &Bench) -> String {
+    let text = read(&bench.path("task/output.log"));
+    text.lines().filter(|line| !line.starts_with("cantle: ")).collect::<Vec<_>>().join("\n")
+}
+
+const CUDA_NAMES: [&str; 4] = [
+    "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
+    "/usr/lib/x86_64-linux-gnu/libcuda.so",
+    "/usr/lib/x86_64-linux-gnu/libcuda.so.550",
+    "/usr/lib64/libcuda.so.1",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_name_of_the_driver_leads_to_the_shim() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let cats: Vec<String> = CUDA_NAMES.iter().map(|name| format!("cat {name}; echo")).collect();
+    let script = format!(
+        "cat /run/cantle/real/libcuda.so.1; echo; {}; cat /usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1; echo; \
+         (echo x >/run/cantle/slice/limits) 2>/dev/null || echo refused; echo 1 >/run/cantle/slice/usage; \
+         umount {} 2>/dev/null || echo stays; echo $GPU_MEMORY_LIMIT $NVIDIA_VISIBLE_DEVICES $CUDA_VISIBLE_DEVICES $A",
+        cats.join("; "),
+        CUDA_NAMES[0],
+    );
+
+    let text = docker.prints(&bench, &script, &["-e", "A=b c", "--rm", "-it"]).await;
+
+    let expected = [
+        "real cuda",
+        "shim cuda",
+        "shim cuda",
+        "shim cuda",
+        "shim cuda",
+        "shim nvml",
+        "refused",
+        "stays",
+        "21474836480 void GPU-a b c",
+    ];
+    assert_eq!(text.lines().collect::<Vec<_>>(), expected);
+    assert_eq!(read(&bench.path("slice/limits")), "limits");
+    assert_eq!(read(&bench.path("slice/usage")), "1");
+    let log = read(&bench.path("task/output.log"));
+    let command = log.lines().next().unwrap();
+    assert!(command.starts_with("cantle: docker run --name=cantle-test"), "{command}");
+    assert!(command.contains("'--env=A=b c'") && command.contains("limits:ro"), "{command}");
+    assert!(log.contains("cantle: --rm left out"), "{log}");
+    assert!(!docker.is_left(&lease(&bench)).await, "the container is removed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn exit_codes_are_the_tasks_or_dockers() {
+    let Some(docker) = Docker::new().await else { return };
+    for (argv, code) in [(&["sh", "-c", "exit 7"][..], 7), (&["sh", "-c", "kill -9 $$"], 137)] {
+        let bench = Bench::new();
+        let output = Output::TaskDir(bench.path("task"));
+        let started = docker.engine.start(&spec(&bench, argv), &docker.container(&[]), output).await;
+        // The container's init can't kill itself; it ends with 0 instead of by the signal.
+        let expected = if code == 137 { 0 } else { code };
+        assert_eq!(started.unwrap().wait().await.code(), expected, "{argv:?}");
+    }
+    for (argv, code) in [(&["no-such-program"][..], 127), (&["/etc/passwd"], 126)] {
+        let bench = Bench::new();
+        let output = Output::TaskDir(bench.path("task"));
+        let error =
+            docker.engine.start(&spec(&bench, argv), &docker.container(&[]), output).await.unwrap_err();
+        assert_eq!(error.exit_code(), code, "{argv:?}: {error}");
+        assert!(!docker.is_left(&lease(&bench)).await, "nothing is left of {argv:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_is_not_started() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let error = docker.start(&bench, "true", &["--privileged"]).await.unwrap_err();
+    assert!(error.to_string().starts_with("container option --privileged is refused"), "{error}");
+    let shim = format!("{}:/x", bench.path("shim").display());
+    let error = docker.start(&bench, "true", &["-v", &shim]).await.unwrap_err();
+    assert!(error.to_string().contains("which is not the task's"), "{error}");
+    let missing = ContainerSpec { image: "no-such-image".to_owned(), ..docker.container(&["--pull=never"]) };
+    let output = Output::TaskDir(bench.path("task"));
+    let error = docker.engine.start(&spec(&bench, &["true"]), &missing, output).await.unwrap_err();
+    assert!(error.to_string().contains("--pull=never forbids"), "{error}");
+    assert!(!docker.is_left(&lease(&bench)).await);
+    let nobody = Engine::connect(Some(Path::new("/no/such/socket"))).await.unwrap_err();
+    assert!(matches!(nobody, EngineError::NotThere(_)), "{nobody}");
+}
+
+/// An image whose links make a harmless-looking mount of the task land on cantle's files.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_hides_its_slice_does_not_run() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let image = format!("cantle-test:{}", lease(&bench));
+    let name = format!("links-{}", lease(&bench));
+    let links = "mkdir -p /a/b/c/d/e && ln -s /run/cantle/slice /a/b/c/d/e/f";
+    assert!(docker.client(&["run", "--name", &name, &docker.image, "sh", "-c", links]).status.success());
+    assert!(docker.client(&["commit", &name, &image]).status.success());
+    docker.client(&["rm", &name]);
+    std::fs::create_dir(bench.path("evil")).unwrap();
+    std::fs::write(bench.path("evil/limits"), "no limit").unwrap();
+    let volume = format!("{}:/a/b/c/d/e/f/limits", bench.path("evil/limits").display());
+    let container = ContainerSpec { image: image.clone(), ..docker.container(&["-v", &volume]) };
+    let spec = spec(&bench, &["sleep", "60"]);
+
+    let error =
+        docker.engine.start(&spec, &container, Output::TaskDir(bench.path("task"))).await.unwrap_err();
+
+    assert!(error.to_string().contains("hides limits of its slice"), "{error}");
+    assert!(!docker.is_left(&spec.lease).await, "it was ended");
+    docker.client(&["rmi", &image]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn whoever_enters_the_container_meets_the_shim_and_belongs_to_the_task() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let mut task = docker.start(&bench, "sleep 300", &[]).await.unwrap();
+    assert!(alive(&task.leader()));
+    let name = format!("cantle-{}", lease(&bench));
+
+    let seen = docker.client(&["exec", &name, "env", "-i", "/bin/cat", CUDA_NAMES[0]]);
+    docker.client(&["exec", "-d", &name, "sleep", "301"]);
+
+    assert_eq!(stdout(&seen), "shim cuda");
+    eventually("the intruder is counted", || task.pids().len() >= 2);
+    task.stopper().kill().await;
+    assert_eq!(task.wait().await.code(), 137);
+    assert!(task.pids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn stop_is_gentle_first_and_final() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let script = "trap 'echo bye; exit 9' TERM; echo ready; while :; do sleep 0.05; done";
+    let mut task = docker.start(&bench, script, &[]).await.unwrap();
+    eventually("it is ready", || output(&bench) == "ready");
+    task.stopper().stop(Duration::from_secs(10)).await;
+    assert_eq!(task.wait().await, Exit::Code(9));
+    assert_eq!(output(&bench), "ready\nbye");
+
+    let bench = Bench::new();
+    let mut task = docker.start(&bench, "trap '' TERM; while :; do sleep 0.05; done", &[]).await.unwrap();
+    task.stopper().stop(Duration::from_secs(1)).await;
+    assert_eq!(task.wait().await, Exit::Code(137));
+    assert!(!docker.is_left(&lease(&bench)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_is_adopted_and_its_output_is_not_doubled() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let script = "echo one; while [ ! -e /go/go ]; do sleep 0.05; done; echo two; exit 4";
+    let spec = spec(&bench, &["sh", "-c", script]);
+    std::fs::create_dir(bench.path("go")).unwrap();
+    let volume = format!("{}:/go", bench.path("go").display());
+    let container = docker.container(&["-v", &volume]);
+    let dir = bench.path("task");
+    // An agent that dies: its runtime ends in the middle, with all that it was doing.
+    let agent = std::thread::spawn({
+        let (engine_dir, dir) = (docker.dir.clone(), dir.clone());
+        move || {
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(async {
+                let engine = Engine::connect(Some(&engine_dir.join("docker.sock"))).await.unwrap();
+                let _task = engine.start(&spec, &container, Output::TaskDir(dir)).await.unwrap();
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            });
+        }
+    });
+    agent.join().unwrap();
+    eventually("the first line is here", || output(&bench) == "one");
+
+    let mut task = adopt(&dir).unwrap();
+    assert!(alive(&task.leader()));
+    std::fs::write(bench.path("go/go"), "").unwrap();
+
+    assert_eq!(task.wait().await, Exit::Code(4));
+    assert_eq!(output(&bench), "one\ntwo");
+    assert_eq!(adopt(&dir).unwrap().wait().await, Exit::Code(4), "adopted after its end");
+    assert!(!docker.is_left(&lease(&bench)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_answer_does_not_make_a_second_container() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let lease = lease(&bench);
+    let label = format!("cantle.dev/lease={lease}");
+    let name = format!("cantle-{lease}");
+    let create = [
+        "create",
+        "--name",
+        &name,
+        "-l",
+        &label,
+        "-l",
+        "cantle.dev/task=task-1",
+        &docker.image,
+        "echo",
+        "found",
+    ];
+    assert!(docker.client(&create).status.success());
+    let spec = TaskSpec { slices: Vec::new(), ..spec(&bench, &["echo", "second"]) };
+    let output_dir = Output::TaskDir(bench.path("task"));
+
+    let mut task = docker.engine.start(&spec, &docker.container(&[]), output_dir).await.unwrap();
+
+    assert_eq!(task.wait().await, Exit::Code(0));
+    assert_eq!(output(&bench), "found");
+}
+
+/// A slice of a simulated GPU with the real shim: `make build` makes both.
+struct SimSlice {
+    bench: Bench,
+    lib_dir: PathBuf,
+    spec: TaskSpec,
+}
+
+const LIMIT_MIB: u64 = 8 << 10;
+const CARD_MIB: u64 = 40 << 10;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+impl SimSlice {
+    fn new() -> Option<Self> {
+        let lib_dir = repository().join("dist/lib/cantle");
+        if !lib_dir.join("shim/libcuda.so.1").exists() || !lib_dir.join("sim/libcuda.so.1").exists() {
+            eprintln!("skipped: no shim or no simulated driver; run `make build`");
+            return None;
+        }
+        let bench = Bench::new();
+        let sim_dir = bench.path("sim");
+        let truth = simulator(&lib_dir, &sim_dir, &["create", "1xA100-40GB"]);
+        let uuid = truth["gpus"][0]["uuid"].as_str().unwrap().to_owned();
+        let limit = cantle_ledger::host::GpuLimit {
+            uuid: cantle_ledger::host::parse_uuid(&uuid).unwrap(),
+            limit_bytes: LIMIT_MIB << 20,
+            context_bytes: context_bytes(&lib_dir, &sim_dir),
+        };
+        let lease = lease(&bench);
+        cantle_ledger::host::create(&bench.path("slice"), &lease.0, &[limit]).unwrap();
+        let mut spec = spec(&bench, &[]);
+        spec.slices[0].gpu = cantle_model::GpuUuid(uuid);
+        spec.confinement.shim_dir = lib_dir.join("shim");
+        spec.confinement.sim_dir = Some(sim_dir);
+        spec.confinement.libraries.cuda.real = lib_dir.join("sim/libcuda.so.1");
+        spec.confinement.libraries.nvml.real = lib_dir.join("sim/libnvidia-ml.so.1");
+        Some(Self { bench, lib_dir, spec })
+    }
+
+    async fn start(&self, docker: &Docker, script: &str) -> Running {
+        let spec = TaskSpec { argv: ["sh", "-c", script].map(Into::into).into(), ..self.spec.clone() };
+        let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
+        let container = docker.container(&["-v", &tools]);
+        docker.engine.start(&spec, &container, Output::TaskDir(self.bench.path("task"))).await.unwrap()
+    }
+
+    fn truth(&self) -> serde_json::Value {
+        simulator(&self.lib_dir, &self.bench.path("sim"), &["truth"])
+    }
+}
+
+fn simulator(lib_dir: &Path, sim_dir: &Path, args: &[&str]) -> serde_json::Value {
+    let script = repository().join("tests/docker/sim.py");
+    let output = Command::new("python3").arg(script).arg(lib_dir).arg(sim_dir).args(args).output().unwrap();
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What the simulated card takes for a context, seen from outside: what a process without a slice can't get of 40 GiB.
+/// At the same time the negative control: without cantle the same program takes the whole card.
+fn context_bytes(lib_dir: &Path, sim_dir: &Path) -> u64 {
+    let script = repository().join("tests/docker/fill.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .env("LD_LIBRARY_PATH", lib_dir.join("sim"))
+        .env("CANTLE_SIM_DIR", sim_dir)
+        .output()
+        .unwrap();
+    let taken_mib: u64 = stdout(&output).split(' ').next().unwrap().parse().unwrap();
+    assert!(taken_mib > CARD_MIB * 9 / 10, "{}", stdout(&output));
+    (CARD_MIB - taken_mib) << 20
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_gets_its_slice_and_no_more() {
+    let Some(docker) = Docker::new().await else { return };
+    let Some(slice) = SimSlice::new() else { return };
+    // Four processes at once; together they get one slice.
+    let script = "for i in 1 2 3 4; do python3 /tools/fill.py 60 2 & done; wait";
+    let mut task = slice.start(&docker, script).await;
+    eventually("all four have met the limit", || output(&slice.bench).lines().count() == 4);
+
+    let lines = output(&slice.bench);
+    let truth = slice.truth();
+    let pids = task.pids();
+    task.stopper().kill().await;
+    task.wait().await;
+
+    for line in lines.lines() {
+        assert!(
+            line.ends_with(&format!(" 2 {LIMIT_MIB}")),
+            "out of memory, in a card as large as the slice: {line}"
+        );
+    }
+    let used = truth["gpus"][0]["used_bytes"].as_u64().unwrap();
+    assert_eq!(used, LIMIT_MIB << 20, "contexts included: {truth}");
+    let processes = truth["gpus"][0]["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 4);
+    for process in processes {
+        let pid = u32::try_from(process["pid"].as_u64().unwrap()).unwrap();
+        assert!(pids.contains(&pid), "the driver and the runtime mean the same process: {pid} in {pids:?}");
+    }
+    assert_eq!(slice.truth()["gpus"][0]["used_bytes"], 0, "all of it came back");
+}
+
+/// Ways in which a task tries to get more than its slice. Each prints what it got.
+const ATTEMPTS: [&str; 14] = [
+    "python3 /tools/fill.py",
+    "env -i CANTLE_SIM_DIR=/run/cantle/sim /usr/bin/python3 /tools/fill.py",
+    "unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES GPU_MEMORY_LIMIT CANTLE_SLICE; python3 /tools/fill.py",
+    "GPU_MEMORY_LIMIT=99999999999 python3 /tools/fill.py",
+    "mkdir /tmp/fake; CANTLE_SLICE_DIR=/tmp/fake python3 /tools/fill.py",
+    "LD_LIBRARY_PATH=/usr/lib64 python3 /tools/fill.py",
+    "LD_PRELOAD=/usr/lib64/libcuda.so.1 python3 /tools/fill.py",
+    "umount /usr/lib64/libcuda.so.1; umount -l /usr/lib/*/libcuda.so.1; python3 /tools/fill.py",
+    "mount --bind /run/cantle/real/libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.1; python3 /tools/fill.py",
+    "cp /etc/passwd /run/cantle/slice/limits; truncate -s 0 /run/cantle/slice/limits; python3 /tools/fill.py",
+    "chmod 777 /run/cantle/slice/limits; dd if=/dev/zero of=/run/cantle/slice/limits bs=64 count=1; python3 /tools/fill.py",
+    "rm -rf /run/cantle/real /run/cantle/slice; mv /run/cantle /run/other; python3 /tools/fill.py",
+    "rm -f /usr/lib64/libcuda.so.1 /usr/lib/*/libcuda.so.1; python3 /tools/fill.py",
+    "unshare -m sh -c 'umount /usr/lib/*/libcuda.so.1; python3 /tools/fill.py' || python3 /tools/fill.py",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_cannot_lift_its_limit() {
+    let Some(docker) = Docker::new().await else { return };
+    let Some(slice) = SimSlice::new() else { return };
+    let script = ATTEMPTS.map(|attempt| format!("( {attempt} ) 2>/dev/null")).join("; ");
+
+    let mut task = slice.start(&docker, &script).await;
+    let exit = task.wait().await;
+
+    let text = output(&slice.bench);
+    assert_eq!(exit, Exit::Code(0), "{text}");
+    assert_eq!(text.lines().count(), ATTEMPTS.len(), "{text}");
+    for (line, attempt) in text.lines().zip(ATTEMPTS) {
+        let taken_mib: u64 = line.split(' ').next().unwrap().parse().unwrap();
+        assert!(taken_mib < LIMIT_MIB && line.contains(" 2 "), "{attempt}: {line}");
+    }
+}
+
+/// Takes the engine away from all tests: they are run one at a time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_engine_is_killed_and_comes_back() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let script = "i=0; while [ $i -lt 60 ]; do echo $i; i=$((i+1)); sleep 0.1; done; exit 3";
+    let mut task = docker.start(&bench, script, &[]).await.unwrap();
+    eventually("it writes", || output(&bench).lines().count() > 5);
+
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/docker/engine.sh");
+    let dir = docker.dir.clone();
+    let restart =
+        tokio::task::spawn_blocking(move || Command::new(script).arg("restart").arg(dir).status().unwrap());
+
+    assert_eq!(task.wait().await, Exit::Code(3));
+    assert!(restart.await.unwrap().success());
+    let numbers: Vec<String> = (0..60).map(|number| number.to_string()).collect();
+    assert_eq!(output(&bench), numbers.join("\n"));
+    assert!(!docker.is_left(&lease(&bench)).await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn twenty_start_at_once() {
+    let Some(docker) = Docker::new().await else { return };
+    let benches: Vec<Bench> = (0..20).map(|_| Bench::new()).collect();
+    let began = tokio::time::Instant::now();
+    let starts = benches.iter().map(|bench| docker.start(bench, "cat /run/cantle/slice/limits", &[]));
+    let started = futures_util::future::join_all(starts).await;
+    for (task, bench) in started.into_iter().zip(&benches) {
+        assert_eq!(task.unwrap().wait().await, Exit::Code(0));
+        assert_eq!(output(bench), "limits");
+    }
+    eprintln!("twenty containers in {:?}", began.elapsed());
+}

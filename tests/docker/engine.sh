@@ -1,0 +1,74 @@
+#!/bin/sh
+# A container engine of the tests' own: private socket, data and containerd; nothing of the machine's engine is touched.
+#
+#   engine.sh start DIR     starts dockerd, waits until it answers, makes the image cantle-test:base
+#   engine.sh restart DIR   kill -9, then starts it again (running containers go on: --live-restore)
+#   engine.sh stop DIR      stops it
+set -eu
+
+command=$1
+dir=$2
+cache=${CANTLE_TEST_CACHE:-$(cd "$(dirname "$0")/../.." && pwd)/.cache/docker}
+
+dockerd_pid() { cat "$dir/docker.pid" 2>/dev/null || echo 0; }
+
+begin() {
+    mkdir -p "$dir"
+    # No bridge and no firewall rules: the tests need no network, and the machine's stays as it is.
+    setsid dockerd --host "unix://$dir/docker.sock" --data-root "$dir/data" --exec-root "$dir/exec" \
+        --pidfile "$dir/docker.pid" --bridge none --iptables=false --ip6tables=false --live-restore \
+        >>"$dir/dockerd.log" 2>&1 </dev/null &
+    for _ in $(seq 300); do
+        if docker --host "unix://$dir/docker.sock" version >/dev/null 2>&1; then return 0; fi
+        sleep 0.1
+    done
+    echo "dockerd did not start; the end of its log:" >&2
+    tail -5 "$dir/dockerd.log" >&2
+    return 1
+}
+
+base_image() {
+    rootfs=$cache/bookworm-minbase.tar
+    if [ ! -s "$rootfs" ]; then
+        mkdir -p "$cache"
+        tree=$(mktemp -d)
+        debootstrap --variant=minbase --include=python3 bookworm "$tree" >"$cache/debootstrap.log" 2>&1
+        tar -C "$tree" -c . >"$rootfs.part"
+        mv "$rootfs.part" "$rootfs"
+        rm -rf "$tree"
+    fi
+    docker --host "unix://$dir/docker.sock" image inspect cantle-test:base >/dev/null 2>&1 ||
+        docker --host "unix://$dir/docker.sock" import "$rootfs" cantle-test:base >/dev/null
+}
+
+wait_gone() {
+    for _ in $(seq 200); do
+        kill -0 "$1" 2>/dev/null || return 0
+        sleep 0.1
+    done
+    return 1
+}
+
+case $command in
+start)
+    begin
+    base_image
+    ;;
+restart)
+    pid=$(dockerd_pid)
+    kill -9 "$pid"
+    wait_gone "$pid"
+    begin
+    ;;
+stop)
+    pid=$(dockerd_pid)
+    if [ "$pid" != 0 ] && kill "$pid" 2>/dev/null; then wait_gone "$pid"; fi
+    # A containerd that outlived a killed dockerd is ours as well.
+    containerd=$(cat "$dir/exec/containerd/containerd.pid" 2>/dev/null || echo 0)
+    if [ "$containerd" != 0 ] && kill "$containerd" 2>/dev/null; then wait_gone "$containerd"; fi
+    ;;
+*)
+    echo "usage: engine.sh start|restart|stop DIR" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,21 @@
+#!/bin/sh
+# The suite `docker`: a real engine, tasks in real containers. Exit 77 with a reason where there can be no engine.
+set -eu
+cd "$(dirname "$0")/../.."
+
+if [ "$(id -u)" != 0 ]; then
+    echo "skipped: a private container engine needs root"
+    exit 77
+fi
+if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then
+    if ! apt-get install -y --no-install-recommends docker.io debootstrap >/dev/null 2>&1; then
+        echo "skipped: docker.io and debootstrap cannot be installed here"
+        exit 77
+    fi
+fi
+
+dir=$(mktemp -d)
+trap 'tests/docker/engine.sh stop "$dir"; rm -rf "$dir"' EXIT
+tests/docker/engine.sh start "$dir"
+export CANTLE_TEST_ENGINE="$dir" CANTLE_TEST_IMAGE=cantle-test:base
+cargo test --release --locked -p cantle-runtime --test container -- --test-threads=1 "$@"
