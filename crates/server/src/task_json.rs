@@ -59,7 +59,7 @@ pub(crate) fn task(row: &TaskRow) -> Value {
     for (name, default) in [
         ("comment", json!("")),
         ("script", json!({})),
-        ("execution", json!({})),
+        ("execution", json!({"artifacts": []})),
         ("container", json!({"image": "", "arguments": "", "setup_shell_script": ""})),
         ("hyperparams", json!({})),
         ("configuration", json!({})),
