@@ -1,0 +1,147 @@
+"""Our server in a private folder, and ClearML's own programs set up to use it as their users would."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Another build can be tested by naming it.
+CANTLE = os.environ.get("CANTLE_BIN", str(ROOT / "dist/bin/cantle"))
+BIN = pathlib.Path(sys.executable).parent
+
+
+def wait_until(condition, seconds, what):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        answer = condition()
+        if answer:
+            return answer
+        time.sleep(0.1)
+    raise AssertionError(f"{what}: not within {seconds} s")
+
+
+class Server:
+    """`cantle server` and the environment in which ClearML's programs find it."""
+
+    def __init__(self, home):
+        self.home = home
+        self.background = []
+        self.env = {
+            "PATH": f"{BIN}:{os.environ['PATH']}",
+            "HOME": str(home),
+            "CANTLE_STATE_DIR": str(home / "state"),
+            "CANTLE_SIM_DIR": str(home / "sim"),
+            "CLEARML_CONFIG_FILE": str(home / "no.conf"),
+            "CLEARML_CACHE_DIR": str(home / "cache"),
+        }
+        self.start([CANTLE, "server", "--listen", "127.0.0.1:0"], "server.log")
+        file = home / "state/server/credentials.json"
+        wait_until(lambda: file.exists() and self.answers(file), 20, "server")
+        keys = json.loads(file.read_text())
+        self.url = keys["url"]
+        self.env |= {
+            "CLEARML_API_HOST": self.url,
+            "CLEARML_WEB_HOST": self.url,
+            "CLEARML_FILES_HOST": f"{self.url}/files",
+            "CLEARML_API_ACCESS_KEY": keys["access_key"],
+            "CLEARML_API_SECRET_KEY": keys["secret_key"],
+        }
+
+    def answers(self, file):
+        import requests
+
+        try:
+            return requests.get(json.loads(file.read_text())["url"] + "/healthz", timeout=1).ok
+        except (requests.RequestException, ValueError):
+            return False
+
+    def api(self, endpoint, **body):
+        """One call of the API; its `data`."""
+        import requests
+
+        keys = (self.env["CLEARML_API_ACCESS_KEY"], self.env["CLEARML_API_SECRET_KEY"])
+        answer = requests.post(f"{self.url}/{endpoint}", json=body, auth=keys, timeout=10).json()
+        assert answer["meta"]["result_code"] == 200, answer["meta"]
+        return answer["data"]
+
+    def queue(self, name):
+        return self.api("queues.create", name=name)["id"]
+
+    def status(self, task):
+        return self.api("tasks.get_by_id", task=task)["task"]["status"]
+
+    def log_of(self, task):
+        events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
+        return "".join(event["msg"] for event in events)
+
+    def start(self, argv, log, **env):
+        """Starts a program that stays, with a process group of its own; it is stopped at the end."""
+        out = open(self.home / log, "ab")
+        child = subprocess.Popen(
+            list(map(str, argv)),
+            env=self.env | env,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd=self.home,
+        )
+        self.background.append(child)
+        return child
+
+    def run(self, argv, timeout=120, **env):
+        """Runs a program to its end, which must be a good one; its stdout."""
+        done = subprocess.run(
+            list(map(str, argv)),
+            env=self.env | env,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+            cwd=self.home,
+        )
+        assert done.returncode == 0, f"{argv}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def sdk(self, code, **env):
+        """Runs a piece of Python with ClearML's SDK; what it puts into `answer` comes back."""
+        script = self.home / "user.py"
+        answer = self.home / "answer.json"
+        answer.unlink(missing_ok=True)
+        script.write_text(f"import json\nanswer = None\n{code}\njson.dump(answer, open({str(answer)!r}, 'w'))\n")
+        self.run([sys.executable, script], **env)
+        return json.loads(answer.read_text())
+
+    def text(self, log):
+        return (self.home / log).read_text(errors="replace")
+
+    def stop(self, child):
+        """Ends a program as a user would, with Ctrl-C; its whole group, if that does not help."""
+        if child.poll() is None:
+            child.send_signal(signal.SIGINT)
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                pass
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+    def close(self):
+        for child in reversed(self.background):
+            self.stop(child)
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.close()
