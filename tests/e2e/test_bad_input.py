@@ -64,12 +64,6 @@ def test_two_agents_on_one_gpu(cantle):
     assert "GPU 1" in line and "first:dgpu0,1" in line
 
 
-def test_no_room_for_a_run(cantle):
-    cantle.up("--queue", "default=1")
-    task = cantle.submit("default", "sleep", "60", flags=["--gpus", "3"])
-    cantle.wait_state(task, "in_progress")
-
-
 def test_unknown_task(cantle):
     cantle.up("--queue", "default")
     for command in ("why", "logs", "stop"):
@@ -77,5 +71,6 @@ def test_unknown_task(cantle):
 
 
 def test_no_server(cantle):
+    cantle.up("--queue", "default")
     line = complaint(cantle, "--server", "http://127.0.0.1:9", "tasks", code=1)
     assert "127.0.0.1:9" in line

@@ -78,7 +78,7 @@ def test_limits_inside(cantle):
 
 def test_says_how_it_enforces(cantle):
     done = cantle.cli("run", "--gpu", "0.5", "--", "true")
-    expected = "mount namespace" if os.geteuid() == 0 else "preload"
+    expected = "mount namespace" if os.geteuid() == 0 else "LD_PRELOAD"
     assert expected in done.stderr and "20 GiB" in done.stderr
 
 
@@ -97,7 +97,7 @@ def test_without_root_the_preload_library_enforces(cantle, tmp_path):
         command, env=env, capture_output=True, text=True, timeout=60, user=65534, group=65534, extra_groups=[], cwd="/"
     )
     assert done.returncode == 0, done.stderr
-    assert "preload" in done.stderr
+    assert "LD_PRELOAD" in done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]
     assert [record["total_bytes"] for record in records] == [20 * GIB]
     assert records[0]["refused_code"] == 2

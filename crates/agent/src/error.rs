@@ -59,6 +59,9 @@ pub enum AgentError {
     /// One queue under its name and its id.
     #[error("--queue {0}: names a queue that is listed already; give each queue once")]
     QueueTwice(String),
+    /// More than any GPU here has.
+    #[error("{0}")]
+    Never(String),
     /// No room within the time given.
     #[error("no room: {0}")]
     NoRoom(String),
@@ -102,7 +105,7 @@ impl AgentError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Gpus(_) | Self::Queues(_) | Self::UnknownQueue { .. } | Self::QueueTwice(_) => 2,
+            Self::Gpus(_) | Self::Queues(_) | Self::UnknownQueue { .. } | Self::QueueTwice(_) | Self::Never(_) => 2,
             Self::Server(cantle_clearml::Error::Address { .. }) => 2,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::NoRoom(_) => 6,

@@ -102,7 +102,10 @@ async fn wait_for_room(
             Ok(lease) => return Ok(lease),
             Err(reason) => reason,
         };
-        if matches!(reason, Reason::Never { .. }) || until.is_none_or(|until| Instant::now() >= until) {
+        if matches!(reason, Reason::Never { .. }) {
+            return Err(AgentError::Never(reason.to_string()));
+        }
+        if until.is_none_or(|until| Instant::now() >= until) {
             return Err(AgentError::NoRoom(reason.to_string()));
         }
         if !told {

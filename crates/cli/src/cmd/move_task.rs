@@ -27,7 +27,13 @@ pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> Outcome {
     let queue = queues.into_iter().find(|candidate| candidate.name == queue);
     let queue = queue.ok_or_else(|| CliError::new(Kind::NotFound, "its queue was deleted meanwhile"))?;
     let place = within(&server, &queue, &task, position, &args.to)?;
-    context.printer.say(&format!("{} is number {} of {} in {}", found.name, place + 1, queue.waiting, queue.name));
+    context.printer.say(&format!(
+        "{} is number {} of {} in {}",
+        found.name,
+        place + 1,
+        queue.waiting,
+        queue.name
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -37,12 +43,8 @@ fn within(server: &Server, queue: &QueueView, task: &str, from: u64, to: &Place)
     let moved = match to.position.map(|position| position - 1) {
         None if to.front => server.call(&MoveTaskToFront { queue, task })?,
         None => server.call(&MoveTaskToBack { queue, task })?,
-        Some(to) if to < from => {
-            server.call(&MoveTaskForward { queue, task, count: Some(from - to) })?
-        }
-        Some(to) if to > from => {
-            server.call(&MoveTaskBackward { queue, task, count: Some(to - from) })?
-        }
+        Some(to) if to < from => server.call(&MoveTaskForward { queue, task, count: Some(from - to) })?,
+        Some(to) if to > from => server.call(&MoveTaskBackward { queue, task, count: Some(to - from) })?,
         Some(_) => return Ok(from),
     };
     Ok(moved.position)
@@ -53,7 +55,10 @@ fn leave(context: &Context, server: &Server, task: String, to: Option<String>) -
     if let Some(name) = &to
         && !server.call(&GetQueues {})?.queues.iter().any(|queue| queue.name == *name)
     {
-        return Err(CliError::new(Kind::NotFound, format!("there is no queue {name}; cantle queues lists them")));
+        return Err(CliError::new(
+            Kind::NotFound,
+            format!("there is no queue {name}; cantle queues lists them"),
+        ));
     }
     server.about(&task, &Dequeue { task: task.clone(), ..Dequeue::default() })?;
     if let Some(name) = to {

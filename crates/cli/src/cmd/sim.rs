@@ -10,6 +10,8 @@ use crate::out::Format;
 /// What the simulated driver itself holds. JSON is the driver's own text, so that nothing of ours stands between.
 pub(crate) fn truth(context: &Context) -> Outcome {
     let places = &context.places;
+    // Makes the GPUs that were asked for, if they are not there yet: nobody has used them, which is an answer too.
+    places.source()?;
     let json =
         cantle_driver::sim::truth_json(&places.sim, &places.lib).map_err(as_kind(Kind::Unavailable))?;
     if context.printer.format == Format::Json {

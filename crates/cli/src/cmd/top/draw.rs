@@ -44,7 +44,8 @@ impl Style {
 
 /// One line about everything.
 pub(crate) fn summary(picture: &Picture) -> Line<'static> {
-    let gpus: Vec<&GpuView> = picture.nodes.iter().filter(|node| node.alive).flat_map(|node| &node.gpus).collect();
+    let gpus: Vec<&GpuView> =
+        picture.nodes.iter().filter(|node| node.alive).flat_map(|node| &node.gpus).collect();
     let given = Milli(gpus.iter().map(|gpu| gpu.allocated_milli).sum());
     let used: u64 = gpus.iter().map(|gpu| used_bytes(gpu)).sum();
     let total: u64 = gpus.iter().map(|gpu| gpu.memory_bytes).sum();
@@ -80,10 +81,14 @@ fn gpu_line(node: &str, gpu: &GpuView, style: Style) -> Line<'static> {
         GpuMode::Mig => "mig",
     };
     let mut line = Line::default();
-    line.push_span(Span::styled(format!("{:<16}", format!("{node}/{}", gpu.index)), Look::new().add_modifier(Modifier::BOLD)));
+    line.push_span(Span::styled(
+        format!("{:<16}", format!("{node}/{}", gpu.index)),
+        Look::new().add_modifier(Modifier::BOLD),
+    ));
     line.push_span(format!(" {model:<18} {mode:<6} ["));
     bar(gpu, style).into_iter().for_each(|span| line.push_span(span));
-    let (given, used, total) = (Milli(gpu.allocated_milli), Bytes(used_bytes(gpu)).to_string(), Bytes(gpu.memory_bytes));
+    let (given, used, total) =
+        (Milli(gpu.allocated_milli), Bytes(used_bytes(gpu)).to_string(), Bytes(gpu.memory_bytes));
     line.push_span(format!("] {given:>5} of 1  {used:>8} of {total}"));
     line
 }
@@ -115,7 +120,13 @@ fn cells(part: u64, whole: u64) -> usize {
     usize::try_from(cells).map_or(BAR, |cells| cells.min(BAR))
 }
 
-fn slice_line(slice: &SliceView, at: usize, last: bool, task: Option<&TaskView>, style: Style) -> Line<'static> {
+fn slice_line(
+    slice: &SliceView,
+    at: usize,
+    last: bool,
+    task: Option<&TaskView>,
+    style: Style,
+) -> Line<'static> {
     let glyphs = style.glyphs();
     let share = match &slice.mig {
         Some(mig) => mig.profile.clone(),

@@ -34,8 +34,16 @@ pub(crate) struct View {
 /// One line of the list.
 #[derive(Debug, Clone)]
 pub(crate) enum Row {
-    Gpu { node: String, gpu: GpuView },
-    Slice { slice: SliceView, at: usize, last: bool, task: Option<TaskView> },
+    Gpu {
+        node: String,
+        gpu: GpuView,
+    },
+    Slice {
+        slice: SliceView,
+        at: usize,
+        last: bool,
+        task: Option<TaskView>,
+    },
     /// Heads the waiting tasks, of which there are so many.
     Waiting(usize),
     Task(TaskView),

@@ -74,7 +74,8 @@ fn live(server: &Server, terminal: &mut DefaultTerminal, mut screen: Screen) -> 
                 Wish::Quit => return Ok(()),
                 Wish::Stop(task) => {
                     let stopped = server.about(&task, &Stop { task: task.clone(), ..Stop::default() });
-                    screen.note = stopped.map_or_else(|e| e.text().to_owned(), |_| format!("asked {task} to stop"));
+                    screen.note =
+                        stopped.map_or_else(|e| e.text().to_owned(), |_| format!("asked {task} to stop"));
                 }
             }
         }
@@ -173,7 +174,11 @@ impl Screen {
             Mode::Confirm(_, name) => format!("stop {name}? y: yes, any other key: no"),
             Mode::List => {
                 let keys = if self.style.ascii { KEYS_ASCII } else { KEYS };
-                let filter = if self.view.filter.is_empty() { String::new() } else { format!("   /{}", self.view.filter) };
+                let filter = if self.view.filter.is_empty() {
+                    String::new()
+                } else {
+                    format!("   /{}", self.view.filter)
+                };
                 let note = if self.note.is_empty() { String::new() } else { format!("   {}", self.note) };
                 format!("{keys}{filter}{note}")
             }

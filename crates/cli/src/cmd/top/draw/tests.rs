@@ -101,7 +101,8 @@ fn colours_only_where_wanted() {
 
 #[test]
 fn filters_and_orders() {
-    let first = |filter: &str, sort| text(&picture(), filter, sort, PLAIN).first().cloned().unwrap_or_default();
+    let first =
+        |filter: &str, sort| text(&picture(), filter, sort, PLAIN).first().cloned().unwrap_or_default();
     assert!(first("QUARTER", Sort::Node).starts_with("n1/0"));
     assert_eq!(first("big", Sort::Node), "waiting: 1");
     assert_eq!(first("no such thing", Sort::Node), "");
