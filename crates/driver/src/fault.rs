@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_model::{Gpu, GpuUuid};
 
-use crate::{Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Versions};
+use crate::{
+    ContainerParts, Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Versions,
+};
 
 /// The calls that can be made to fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -116,6 +118,10 @@ impl Driver for FaultyDriver {
     fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
         self.pass(Call::ContextBytes, Some(gpu))?;
         self.inner.context_bytes(gpu)
+    }
+
+    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts> {
+        self.inner.container_parts(gpus)
     }
 
     fn libraries(&self) -> Result<Libraries> {

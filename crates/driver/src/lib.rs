@@ -80,6 +80,15 @@ pub struct Versions {
     pub nvml: String,
 }
 
+/// What a container needs to use GPUs, besides libcuda and libnvidia-ml. Nothing for simulated GPUs.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ContainerParts {
+    /// Device nodes: those of the GPUs and those that all share.
+    pub devices: Vec<PathBuf>,
+    /// More libraries of the driver under all their names, and its programs.
+    pub files: Vec<PathBuf>,
+}
+
 /// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware).
 pub trait Driver: Send + Sync {
     /// All GPUs, in NVML's order.
@@ -115,6 +124,12 @@ pub trait Driver: Send + Sync {
     /// # Errors
     /// If the probe can't run, or the driver fails.
     fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64>;
+
+    /// What a container needs of these GPUs besides the two libraries.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts>;
 
     /// The driver's libraries and all the names they have on this machine.
     ///

@@ -74,6 +74,30 @@ pub(crate) fn find(soname: &str) -> Option<PathBuf> {
     candidates.into_iter().find(|path| path.is_file())
 }
 
+/// The nodes through which programs speak with the GPUs of these minor numbers, as far as they exist.
+pub(crate) fn device_nodes(minors: &[u32]) -> Vec<PathBuf> {
+    let own = minors.iter().map(|minor| format!("nvidia{minor}"));
+    let shared = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"].map(str::to_owned);
+    let nodes = own.chain(shared).map(|name| Path::new("/dev").join(name));
+    nodes.filter(|node| node.exists()).collect()
+}
+
+/// The other libraries of the driver (compilers, OpenCL, …), which lie beside libcuda and carry its version, under all
+/// the names they have there; and the driver's programs.
+pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<PathBuf> {
+    let Some(dir) = libraries.cuda.real.parent() else { return Vec::new() };
+    let suffix = format!(".so.{driver_version}");
+    let belongs = |path: &PathBuf| {
+        let Some(target) = path.canonicalize().ok() else { return false };
+        let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let hooked = [&libraries.cuda.real, &libraries.nvml.real].contains(&&target);
+        !hooked && name.ends_with(&suffix) && (name.starts_with("libnvidia-") || name.starts_with("libcuda"))
+    };
+    let mut files: Vec<PathBuf> = entries(dir).into_iter().filter(belongs).collect();
+    files.extend(Some(PathBuf::from("/usr/bin/nvidia-smi")).filter(|program| program.is_file()));
+    files
+}
+
 fn joined(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
@@ -177,6 +201,38 @@ mod tests {
             ]
         );
         assert_eq!(find_in(&library_dirs(&root), NVML_SONAME, "550.1"), None);
+    }
+
+    #[test]
+    fn companions_are_the_other_libraries_of_the_same_driver() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        for name in [
+            "libcuda.so.550.1",
+            "libnvidia-ml.so.550.1",
+            "libnvidia-ptxjitcompiler.so.550.1",
+            "libnvidia-ptxjitcompiler.so.535.1",
+            "libcudadebugger.so.550.1",
+            "libcurl.so.550.1",
+        ] {
+            file(&root, name);
+        }
+        symlink("libcuda.so.550.1", root.join("libcuda.so.1")).unwrap();
+        symlink("libnvidia-ptxjitcompiler.so.550.1", root.join("libnvidia-ptxjitcompiler.so.1")).unwrap();
+        symlink("libnvidia-ptxjitcompiler.so.535.1", root.join("libnvidia-ptxjitcompiler.so.old")).unwrap();
+        let library = |name: &str| Library { real: root.join(name), names: Vec::new() };
+        let libraries =
+            Libraries { cuda: library("libcuda.so.550.1"), nvml: library("libnvidia-ml.so.550.1") };
+
+        let mut found = companions(&libraries, "550.1");
+        found.retain(|file| file.starts_with(&root));
+
+        let expected = [
+            "libcudadebugger.so.550.1",
+            "libnvidia-ptxjitcompiler.so.1",
+            "libnvidia-ptxjitcompiler.so.550.1",
+        ];
+        assert_eq!(found, expected.map(|name| root.join(name)));
     }
 
     #[test]

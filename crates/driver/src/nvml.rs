@@ -13,8 +13,8 @@ use nvml_wrapper_sys::bindings::{
 
 use crate::libraries::{NVML_SONAME, sim_libraries};
 use crate::{
-    Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Source, Versions, context,
-    libraries,
+    ContainerParts, Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Source,
+    Versions, context, libraries,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
@@ -217,6 +217,15 @@ impl Driver for Session {
     fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
         let libcuda = self.libraries()?.cuda.real;
         context::measure(self, &self.source, &self.probe_exe, &libcuda, gpu)
+    }
+
+    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts> {
+        if let Source::Sim { .. } = self.source {
+            return Ok(ContainerParts::default());
+        }
+        let minors: Vec<u32> = gpus.iter().map(|gpu| Ok(self.location(gpu)?.minor)).collect::<Result<_>>()?;
+        let files = libraries::companions(&self.libraries()?, &self.versions().driver);
+        Ok(ContainerParts { devices: libraries::device_nodes(&minors), files })
     }
 
     fn libraries(&self) -> Result<Libraries> {

@@ -25,7 +25,7 @@ pub struct ContainerSpec {
     pub options: Vec<String>,
     /// The GPUs' device nodes on the machine; none for simulated GPUs.
     pub devices: Vec<PathBuf>,
-    /// More files of the driver, besides libcuda and libnvidia-ml, that belong beside them in the container.
+    /// More files of the driver, besides libcuda and libnvidia-ml: libraries, which go beside them, and programs.
     pub driver_files: Vec<PathBuf>,
 }
 
@@ -140,13 +140,18 @@ fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
             names.dedup();
             mounts.extend(names.iter().map(|name| bind(&shim, format!("{dir}/{name}"), true)));
         }
-        for file in driver_files {
-            if let Some(name) = file.file_name() {
-                mounts.push(bind(file, format!("{dir}/{}", name.to_string_lossy()), true));
-            }
+        for (file, name) in named(driver_files).filter(|(_, name)| name.contains(".so")) {
+            mounts.push(bind(file, format!("{dir}/{name}"), true));
         }
     }
+    for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
+        mounts.push(bind(file, format!("/usr/bin/{name}"), true));
+    }
     mounts
+}
+
+fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
+    files.iter().filter_map(|file| Some((file, file.file_name()?.to_string_lossy().into_owned())))
 }
 
 /// A mount of its own, so that it can't be moved away and replaced, and takes no more files.
