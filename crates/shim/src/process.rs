@@ -40,6 +40,8 @@ pub(crate) struct Process {
     pub(crate) uses_pools: AtomicBool,
     /// Memory pools, with what is charged for their reservation.
     pub(crate) pools: Table,
+    /// As `uses_pools`, for `graphs`.
+    pub(crate) uses_graph_memory: AtomicBool,
     /// Executable graphs that allocate, with the most they can take.
     pub(crate) graphs: Table,
     /// Contexts that the program created itself.

@@ -1,13 +1,14 @@
-//! Arrays and mipmapped arrays: how large they are only the driver knows, and only afterwards.
+//! Arrays and mipmapped arrays: how large they are only the driver knows.
 //!
-//! The packed size is reserved first; once the array exists the driver tells what it takes, and the reservation follows. If that
-//! does not fit, the array goes.
+//! It tells for arrays whose memory the program provides. So before an array is made, one without memory is made of the same
+//! description, asked what it needs, and destroyed. Drivers before 11.6 can't tell; there the packed size is charged.
 
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, Place};
 use super::memory::Word;
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, real};
+use crate::book::SMALL_BYTES;
 use crate::function::{Function, Status};
 use crate::process::process;
 use crate::table::Entry;
@@ -35,8 +36,10 @@ pub(super) struct Descriptor3d<S> {
     flags: c_uint,
 }
 
-/// `CUDA_ARRAY3D_SPARSE` and `CUDA_ARRAY3D_DEFERRED_MAPPING`: without memory until some is mapped, and that is charged.
-const WITHOUT_MEMORY: c_uint = 0x40 | 0x80;
+/// `CUDA_ARRAY3D_LAYERED` and `CUDA_ARRAY3D_CUBEMAP`: the depth counts layers, which don't shrink from level to level.
+const LAYERS: c_uint = 0x01 | 0x04;
+const SPARSE: c_uint = 0x40;
+const DEFERRED_MAPPING: c_uint = 0x80;
 
 /// `CUDA_ARRAY_MEMORY_REQUIREMENTS`.
 #[repr(C)]
@@ -47,18 +50,100 @@ pub(super) struct Requirements {
     reserved: [c_uint; 4],
 }
 
-/// Packed size; 0 if it has no memory of its own.
-fn packed_bytes(width: u64, height: u64, depth: u64, format: c_int, channels: c_uint) -> u64 {
-    // CUarray_format: 8-bit 1 and 8, 16-bit 2, 9 and half 16, 32-bit 3, 10 and float 32. Others are packed in 16 bytes at most.
-    let element = match format {
-        0x01 | 0x08 => 1,
-        0x02 | 0x09 | 0x10 => 2,
-        0x03 | 0x0a | 0x20 => 4,
-        _ => 16,
-    };
-    [height, depth, u64::from(channels)]
-        .iter()
-        .fold(width.saturating_mul(element), |bytes, &factor| bytes.saturating_mul(factor.max(1)))
+/// An array to be made, in the widest form; `levels` is 0 for one that is not mipmapped.
+struct Wanted {
+    descriptor: Descriptor3d<usize>,
+    levels: c_uint,
+}
+
+impl Wanted {
+    fn flat<S: Word>(d: &Descriptor<S>) -> Self {
+        let (width, height) = (d.width.widen() as usize, d.height.widen() as usize);
+        Self {
+            descriptor: Descriptor3d {
+                width,
+                height,
+                depth: 0,
+                format: d.format,
+                channels: d.channels,
+                flags: 0,
+            },
+            levels: 0,
+        }
+    }
+
+    fn deep<S: Word>(d: &Descriptor3d<S>, levels: c_uint) -> Self {
+        let (width, height, depth) =
+            (d.width.widen() as usize, d.height.widen() as usize, d.depth.widen() as usize);
+        Self {
+            descriptor: Descriptor3d {
+                width,
+                height,
+                depth,
+                format: d.format,
+                channels: d.channels,
+                flags: d.flags,
+            },
+            levels,
+        }
+    }
+
+    /// What it takes; 0 if its memory is mapped into it by the program, and charged there.
+    fn bytes(&self, device: Device) -> u64 {
+        if self.descriptor.flags & (SPARSE | DEFERRED_MAPPING) != 0 {
+            return 0;
+        }
+        let packed = self.packed_bytes();
+        // Small ones share granules; only from there on does the driver's rounding matter.
+        if packed <= SMALL_BYTES { packed } else { self.required_bytes(device).unwrap_or(packed) }
+    }
+
+    fn packed_bytes(&self) -> u64 {
+        let d = &self.descriptor;
+        // CUarray_format: 8-bit 1 and 8; 16-bit 2, 9 and half 16; 32-bit 3, 10 and float 32. Others have 16 bytes at most.
+        let element = match d.format {
+            0x01 | 0x08 => 1,
+            0x02 | 0x09 | 0x10 => 2,
+            0x03 | 0x0a | 0x20 => 4,
+            _ => 16,
+        };
+        let row = u64::from(d.channels).saturating_mul(element);
+        (0..self.levels.clamp(1, 32)).fold(0, |sum: u64, level| {
+            let at = |extent: usize| (extent as u64 >> level).max(1);
+            let depth = if d.flags & LAYERS == 0 { at(d.depth) } else { (d.depth as u64).max(1) };
+            let level = [at(d.width), at(d.height), depth]
+                .iter()
+                .fold(row, |bytes, &extent| bytes.saturating_mul(extent));
+            sum.saturating_add(level)
+        })
+    }
+
+    /// Asks the driver, by way of an array without memory.
+    fn required_bytes(&self, device: Device) -> Option<u64> {
+        let d = &self.descriptor;
+        let probe = Descriptor3d { flags: d.flags | DEFERRED_MAPPING, ..*d };
+        let mut array = core::ptr::null_mut();
+        let mut requirements = Requirements::default();
+        // SAFETY: the structures have the driver's layout; the array is ours and goes at the end.
+        let status = unsafe {
+            if self.levels == 0 {
+                (real::cuArray3DCreate_v2.get().ok()?(&raw mut array, &raw const probe) == SUCCESS)
+                    .then_some(())?;
+                let status =
+                    driver::cuArrayGetMemoryRequirements.get().ok()?(&raw mut requirements, array, device);
+                real::cuArrayDestroy.get().ok()?(array);
+                status
+            } else {
+                let create = real::cuMipmappedArrayCreate.get().ok()?;
+                (create(&raw mut array, &raw const probe, self.levels) == SUCCESS).then_some(())?;
+                let ask = driver::cuMipmappedArrayGetMemoryRequirements.get().ok()?;
+                let status = ask(&raw mut requirements, array, device);
+                real::cuMipmappedArrayDestroy.get().ok()?(array);
+                status
+            }
+        };
+        (status == SUCCESS && requirements.bytes > 0).then_some(requirements.bytes as u64)
+    }
 }
 
 type Create<D> = unsafe extern "C" fn(*mut Array, *const D) -> Status;
@@ -70,10 +155,12 @@ pub(super) unsafe fn create<S: Word>(
 ) -> Status {
     // SAFETY: the caller's arguments.
     unsafe {
-        let bytes = descriptor
-            .as_ref()
-            .map_or(0, |d| packed_bytes(d.width.widen(), d.height.widen(), 1, d.format, d.channels));
-        created(array, bytes, || real(array, descriptor), &ARRAYS)
+        created(
+            array,
+            descriptor.as_ref().map(Wanted::flat),
+            || real(array, descriptor),
+            &real::cuArrayDestroy,
+        )
     }
 }
 
@@ -83,7 +170,10 @@ pub(super) unsafe fn create_3d<S: Word>(
     descriptor: *const Descriptor3d<S>,
 ) -> Status {
     // SAFETY: the caller's arguments.
-    unsafe { created(array, bytes_3d(descriptor, 1), || real(array, descriptor), &ARRAYS) }
+    unsafe {
+        let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, 0));
+        created(array, wanted, || real(array, descriptor), &real::cuArrayDestroy)
+    }
 }
 
 pub(super) unsafe fn create_mipmapped(
@@ -93,37 +183,27 @@ pub(super) unsafe fn create_mipmapped(
     levels: c_uint,
 ) -> Status {
     // SAFETY: the caller's arguments.
-    unsafe { created(array, bytes_3d(descriptor, levels), || real(array, descriptor, levels), &MIPMAPPED) }
-}
-
-/// Packed size of all levels: each further one takes at most half of the one before.
-unsafe fn bytes_3d<S: Word>(descriptor: *const Descriptor3d<S>, levels: c_uint) -> u64 {
-    // SAFETY: the caller's.
-    let Some(d) = (unsafe { descriptor.as_ref() }) else { return 0 };
-    if d.flags & WITHOUT_MEMORY != 0 {
-        return 0;
+    unsafe {
+        // At least one, so that the probe is mipmapped too.
+        let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, levels.max(1)));
+        created(array, wanted, || real(array, descriptor, levels), &real::cuMipmappedArrayDestroy)
     }
-    let first = packed_bytes(d.width.widen(), d.height.widen(), d.depth.widen(), d.format, d.channels);
-    (0..levels.min(64)).fold(0, |sum: u64, level| sum.saturating_add(first >> level))
 }
 
-/// What tells arrays from mipmapped ones.
-struct Kind {
-    requirements: &'static Function<unsafe extern "C" fn(*mut Requirements, Array, Device) -> Status>,
-    destroy: &'static Function<unsafe extern "C" fn(Array) -> Status>,
-}
+type Destroy = Function<unsafe extern "C" fn(Array) -> Status>;
 
-static ARRAYS: Kind =
-    Kind { requirements: &driver::cuArrayGetMemoryRequirements, destroy: &super::real::cuArrayDestroy };
-static MIPMAPPED: Kind = Kind {
-    requirements: &driver::cuMipmappedArrayGetMemoryRequirements,
-    destroy: &super::real::cuMipmappedArrayDestroy,
-};
-
-unsafe fn created(array: *mut Array, bytes: u64, real: impl FnOnce() -> Status, kind: &Kind) -> Status {
-    let place = charge::current().filter(|_| bytes > 0);
-    let Some((context, device)) = place else { return real() };
-    let mut reservation = match Place::of(device).and_then(|place| place.reserve(bytes)) {
+unsafe fn created(
+    array: *mut Array,
+    wanted: Option<Wanted>,
+    real: impl FnOnce() -> Status,
+    destroy: &Destroy,
+) -> Status {
+    let Some((wanted, (context, device))) = wanted.zip(charge::current()) else { return real() };
+    let bytes = wanted.bytes(device);
+    if bytes == 0 {
+        return real();
+    }
+    let reservation = match Place::of(device).and_then(|place| place.reserve(bytes)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
@@ -133,23 +213,14 @@ unsafe fn created(array: *mut Array, bytes: u64, real: impl FnOnce() -> Status, 
     }
     // SAFETY: written by the driver.
     let array = unsafe { *array };
-    let fits = required_bytes(array, device, kind).is_none_or(|bytes| reservation.resize(bytes).is_ok());
-    if fits && remember(array, context, reservation) {
+    if remember(array, context, reservation) {
         return status;
     }
-    if let Ok(destroy) = kind.destroy.get() {
+    if let Ok(destroy) = destroy.get() {
         // SAFETY: just created, and nobody has seen it.
         unsafe { destroy(array) };
     }
     OUT_OF_MEMORY
-}
-
-/// What an array takes; `None` if the driver (before 11.6) can't tell.
-fn required_bytes(array: Array, device: Device, kind: &Kind) -> Option<u64> {
-    let mut requirements = Requirements::default();
-    // SAFETY: writes to where it is told.
-    let status = unsafe { kind.requirements.get().ok()?(&raw mut requirements, array, device) };
-    (status == SUCCESS && requirements.bytes > 0).then_some(requirements.bytes as u64)
 }
 
 fn remember(array: Array, context: Context, reservation: charge::Reservation) -> bool {

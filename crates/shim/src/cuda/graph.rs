@@ -4,11 +4,12 @@
 //! of the GPU's graph memory is reserved; afterwards the driver tells what it really took, and that is charged.
 
 use core::ffi::{c_char, c_int, c_void};
+use core::sync::atomic::Ordering::Relaxed;
 
-use cantle_ledger::{GRANULE_BYTES, granules_holding};
+use cantle_ledger::{GRANULE_BYTES, MAX_GPUS, granules_holding};
 
-use super::charge::{self, Opened, Place};
-use super::pool::Stream;
+use super::charge::{Opened, Place};
+use super::pool::{self, Stream};
 use super::{Address, Device, SUCCESS, driver};
 use crate::function::Status;
 use crate::process::process;
@@ -30,29 +31,57 @@ const MAX_DEPTH: u32 = 16;
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
 #[repr(C)]
 pub(super) struct AllocParameters {
-    /// `CUmemPoolProps`.
-    pool: [u64; 11],
+    pool: pool::Properties,
+    rest_of_pool: [u64; 9],
     access: *const c_void,
     access_count: usize,
     bytes: usize,
     address: Address,
 }
 
-/// Bytes that a graph's allocation nodes ask for, each in whole granules.
-fn allocated_bytes(graph: Graph, depth: u32) -> u64 {
-    if depth == 0 {
-        return 0;
-    }
-    let mut sum = 0_u64;
-    each_node(graph, |node| {
-        sum = sum.saturating_add(match kind_of(node) {
-            Some(MEM_ALLOC) => node_bytes(node),
-            Some(CHILD_GRAPH) => child_of(node).map_or(0, |child| allocated_bytes(child, depth - 1)),
-            _ => 0,
-        });
-    });
-    sum
+/// What a graph's allocation nodes ask for on each GPU of the slice, each node in whole granules.
+#[derive(Default)]
+struct Sums([Sum; MAX_GPUS]);
+
+#[derive(Default, Clone, Copy)]
+struct Sum {
+    device: Device,
+    bytes: u64,
 }
+
+impl Sums {
+    fn add_graph(&mut self, graph: Graph, depth: u32) {
+        if depth == 0 {
+            return;
+        }
+        each_node(graph, |node| match kind_of(node) {
+            Some(MEM_ALLOC) => self.add_node(node),
+            Some(CHILD_GRAPH) => {
+                if let Some(child) = child_of(node) {
+                    self.add_graph(child, depth - 1);
+                }
+            }
+            _ => {}
+        });
+    }
+
+    /// A node that can't be accounted for, or one outside the slice, is more than any limit: such a graph is not launched.
+    fn add_node(&mut self, node: Graph) {
+        let (device, gpu, bytes) = node_parameters(node)
+            .and_then(|parameters| {
+                let device = parameters.pool.location.id;
+                let bytes = u64::from(granules_holding(parameters.bytes as u64)) * GRANULE_BYTES;
+                Some((device, Place::of(device).ok()?.gpu, bytes))
+            })
+            .unwrap_or((0, 0, TOO_MUCH_BYTES));
+        if let Some(sum) = self.0.get_mut(gpu) {
+            *sum = Sum { device, bytes: sum.bytes.saturating_add(bytes).min(TOO_MUCH_BYTES) };
+        }
+    }
+}
+
+/// More than any GPU has, and less than an entry can hold.
+const TOO_MUCH_BYTES: u64 = 1 << 50;
 
 fn each_node(graph: Graph, mut each: impl FnMut(Graph)) {
     let Ok(nodes_of) = driver::cuGraphGetNodes.get() else { return };
@@ -82,15 +111,13 @@ fn kind_of(node: Graph) -> Option<c_int> {
     (unsafe { driver::cuGraphNodeGetType.get().ok()?(node, &raw mut kind) } == SUCCESS).then_some(kind)
 }
 
-fn node_bytes(node: Graph) -> u64 {
-    let mut parameters =
-        AllocParameters { pool: [0; 11], access: core::ptr::null(), access_count: 0, bytes: 0, address: 0 };
-    let Ok(get) = driver::cuGraphMemAllocNodeGetParams.get() else { return 0 };
-    // SAFETY: the structure has the driver's layout.
-    if unsafe { get(node, &raw mut parameters) } != SUCCESS {
-        return 0;
+fn node_parameters(node: Graph) -> Option<AllocParameters> {
+    let mut parameters = core::mem::MaybeUninit::<AllocParameters>::zeroed();
+    // SAFETY: the structure has the driver's layout, and all-zero bytes are valid.
+    unsafe {
+        let status = driver::cuGraphMemAllocNodeGetParams.get().ok()?(node, parameters.as_mut_ptr());
+        (status == SUCCESS).then(|| parameters.assume_init())
     }
-    u64::from(granules_holding(parameters.bytes as u64)) * GRANULE_BYTES
 }
 
 fn child_of(node: Graph) -> Option<Graph> {
@@ -100,20 +127,24 @@ fn child_of(node: Graph) -> Option<Graph> {
         .then_some(child)
 }
 
+/// Key of what an executable graph can take on one GPU.
+fn key(executable: Graph, gpu: usize) -> u64 {
+    // No address of a process has these bits.
+    executable as u64 ^ (gpu as u64 + 1) << 57
+}
+
 /// Remembers what an executable graph can take. Most take nothing, and are not remembered.
 fn instantiated(status: Status, executable: *mut Graph, graph: Graph) -> Status {
-    if status != SUCCESS {
-        return status;
-    }
-    let bytes = allocated_bytes(graph, MAX_DEPTH);
-    if bytes > 0
-        && let Some(process) = process()
-    {
+    let Some(process) = process().filter(|_| status == SUCCESS) else { return status };
+    let mut sums = Sums::default();
+    sums.add_graph(graph, MAX_DEPTH);
+    for (gpu, sum) in sums.0.iter().enumerate().filter(|(_, sum)| sum.bytes > 0) {
         // SAFETY: written by the driver.
-        let entry = Entry::new(unsafe { *executable } as u64, 0, 0, bytes);
+        let entry = Entry::new(key(unsafe { *executable }, gpu), sum.device as u64, gpu, sum.bytes);
         if process.graphs.insert(entry).is_err() {
             return super::OUT_OF_MEMORY;
         }
+        process.uses_graph_memory.store(true, Relaxed);
     }
     status
 }
@@ -158,23 +189,31 @@ pub(super) unsafe fn launch(
 ) -> Status {
     // SAFETY: the caller's arguments.
     let real = || unsafe { real(executable, stream) };
-    let Some(known) = process().and_then(|process| process.graphs.get(executable as u64)) else {
+    let Some(process) = process().filter(|process| process.uses_graph_memory.load(Relaxed)) else {
         return real();
     };
-    let Some((_, device)) = charge::current() else { return real() };
-    let place = match Place::of(device) {
-        Ok(place) => place,
-        Err(status) => return status,
-    };
-    let Some(mut opened) = place.open() else { return super::OUT_OF_MEMORY };
-    let idle = attribute(device, RESERVED).saturating_sub(attribute(device, USED));
-    let growth = granules_holding(known.bytes().saturating_sub(idle));
-    if let Err(over) = opened.account.reserve(growth) {
-        return opened.refuse(over, known.bytes());
+    let known = |gpu| process.graphs.get(key(executable, gpu));
+    let mut growths = [0_u32; MAX_GPUS];
+    let mut refused = None;
+    for (gpu, growth) in growths.iter_mut().enumerate() {
+        let Some(known) = known(gpu) else { continue };
+        let Some(mut opened) = Place::charged(gpu).and_then(Place::open) else { continue };
+        let device = known.context as Device;
+        let idle = attribute(device, RESERVED).saturating_sub(attribute(device, USED));
+        let needed = granules_holding(known.bytes().saturating_sub(idle));
+        match opened.account.reserve(needed) {
+            Ok(()) => *growth = needed,
+            Err(over) => refused = Some(opened.refuse(over, known.bytes())),
+        }
     }
-    let status = real();
-    opened.account.release(growth);
-    settle(&mut opened, device);
+    let status = refused.unwrap_or_else(real);
+    for (gpu, &growth) in growths.iter().enumerate() {
+        let Some(known) = known(gpu) else { continue };
+        if let Some(mut opened) = Place::charged(gpu).and_then(Place::open) {
+            opened.account.release(growth);
+            settle(&mut opened, known.context as Device);
+        }
+    }
     status
 }
 
@@ -206,8 +245,12 @@ pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: 
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Graph) -> Status, executable: Graph) -> Status {
     // SAFETY: the caller's argument.
     let status = unsafe { real(executable) };
-    if let Some(process) = process().filter(|_| status == SUCCESS) {
-        process.graphs.remove(executable as u64);
+    if let Some(process) =
+        process().filter(|process| status == SUCCESS && process.uses_graph_memory.load(Relaxed))
+    {
+        for gpu in 0..MAX_GPUS {
+            process.graphs.remove(key(executable, gpu));
+        }
     }
     status
 }

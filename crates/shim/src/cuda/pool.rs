@@ -30,7 +30,7 @@ const USED: c_int = 7;
 pub(super) struct Properties {
     kind: c_int,
     handle_types: c_int,
-    location: Location,
+    pub(super) location: Location,
 }
 
 fn attribute(pool: Pool, which: c_int) -> Option<u64> {
@@ -82,10 +82,13 @@ pub(super) unsafe fn alloc(
         return unsafe { real(address, bytes, stream) };
     };
     let mut pool = core::ptr::null_mut();
-    let Ok(current_pool) = driver::cuDeviceGetMemPool.get() else { return OUT_OF_MEMORY };
     // SAFETY: writes to where it is told.
-    if unsafe { current_pool(&raw mut pool, device) } != SUCCESS {
-        return OUT_OF_MEMORY;
+    let found = driver::cuDeviceGetMemPool
+        .get()
+        .map_or_else(|status| status, |get| unsafe { get(&raw mut pool, device) });
+    if found != SUCCESS {
+        // Without a pool there is no such memory; the driver has said why.
+        return found;
     }
     // SAFETY: the caller's arguments.
     from(pool, device, bytes, address, stream, || unsafe { real(address, bytes, stream) })

@@ -41,6 +41,14 @@ pub(super) struct PoolProps {
     pub(super) location: Location,
 }
 
+impl PoolProps {
+    /// Ordinary memory of a device.
+    pub(super) const fn pinned_on(device: usize) -> Self {
+        let location = Location { kind: LOCATION_DEVICE, id: device as i32 };
+        Self { allocation: ALLOCATION_PINNED, handle_types: 0, location }
+    }
+}
+
 impl Location {
     /// The device meant, if it is one.
     pub(super) fn device(self) -> CuResult<usize> {

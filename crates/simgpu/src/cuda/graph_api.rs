@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use super::address_space::{Allocation, Kind};
 use super::async_memory::PoolProps;
 use super::graph::{Node, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
 use super::session::session;
@@ -129,6 +130,16 @@ driver_api! {
     }
     fn cuGraphAddMemFreeNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, address: u64) {
         add_free(node, graph, address)
+    }
+    fn cuGraphMemAllocNodeGetParams(node: u64, out: Out<AllocParams>) {
+        let mut inner = session()?.lock();
+        let Node::Alloc { address, size_bytes } = inner.graphs.node(node)? else { return Err(CuError::INVALID_VALUE) };
+        let Some(Allocation { kind: Kind::Graph(pool), .. }) = inner.addresses.get(address) else {
+            return Err(CuError::INVALID_VALUE);
+        };
+        let pool = PoolProps::pinned_on(inner.pools.get(pool)?.device);
+        let size_bytes = size_bytes as usize;
+        Ok(out.set(AllocParams { pool, pool_rest: [0; 9], access: 0, access_count: 0, size_bytes, address })?)
     }
     fn cuGraphMemFreeNodeGetParams(node: u64, out: Out<u64>) {
         match session()?.lock().graphs.node(node)? {

@@ -1,0 +1,54 @@
+"""Whatever kind of memory a program takes, it is charged, exactly."""
+
+import pytest
+
+from conftest import GRANULE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
+
+KINDS = [
+    "linear",
+    "small",
+    "odd",
+    "pitch",
+    "managed",
+    "async",
+    "async_ptsz",
+    "from_own_pool",
+    "from_default_pool",
+    "physical",
+    "physical_mapped",
+    "array",
+    "array_3d",
+    "mipmapped",
+    "graph",
+]
+# Never more than the slice at a time, so never refused, however much in sum.
+GIVEN_BACK = ["host", "crosswise", "context_after_context", "primary_context_reset"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_held_to_the_slice(machine, programs, kind):
+    assert_held_to_its_slice(machine.start([programs / "allocate", kind, LIMIT]), machine)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_is_not_outside(machine, programs, kind):
+    assert_not_held(machine.start([programs / "allocate", kind, LIMIT], slice_bytes=None))
+
+
+@pytest.mark.parametrize("kind", GIVEN_BACK)
+def test_is_given_back(machine, programs, kind):
+    running = machine.start([programs / "allocate", kind, LIMIT])
+    record = running.record()
+    assert record["refused"] == 0 and record["granted"] >= 2 * LIMIT, record
+    used = machine.truth()["used_bytes"]
+    assert record["free"] == LIMIT - used and used < LIMIT // 2, "something stays charged"
+    running.end()
+
+
+def test_the_last_granule_is_given_and_no_more(machine, programs):
+    """A slice of the context and three granules: three are given."""
+    context = 416 * MIB
+    running = machine.start([programs / "allocate", "odd", LIMIT], slice_bytes=context + 3 * GRANULE)
+    record = running.record()
+    assert record["granted"] == 2 * GRANULE and record["refused"] == 2 and record["free"] == GRANULE
+    running.end()
