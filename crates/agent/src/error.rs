@@ -105,7 +105,11 @@ impl AgentError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Gpus(_) | Self::Queues(_) | Self::UnknownQueue { .. } | Self::QueueTwice(_) | Self::Never(_) => 2,
+            Self::Gpus(_)
+            | Self::Queues(_)
+            | Self::UnknownQueue { .. }
+            | Self::QueueTwice(_)
+            | Self::Never(_) => 2,
             Self::Server(cantle_clearml::Error::Address { .. }) => 2,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::NoRoom(_) => 6,

@@ -6,6 +6,7 @@
 
 mod capacity;
 mod clock;
+mod container_gpu;
 mod daemon;
 mod error;
 mod job;
@@ -15,6 +16,7 @@ mod node;
 mod refusals;
 mod run_here;
 mod uuid;
+mod watchdog;
 
 use cantle_model::Holder;
 
@@ -22,7 +24,8 @@ pub use daemon::{Config, check, daemon};
 pub use error::AgentError;
 pub use launch::Command;
 pub use node::{Claim, Locked, Node};
-pub use run_here::{RunRequest, run_here};
+pub use run_here::{RunRequest, run_docker, run_here};
+pub use watchdog::Watch;
 
 fn own_holder() -> Holder {
     let pid = std::process::id();

@@ -3,23 +3,27 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{ComputeMode, Gpu, GpuRequest, Lease, QueueSpec, QueueWant, TaskId};
-use cantle_runtime::{BackendWish, start_attached};
+use cantle_model::{
+    ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
+};
+use cantle_runtime::{Backend, BackendWish, DockerRun, StartError, TaskSpec, start_attached};
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::capacity;
 use crate::clock::now_ms;
+use crate::container_gpu;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
 use crate::node::{Locked, Node};
 use crate::refusals::Refusals;
+use crate::watchdog::{Finding, Watchdog};
 use crate::{AgentError, own_holder};
 
 /// How often room is looked for while there is none.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const ROOM_EVERY: Duration = Duration::from_millis(100);
 
-/// How often it is looked whether the task was refused memory.
-const TELL_EVERY: Duration = Duration::from_millis(500);
+/// How often it is looked at what the task was refused, and what it takes all the same.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What `cantle run` was asked for.
 #[derive(Clone, Debug)]
@@ -45,13 +49,37 @@ pub struct RunRequest {
 /// # Errors
 /// If it can't be started; then nothing of it is left.
 pub async fn run_here(request: RunRequest, talk: &dyn Fn(&str)) -> Result<i32, AgentError> {
+    run(request, None, talk).await
+}
+
+/// Runs a `docker run` command line with a slice of the GPU that it names, and gives its exit code.
+///
+/// # Errors
+/// If an option would lift the limit, or it can't be started; then nothing of it is left.
+pub async fn run_docker(
+    request: RunRequest,
+    docker: &DockerRun,
+    talk: &dyn Fn(&str),
+) -> Result<i32, AgentError> {
+    run(request, Some(docker), talk).await
+}
+
+async fn run(
+    request: RunRequest,
+    docker: Option<&DockerRun>,
+    talk: &dyn Fn(&str),
+) -> Result<i32, AgentError> {
     let driver = cantle_driver::open(&request.source)?;
     let driver = driver.as_ref();
-    let gpus = driver.gpus()?;
+    let mut gpus = driver.gpus()?;
+    if let Some(docker) = docker {
+        let index = docker.gpu_index().map_err(StartError::from)?;
+        gpus = GpuList::Indices(vec![index]).select(&gpus)?;
+    }
     let node = Node::open(&Node::dir_for(&request.source))?;
     let launcher = Launcher::new(driver, &request.source, &request.lib_dir, &node, request.wish)?;
     let lease = wait_for_room(driver, &node, &gpus, &request, talk).await?;
-    let ran = run_under(driver, &node, &gpus, &launcher, &request, lease.clone(), talk).await;
+    let ran = run_under(driver, &node, &gpus, &launcher, &request, docker, lease.clone(), talk).await;
     node.lock()?.retire(&lease)?;
     ran
 }
@@ -62,30 +90,92 @@ async fn run_under(
     gpus: &[Gpu],
     launcher: &Launcher,
     request: &RunRequest,
+    docker: Option<&DockerRun>,
     mut lease: Lease,
     talk: &dyn Fn(&str),
 ) -> Result<i32, AgentError> {
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
+    let spec = match docker {
+        Some(docker) => docker_client(spec, docker, &lease, request)?,
+        None => spec,
+    };
     let mut task = start_attached(&spec)?;
+    let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
+    let enforced = enforced_by(backend);
     lease.leader = Some(task.leader());
     node.lock()?.put(&lease)?;
-    talk(&format!("{}, {}", got(&lease.slices, gpus), enforced_by(task.backend())));
-    let mut refusals = Refusals::of(&node.slice_dir(&lease.id));
-    let mut tell = |now| {
-        if let Some(line) = refusals.as_mut().and_then(|refusals| refusals.news(&lease.slices, gpus, now)) {
-            talk(&line);
-        }
+    talk(&format!("{}, {enforced}", got(&lease.slices, gpus)));
+    let stopper = task.stopper();
+    let mut eye = Eye {
+        driver,
+        node,
+        gpus,
+        lease: &lease,
+        refusals: Refusals::of(&node.slice_dir(&lease.id)),
+        watchdog: Watchdog::default(),
     };
     loop {
-        tokio::select! {
-            exit = task.wait() => {
-                tell(Instant::now());
-                return Ok(exit.code());
-            }
-            () = sleep(TELL_EVERY) => tell(Instant::now()),
+        let ended = timeout(LOOK_EVERY, task.wait()).await;
+        if eye.look(talk) {
+            stopper.kill().await;
+        }
+        if let Ok(exit) = ended {
+            return Ok(exit.code());
         }
     }
+}
+
+/// What is looked at while the task runs.
+struct Eye<'a> {
+    driver: &'a dyn Driver,
+    node: &'a Node,
+    gpus: &'a [Gpu],
+    lease: &'a Lease,
+    refusals: Option<Refusals>,
+    watchdog: Watchdog,
+}
+
+impl Eye<'_> {
+    /// Tells what there is to tell; true if the task must be stopped.
+    fn look(&mut self, talk: &dyn Fn(&str)) -> bool {
+        let now = Instant::now();
+        let slices = &self.lease.slices;
+        if let Some(line) = self.refusals.as_mut().and_then(|refusals| refusals.news(slices, self.gpus, now))
+        {
+            talk(&line);
+        }
+        let ours = |lease: &LeaseId| *lease == self.lease.id;
+        let mut guilty = false;
+        for (_, finding) in self.watchdog.look(self.driver, self.node, self.gpus, ours, now) {
+            match finding {
+                Finding::Suspect(why) => talk(&why),
+                Finding::Guilty(why) => {
+                    talk(&format!("the task is killed: {why}"));
+                    guilty = true;
+                }
+            }
+        }
+        guilty
+    }
+}
+
+/// The slice is put into the container; docker's own client runs without one.
+fn docker_client(
+    spec: TaskSpec,
+    docker: &DockerRun,
+    lease: &Lease,
+    request: &RunRequest,
+) -> Result<TaskSpec, AgentError> {
+    let (devices, driver_files) = match request.source {
+        Source::Sim { .. } => (Vec::new(), Vec::new()),
+        Source::Real => {
+            let libcuda = &spec.confinement.libraries.cuda.real;
+            (container_gpu::devices(&lease.slices)?, container_gpu::driver_files(libcuda))
+        }
+    };
+    let words = docker.with_slice(&spec, &lease.task, &devices, &driver_files).map_err(StartError::from)?;
+    Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })
 }
 
 async fn wait_for_room(
@@ -112,7 +202,7 @@ async fn wait_for_room(
             talk(&format!("waiting: {reason}"));
             told = true;
         }
-        sleep(LOOK_EVERY).await;
+        sleep(ROOM_EVERY).await;
     }
 }
 

@@ -19,7 +19,6 @@ use tokio::time::Instant;
 
 use crate::members::Members;
 use crate::node::Node;
-use crate::uuid::gpu_uuid_bytes;
 
 /// What is found must last so long before anybody is stopped: a look takes a moment, and things change meanwhile.
 const GRACE: Duration = Duration::from_secs(1);
@@ -52,21 +51,24 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
-    /// One look at `leases`. GPUs that can't be asked now are left out: the driver's silence proves nothing.
+    /// One look at those of the node's leases that are `ours`: others are looked at by those who answer for them.
     pub(crate) fn look(
         &mut self,
         driver: &dyn Driver,
         node: &Node,
         gpus: &[Gpu],
-        leases: &[Lease],
+        ours: impl Fn(&LeaseId) -> bool,
         now: Instant,
     ) -> Vec<(LeaseId, Finding)> {
+        let leases = node.leases().unwrap_or_else(|error| {
+            tracing::error!(%error, "nobody is watched");
+            Vec::new()
+        });
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.charged.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
-        let members = Members::of(leases);
-        let held = held_by_lease(driver, gpus, &members);
+        let held = held_by_lease(driver, gpus, &Members::of(&leases));
         let mut findings = Vec::new();
-        for lease in leases {
+        for lease in leases.iter().filter(|lease| ours(&lease.id)) {
             let used = held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
             let Some(wrong) = used.and_then(|used| self.weigh(lease, &dir, used, gpus)) else {
@@ -98,7 +100,13 @@ impl Watchdog {
             let counted = at.and_then(|at| snapshot.gpus.get(at)).map_or(0, |now| now.used_bytes);
             let ours = self.charged.get(&lease.id).zip(at).map_or(0, |(slot, at)| charged_bytes(slot, at));
             let slice = at.and_then(|at| lease.slices.get(at));
-            let look = Look { index, slice, counted_bytes: counted.saturating_sub(ours), processes, attached: &attached };
+            let look = Look {
+                index,
+                slice,
+                counted_bytes: counted.saturating_sub(ours),
+                processes,
+                attached: &attached,
+            };
             if let (Some(at), true) = (at, look.hidden_bytes() != ours) {
                 self.charge(&lease.id, dir, at, look.hidden_bytes());
             }
@@ -129,6 +137,7 @@ fn charged_bytes(slot: &Attachment, gpu: usize) -> u64 {
 
 type Held = BTreeMap<GpuUuid, Vec<ProcessMemory>>;
 
+/// GPUs that can't be asked now are left out: the driver's silence proves nothing.
 fn held_by_lease(driver: &dyn Driver, gpus: &[Gpu], members: &Members) -> BTreeMap<LeaseId, Held> {
     let mut held: BTreeMap<LeaseId, Held> = BTreeMap::new();
     for gpu in gpus {
@@ -168,7 +177,10 @@ impl Look<'_> {
         let (index, actual) = (self.index, self.actual_bytes());
         let Some(slice) = self.slice else {
             let pid = self.processes.first().map_or(0, |process| process.pid);
-            return Some(format!("process {pid} holds {} of GPU {index}, of which it has no slice", Bytes(actual)));
+            return Some(format!(
+                "process {pid} holds {} of GPU {index}, of which it has no slice",
+                Bytes(actual)
+            ));
         };
         let stranger = self.processes.iter().find(|process| !knows(self.attached, process.pid));
         if let Some(stranger) = stranger.filter(|stranger| stranger.used_bytes != Some(0)) {
@@ -179,9 +191,8 @@ impl Look<'_> {
             ));
         }
         let limit = slice.memory_limit_bytes;
-        (actual > limit + self.tolerance_bytes()).then(|| {
-            format!("it holds {} of GPU {index}, its limit is {}", Bytes(actual), Bytes(limit))
-        })
+        (actual > limit + self.tolerance_bytes())
+            .then(|| format!("it holds {} of GPU {index}, its limit is {}", Bytes(actual), Bytes(limit)))
     }
 
     /// Modules and stacks of an honest program grow without asking anybody. That is charged when it is seen and keeps

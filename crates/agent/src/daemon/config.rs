@@ -9,6 +9,8 @@ use cantle_model::{GpuList, QueueSpec};
 use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
+use crate::watchdog::Watch;
+
 /// Settings of [`crate::daemon`].
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -46,6 +48,8 @@ pub struct Config {
     pub stop_grace: Duration,
     /// Which enforcement is accepted.
     pub wish: BackendWish,
+    /// What happens to a task that takes what is not its own.
+    pub watch: Watch,
 }
 
 impl Config {
@@ -70,6 +74,7 @@ impl Config {
             poll: Duration::from_millis(500),
             stop_grace: Duration::from_secs(10),
             wish: BackendWish::Auto,
+            watch: Watch::default(),
         }
     }
 

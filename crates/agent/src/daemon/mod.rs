@@ -24,6 +24,7 @@ mod start;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_clearml::Error as WireError;
 use cantle_clearml::cantle::EventView;
@@ -31,7 +32,7 @@ use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
 use cantle_runtime::Exit;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use config::Config;
 pub use setup::check;
@@ -39,9 +40,13 @@ pub use setup::check;
 use crate::AgentError;
 use crate::launch::Launcher;
 use crate::node::{Claim, Node};
+use crate::watchdog::Watchdog;
 use entry::Entry;
 use link::Link;
 use queues::Served;
+
+/// How long a pass may take to end when the daemon is to stop.
+const FINISH_PASS: Duration = Duration::from_secs(5);
 
 /// Everything the daemon knows.
 struct Agent {
@@ -61,6 +66,8 @@ struct Agent {
     ended_sender: mpsc::UnboundedSender<(LeaseId, Exit)>,
     reports: report::Reports,
     planning: start::Planning,
+    watchdog: Watchdog,
+    looked: Option<Instant>,
 }
 
 /// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
@@ -92,10 +99,16 @@ impl Agent {
             while let Ok((lease, exit)) = self.ended.try_recv() {
                 self.task_ended(&lease, exit);
             }
+            let mut pass = std::pin::pin!(self.pass());
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
-                () = self.pass() => {}
+                () = &mut pass => {}
+                _ = stop.wait_for(|stop| *stop) => {
+                    // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
+                    // disk, as if we had been killed.
+                    let _ = timeout(FINISH_PASS, pass).await;
+                    return;
+                }
             }
         }
     }

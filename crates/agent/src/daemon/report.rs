@@ -155,8 +155,7 @@ impl Agent {
         for lease in self.leases_where(Entry::is_claimed) {
             let Some(entry) = self.entries.get(&lease) else { continue };
             let (queue, task) = (entry.job.queue.0.clone(), entry.job.task.0.clone());
-            self.put_in_front(&queue, &task).await?;
-            self.forget(&lease);
+            self.return_task(&lease, &queue, &task, "the agent stopped before it started the task").await?;
         }
         self.planning.reasons.clear();
         self.link.call_extended(&self.node_report()).await?;

@@ -10,9 +10,12 @@ use tokio::time::{Instant, sleep, timeout};
 use super::Agent;
 use super::entry::{Entry, Stage};
 use crate::job::{Outcome, Stop};
+use crate::watchdog::{Finding, Watch};
 
 /// After the grace of a task, for its supervisor to write down how it ended.
 const SUPERVISOR_EXTRA: Duration = Duration::from_secs(3);
+/// How often the driver is asked who holds what.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// For the last words to the server.
 const GOODBYE: Duration = Duration::from_secs(10);
 
@@ -39,6 +42,34 @@ impl Agent {
         }
         for (task, line) in news {
             self.note("refuse", Some(&task), None, line);
+        }
+        if self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
+            self.looked = Some(now);
+            self.watch_memory(now);
+        }
+    }
+
+    /// Compares what the driver says with what was counted, and stops who goes beyond.
+    fn watch_memory(&mut self, now: Instant) {
+        if !self.entries.values().any(Entry::is_running) {
+            return;
+        }
+        let entries = &self.entries;
+        let ours = |lease: &LeaseId| {
+            entries.get(lease).is_some_and(|entry| entry.is_running() && entry.stop.is_none())
+        };
+        let findings = self.watchdog.look(self.driver.as_ref(), &self.node, &self.gpus, ours, now);
+        for (lease, finding) in findings {
+            let Some(entry) = self.entries.get(&lease) else { continue };
+            let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
+            match finding {
+                Finding::Suspect(why) => self.note("watch", Some(&task), None, format!("task {name}: {why}")),
+                Finding::Guilty(why) if self.config.watch == Watch::Kill => {
+                    self.note("kill", Some(&task), None, format!("task {name} is killed: {why}"));
+                    self.stop_within(&lease, Stop::Enforced(why), Duration::ZERO);
+                }
+                Finding::Guilty(_) => {}
+            }
         }
     }
 
@@ -107,13 +138,17 @@ impl Agent {
 
     /// Starts to stop a task; [`Agent::task_ended`] follows when it is gone.
     pub(crate) fn stop(&mut self, lease: &LeaseId, stop: Stop) {
+        self.stop_within(lease, stop, self.config.stop_grace);
+    }
+
+    fn stop_within(&mut self, lease: &LeaseId, stop: Stop, grace: Duration) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
         let Stage::Running(stopper) = &entry.stage else { return };
         if let Err(error) = entry.dir.set_stop(&stop) {
             tracing::error!(%error, "why a task is stopped is not on disk");
         }
         entry.stop = Some(stop);
-        let (stopper, grace) = (stopper.clone(), self.config.stop_grace);
+        let stopper = stopper.clone();
         tokio::spawn(async move { stopper.stop(grace).await });
     }
 

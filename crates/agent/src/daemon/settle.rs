@@ -22,7 +22,10 @@ impl Agent {
                         self.forget(&lease);
                     }
                 }
-                _ => self.return_task(&lease, &queue, &task).await?,
+                _ => {
+                    self.return_task(&lease, &queue, &task, "the agent died before it started the task")
+                        .await?
+                }
             }
         }
         Ok(())
@@ -41,8 +44,14 @@ impl Agent {
         Ok(true)
     }
 
-    /// Claimed by a former daemon and not started: back to where it came from, unless somebody has decided otherwise.
-    async fn return_task(&mut self, lease: &LeaseId, queue: &str, task: &str) -> Result<(), WireError> {
+    /// Claimed and not started: back to where it came from, unless somebody has decided otherwise.
+    pub(crate) async fn return_task(
+        &mut self,
+        lease: &LeaseId,
+        queue: &str,
+        task: &str,
+        why: &str,
+    ) -> Result<(), WireError> {
         let Some(entry) = self.entries.get(lease) else { return Ok(()) };
         match entry.dir.disarm() {
             Ok(true) => {}
@@ -57,35 +66,33 @@ impl Agent {
         }
         match self.status(task).await? {
             Some(TaskStatus::Queued) => self.put_in_front(queue, task).await?,
-            Some(TaskStatus::InProgress) => {
-                let words = Some("the agent died before it started the task".to_owned());
-                let stopped = tasks::Stopped {
-                    task: task.to_owned(),
-                    force: true,
-                    status_reason: words.clone(),
-                    status_message: words.clone(),
-                };
-                self.link.call(&stopped).await?;
-                let enqueue = tasks::Enqueue {
-                    task: task.to_owned(),
-                    queue: Some(queue.to_owned()),
-                    status_reason: words.clone(),
-                    status_message: words,
-                    ..tasks::Enqueue::default()
-                };
-                self.link.call(&enqueue).await?;
-                self.move_to_front(queue, task).await?;
-            }
+            Some(TaskStatus::InProgress) => self.requeue(queue, task, why).await?,
             _ => {}
         }
-        self.note(
-            "requeue",
-            Some(task),
-            None,
-            "put back: the agent died before it started the task".to_owned(),
-        );
+        self.note("requeue", Some(task), None, format!("put back: {why}"));
         self.forget(lease);
         Ok(())
+    }
+
+    /// Back into its queue, although the server has it as running already.
+    async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
+        let words = Some(why.to_owned());
+        let stopped = tasks::Stopped {
+            task: task.to_owned(),
+            force: true,
+            status_reason: words.clone(),
+            status_message: words.clone(),
+        };
+        self.link.call(&stopped).await?;
+        let enqueue = tasks::Enqueue {
+            task: task.to_owned(),
+            queue: Some(queue.to_owned()),
+            status_reason: words.clone(),
+            status_message: words,
+            ..tasks::Enqueue::default()
+        };
+        self.link.call(&enqueue).await?;
+        self.move_to_front(queue, task).await
     }
 
     async fn status(&self, task: &str) -> Result<Option<TaskStatus>, WireError> {

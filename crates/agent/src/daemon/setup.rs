@@ -16,6 +16,7 @@ use super::{Agent, Config, report, start};
 use crate::AgentError;
 use crate::launch::Launcher;
 use crate::node::Node;
+use crate::watchdog::Watchdog;
 
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
 const WORKER_TIMEOUT_S: u64 = 600;
@@ -87,6 +88,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         ended_sender,
         reports: report::Reports::default(),
         planning: start::Planning::default(),
+        watchdog: Watchdog::default(),
+        looked: None,
         config,
     })
 }
