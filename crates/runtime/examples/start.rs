@@ -1,12 +1,17 @@
-//! The smallest program over this room, and what its tests run: `start attached|detached SPEC_JSON [TASK_DIR]`.
+//! The smallest program over this room, and what its tests run: `start attached SPEC_JSON`,
+//! `start detached SPEC_JSON TASK_DIR` or `start container SPEC_JSON SOCKET IMAGE`.
 //! Exits as the task does; says on stderr what enforces the limit.
 
+use std::ffi::OsString;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs};
 
-use cantle_runtime::{Running, StartError, TASK_INIT_COMMAND, TaskSpec, start_attached, start_detached};
+use cantle_runtime::{
+    ContainerSpec, Engine, Output, Running, StartError, TASK_INIT_COMMAND, TaskSpec, start_attached,
+    start_detached,
+};
 
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).collect();
@@ -26,10 +31,27 @@ fn main() -> ExitCode {
             Some(dir) if mode == "detached" => {
                 start_detached(&spec, Path::new(dir), Path::new("/proc/self/exe")).await
             }
+            Some(socket) if mode == "container" => start_container(&spec, socket.as_ref(), args.get(3)).await,
             _ => start_attached(&spec),
         };
         run(started).await
     })
+}
+
+async fn start_container(
+    spec: &TaskSpec,
+    socket: &Path,
+    image: Option<&OsString>,
+) -> Result<Running, StartError> {
+    let container = ContainerSpec {
+        task: "example".into(),
+        image: image.map(|image| image.to_string_lossy().into_owned()).unwrap_or_default(),
+        options: Vec::new(),
+        devices: Vec::new(),
+        driver_files: Vec::new(),
+    };
+    let engine = Engine::connect(Some(socket)).await?;
+    engine.start(spec, &container, Output::Inherit).await
 }
 
 async fn run(started: Result<Running, StartError>) -> ExitCode {

@@ -1,17 +1,16 @@
 //! A task as a child of this process, on its terminal: `cantle run`.
 
 use std::fs::OpenOptions;
-use std::io;
 use std::thread;
 
 use cantle_model::Holder;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{Signal, kill};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::processes::{Scope, pid_of};
 use crate::running::Kind;
+use crate::signals::{self, FromTerminal, Signals};
 use crate::spawn::{Group, Stdio3, spawn};
 use crate::{Backend, Exit, Running, StartError, TaskSpec, holder_of, supervisor};
 
@@ -21,7 +20,7 @@ pub(crate) struct Attached {
     pub(crate) backend: Backend,
     ended: oneshot::Receiver<Exit>,
     exit: Option<Exit>,
-    signals: mpsc::UnboundedReceiver<Signal>,
+    signals: Signals,
 }
 
 /// Starts a task with this process's own stdin, stdout and stderr. SIGINT, SIGTERM, SIGHUP and SIGQUIT that this
@@ -37,10 +36,13 @@ pub fn start_attached(spec: &TaskSpec) -> Result<Running, StartError> {
     set_child_subreaper(true).map_err(setup("adopt the task's orphans"))?;
     let own = std::process::id();
     let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
-    let interactive = has_terminal();
     // Before the task exists: a signal in between must not end this process and leave the task alone.
-    let signals = forwarded_signals(interactive).map_err(|why| StartError::setup("signals", why))?;
-    let group = if interactive { Group::Shared } else { Group::Own };
+    let (group, from_terminal) = if has_terminal() {
+        (Group::Shared, FromTerminal::Caught)
+    } else {
+        (Group::Own, FromTerminal::Forwarded)
+    };
+    let signals = signals::for_task(from_terminal).map_err(|why| StartError::setup("signals", why))?;
     let spawned = spawn(spec, Stdio3::Inherit, group)?;
     let scope = Scope::below(root, spawned.leader, spawned.usage);
     let (tell, ended) = oneshot::channel();
@@ -69,30 +71,6 @@ impl Attached {
 /// Whether there is a terminal that sends signals to the foreground process group, ours and the task's.
 fn has_terminal() -> bool {
     OpenOptions::new().read(true).open("/dev/tty").is_ok()
-}
-
-/// With a terminal, Ctrl-C and Ctrl-\ reach the task from the terminal itself; forwarding them would be twice.
-/// They are caught all the same, so that this process outlives the task and can tell how it ended.
-fn forwarded_signals(interactive: bool) -> io::Result<mpsc::UnboundedReceiver<Signal>> {
-    let kinds = [
-        (SignalKind::interrupt(), Signal::SIGINT, !interactive),
-        (SignalKind::quit(), Signal::SIGQUIT, !interactive),
-        (SignalKind::terminate(), Signal::SIGTERM, true),
-        (SignalKind::hangup(), Signal::SIGHUP, true),
-    ];
-    let (tell, signals) = mpsc::unbounded_channel();
-    for (kind, number, forwarded) in kinds {
-        let mut stream = signal(kind)?;
-        let tell = tell.clone();
-        tokio::spawn(async move {
-            while stream.recv().await.is_some() {
-                if forwarded && tell.send(number).is_err() {
-                    return;
-                }
-            }
-        });
-    }
-    Ok(signals)
 }
 
 fn forward(leader: &Holder, signal: Signal) {

@@ -76,7 +76,7 @@ pub(crate) struct Detached {
 
 /// Starts a task that outlives this process. `dir` becomes the task's folder; `exe` is the program to run as its
 /// supervisor, which must call [`crate::task_init_main`] when its first argument is [`TASK_INIT_COMMAND`]
-/// (`/proc/self/exe` for cantle itself). Output goes to `output.log` in the folder: see [`crate::Tail`].
+/// (`/proc/self/exe` for cantle itself). Output goes to `output.log` in the folder.
 ///
 /// # Errors
 /// If the task does not start; nothing runs then.

@@ -18,20 +18,21 @@ mod namespace;
 mod privileges;
 mod processes;
 mod running;
+mod signals;
 mod spawn;
 mod spec;
 mod supervisor;
-mod tail;
 
 pub use attached::start_attached;
-pub use container::{AdmissionError, ContainerSpec, Engine, EngineError, EngineInfo, Leftover, Output};
+pub use container::{
+    AdmissionError, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover, Output,
+};
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use processes::{alive, holder_of};
 pub use running::{Exit, Running, Stopper};
 pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;
-pub use tail::Tail;
 
 /// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
 pub const TASK_INIT_COMMAND: &str = "__task-init";

@@ -4,6 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -91,6 +92,30 @@ fn preload_where_it_is_asked_for() {
     assert!(stderr(&output).contains("Preload"), "{}", stderr(&output));
     let expected = [bench.path("shim/libcantle-preload.so"), bench.path("slice")];
     assert_eq!(stdout(&output), expected.map(|path| path.display().to_string()).join("\n"));
+}
+
+#[test]
+fn preload_where_mounts_are_impossible() {
+    if no_root() {
+        return;
+    }
+    let bench = Bench::new();
+    let command = bench.attached(&bench.shell("echo $LD_PRELOAD"));
+    std::fs::set_permissions(bench.dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    let output = nobody.arg(command.get_program()).args(command.get_args()).output().unwrap();
+
+    assert_eq!(stdout(&output), bench.path("shim/libcantle-preload.so").display().to_string());
+    assert!(stderr(&output).contains("no mount namespace: "), "{}", stderr(&output));
+
+    let mut spec = bench.shell("true");
+    spec.confinement.wish = BackendWish::MountNamespace;
+    let command = bench.attached(&spec);
+    let mut nobody = Command::new("setpriv");
+    nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);
+    let output = nobody.arg(command.get_program()).args(command.get_args()).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "nothing weaker was allowed");
 }
 
 #[test]

@@ -124,7 +124,7 @@ async fn every_name_of_the_driver_leads_to_the_shim() {
     let log = read(&bench.path("task/output.log"));
     let command = log.lines().next().unwrap();
     assert!(command.starts_with("cantle: docker run --name=cantle-test"), "{command}");
-    assert!(command.contains("'--env=A=b c'") && command.contains("limits:ro"), "{command}");
+    assert!(command.contains("'--env=A=b c'") && command.contains("limits,readonly"), "{command}");
     assert!(log.contains("cantle: --rm left out"), "{log}");
     assert!(!docker.is_left(&lease(&bench)).await, "the container is removed");
 }
@@ -434,6 +434,53 @@ async fn a_container_cannot_lift_its_limit() {
         let taken_mib: u64 = line.split(' ').next().unwrap().parse().unwrap();
         assert!(taken_mib < LIMIT_MIB && line.contains(" 2 "), "{attempt}: {line}");
     }
+}
+
+/// `cantle run --image`: the front end's own stdout and stderr, its signals, its exit code.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_front_end_shows_the_container_as_if_it_were_its_own() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let script = "echo out; echo err >&2; trap 'echo bye; exit 42' INT; while :; do sleep 0.05; done";
+    let spec_file = bench.path("spec.json");
+    std::fs::write(&spec_file, serde_json::to_vec(&spec(&bench, &["sh", "-c", script])).unwrap()).unwrap();
+    let (out, err) = (bench.path("out"), bench.path("err"));
+    let mut front = Command::new(common::start_program());
+    front.arg("container").args([&spec_file, &docker.dir.join("docker.sock")]).arg(&docker.image);
+    front.stdout(std::fs::File::create(&out).unwrap()).stderr(std::fs::File::create(&err).unwrap());
+    let mut front = front.spawn().unwrap();
+    eventually("it writes", || read(&out) == "out" && read(&err).ends_with("err"));
+
+    let pid = nix::unistd::Pid::from_raw(front.id().cast_signed());
+    nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGINT).unwrap();
+
+    assert_eq!(front.wait().unwrap().code(), Some(42));
+    assert_eq!(read(&out), "out\nbye");
+    assert!(!docker.is_left(&lease(&bench)).await);
+}
+
+/// Pairs of the same container without and with a slice, so that whatever else the machine does cancels out.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slice_costs_little_of_a_containers_start() {
+    let Some(docker) = Docker::new().await else { return };
+    let mut differences = Vec::new();
+    for _ in 0..10 {
+        let mut pair = Vec::new();
+        for with_slice in [false, true] {
+            let bench = Bench::new();
+            let mut spec = spec(&bench, &["true"]);
+            spec.slices.truncate(usize::from(with_slice));
+            let output = Output::TaskDir(bench.path("task"));
+            let began = tokio::time::Instant::now();
+            docker.engine.start(&spec, &docker.container(&[]), output).await.unwrap().wait().await;
+            pair.push(began.elapsed().as_secs_f64() * 1e3);
+        }
+        differences.push(pair[1] - pair[0]);
+    }
+    differences.sort_by(f64::total_cmp);
+    let median_ms = differences[differences.len() / 2];
+    eprintln!("a slice adds {median_ms:.1} ms to a container's life (median of pairs)");
+    assert!(median_ms <= 50.0, "{differences:?}");
 }
 
 /// Takes the engine away from all tests: they are run one at a time.

@@ -307,7 +307,7 @@ fn hangs(what: &str, limit: Duration) -> EngineError {
 }
 
 /// The machine that the agent runs on.
-struct Machine;
+pub(super) struct Machine;
 
 impl Host for Machine {
     fn resolve(&self, path: &Path) -> PathBuf {

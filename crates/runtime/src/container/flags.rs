@@ -119,8 +119,20 @@ fn by_name(name: &str) -> Option<&'static Flag> {
     FLAGS.iter().find(|flag| flag.name == name)
 }
 
-/// Reads `docker run` options the way docker does: `--name value`, `--name=value`, `-n value`, `-nvalue`, `-it`.
-pub(crate) fn parse(words: &[String]) -> Result<Vec<(&'static Flag, String)>, AdmissionError> {
+/// Options with their values.
+type Found = Vec<(&'static Flag, String)>;
+
+/// Reads `docker run` options; nothing else may be among them.
+pub(crate) fn parse(words: &[String]) -> Result<Found, AdmissionError> {
+    match parse_leading(words)? {
+        (found, []) => Ok(found),
+        (_, [word, ..]) => Err(AdmissionError::NotAnOption(word.clone())),
+    }
+}
+
+/// Reads options the way docker does (`--name value`, `--name=value`, `-n value`, `-nvalue`, `-it`) up to the first word
+/// that is none: the image. Gives it and what follows, too.
+pub(crate) fn parse_leading(words: &[String]) -> Result<(Found, &[String]), AdmissionError> {
     let mut found = Vec::new();
     let mut rest = words.iter();
     while let Some(word) = rest.next() {
@@ -140,17 +152,18 @@ pub(crate) fn parse(words: &[String]) -> Result<Vec<(&'static Flag, String)>, Ad
         } else if let Some(cluster) = word.strip_prefix('-') {
             short_flags(word, cluster, &mut rest, &mut found)?;
         } else {
-            return Err(AdmissionError::NotAnOption(word.clone()));
+            let image = words.len() - rest.len() - 1;
+            return Ok((found, &words[image..]));
         }
     }
-    Ok(found)
+    Ok((found, &[]))
 }
 
 fn short_flags<'w>(
     word: &str,
     cluster: &str,
     rest: &mut impl Iterator<Item = &'w String>,
-    found: &mut Vec<(&'static Flag, String)>,
+    found: &mut Found,
 ) -> Result<(), AdmissionError> {
     let mut chars = cluster.chars();
     while let Some(letter) = chars.next() {

@@ -2,6 +2,7 @@
 //! have. Docker's API over its socket; Podman's compatible socket too.
 
 mod admission;
+mod command_line;
 mod config;
 mod engine;
 mod flags;
@@ -10,6 +11,7 @@ mod plan;
 mod task;
 
 pub use admission::AdmissionError;
+pub use command_line::DockerRun;
 pub use engine::{Engine, EngineError, EngineInfo, Leftover};
 pub use output::Output;
 pub use plan::ContainerSpec;

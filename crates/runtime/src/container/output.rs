@@ -19,7 +19,7 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Where a container's output goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// `output.log` in the task's folder, with the command itself in the first line: see [`crate::Tail`].
+    /// `output.log` in the task's folder, with the command itself in the first line.
     TaskDir(PathBuf),
     /// This process's own stdout and stderr.
     Inherit,

@@ -96,7 +96,7 @@ pub(super) fn name_of(lease: &str) -> String {
     format!("cantle-{lease}")
 }
 
-fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
+pub(super) fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
     let mut inside = spec.clone();
     // The machine's paths mean nothing in there, and nothing is inherited from the agent.
     inside.confinement.sim_dir = None;
@@ -114,7 +114,7 @@ fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
 
 /// Everything that cantle mounts. The real libraries lie where the shim is linked against them; the shim has every name
 /// under which a program may open them.
-fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
+pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
     if spec.slices.is_empty() {
         return Vec::new();
     }
@@ -202,15 +202,7 @@ fn log_head(
         words.push(format!("--{}{value}", given.name));
     }
     words.extend(variables.iter().map(|(name, value)| format!("--env={name}={value}")));
-    for mount in mounts {
-        let (source, target) = (mount.source.as_deref(), mount.target.as_deref());
-        let Some(source) = source else {
-            words.push(format!("--tmpfs={}:ro,mode=755,size=64k", target.unwrap_or_default()));
-            continue;
-        };
-        let mode = if mount.read_only == Some(true) { ":ro" } else { "" };
-        words.push(format!("--volume={source}:{}{mode}", target.unwrap_or_default()));
-    }
+    words.extend(mounts.iter().map(mount_option));
     words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
     words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
     words.push(format!("--label={LABEL_TASK}={}", container.task));
@@ -223,6 +215,17 @@ fn log_head(
         let _ = writeln!(text, "cantle: {note}");
     }
     text
+}
+
+/// The mount as an option of docker's own client.
+pub(super) fn mount_option(mount: &Mount) -> String {
+    let target = mount.target.as_deref().unwrap_or_default();
+    let what = match mount.source.as_deref() {
+        Some(source) => format!("type=bind,source={source},target={target}"),
+        None => format!("type=tmpfs,target={target},tmpfs-mode=0755,tmpfs-size=65536"),
+    };
+    let read_only = if mount.read_only == Some(true) { ",readonly" } else { "" };
+    format!("--mount={what}{read_only}")
 }
 
 /// As a shell would need it.

@@ -7,6 +7,7 @@ use bollard::Docker;
 use bollard::errors::Error;
 use bollard::query_parameters::{KillContainerOptions, StopContainerOptions, WaitContainerOptions};
 use futures_util::StreamExt;
+use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
@@ -14,6 +15,7 @@ use super::engine::{self, CALL_LIMIT, Engine, Seen, limited, look};
 use super::output::Output;
 use crate::detached::{State, TaskDir};
 use crate::processes::{FileId, Scope};
+use crate::signals::{self, FromTerminal, Signals};
 use crate::{Backend, Exit, StartError, TaskSpec, holder_of};
 
 /// An engine that is away is asked again in so long.
@@ -34,6 +36,8 @@ pub(crate) struct Container {
     id: String,
     dir: Option<TaskDir>,
     output: Option<JoinHandle<std::io::Result<()>>>,
+    /// Those of a front end whose output this is.
+    signals: Option<Signals>,
     exit: Option<Exit>,
 }
 
@@ -74,6 +78,12 @@ impl Container {
             }
             Output::Inherit => None,
         };
+        let signals = match &output {
+            // The engine's process is not in the terminal's process group.
+            Output::Inherit => Some(signals::for_task(FromTerminal::Forwarded)),
+            Output::TaskDir(_) => None,
+        };
+        let signals = signals.transpose().map_err(|why| StartError::setup("signals", why))?;
         let copy = tokio::spawn(output.copy(docker.clone(), at.id.clone(), head_len));
         Ok(Self {
             scope,
@@ -82,6 +92,7 @@ impl Container {
             id: at.id,
             dir,
             output: Some(copy),
+            signals,
             exit: None,
         })
     }
@@ -98,6 +109,7 @@ impl Container {
             id: at.id.clone(),
             dir: Some(TaskDir::new(dir)),
             output: Some(copy),
+            signals: None,
             exit: None,
         })
     }
@@ -109,8 +121,14 @@ impl Container {
         }
         let exit = loop {
             // The stream ends when the container does, or when the engine goes away; only the state tells which.
-            let mut ended = self.docker.wait_container(&self.id, None::<WaitContainerOptions>);
-            while ended.next().await.is_some_and(|item| item.is_ok()) {}
+            let ended = self.docker.wait_container(&self.id, None::<WaitContainerOptions>);
+            let mut ended = std::pin::pin!(ended);
+            loop {
+                tokio::select! {
+                    item = ended.next() => if item.is_none_or(|item| item.is_err()) { break },
+                    signal = next(&mut self.signals) => pass_on(&self.docker, &self.id, signal).await,
+                }
+            }
             match look(&self.docker, &self.id).await {
                 Seen::Ended(code) => break code.map_or(Exit::Lost, Exit::Code),
                 Seen::Gone => break self.remembered(),
@@ -141,6 +159,22 @@ impl Container {
     fn remembered(&self) -> Exit {
         self.dir.as_ref().and_then(TaskDir::read_exit).unwrap_or(Exit::Lost)
     }
+}
+
+/// The next signal for the task; never one if nobody sends any.
+async fn next(signals: &mut Option<Signals>) -> Signal {
+    if let Some(signals) = signals
+        && let Some(signal) = signals.recv().await
+    {
+        return signal;
+    }
+    std::future::pending().await
+}
+
+async fn pass_on(docker: &Docker, id: &str, signal: Signal) {
+    let options = KillContainerOptions { signal: signal.to_string() };
+    // Ended in the meantime: its end is about to be seen.
+    let _ = tokio::time::timeout(CALL_LIMIT, docker.kill_container(id, Some(options))).await;
 }
 
 async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
