@@ -185,3 +185,23 @@ fn short_flags<'w>(
 fn next_value<'w>(word: &str, rest: &mut impl Iterator<Item = &'w String>) -> Result<String, AdmissionError> {
     rest.next().cloned().ok_or_else(|| AdmissionError::Value(word.to_owned(), "a value after it"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::FLAGS;
+
+    #[test]
+    fn every_option_is_documented_once() {
+        let text = include_str!("../../../../docs/containers.md");
+        let options =
+            text.split("## Options a task may bring").nth(1).and_then(|text| text.split("\n## ").next());
+        let options = options.unwrap();
+        let mut names: Vec<&str> = FLAGS.iter().map(|flag| flag.name).collect();
+        for name in &names {
+            assert!(options.matches(&format!("`--{name}`")).count() == 1, "--{name}");
+        }
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), FLAGS.len());
+    }
+}
