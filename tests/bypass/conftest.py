@@ -1,9 +1,9 @@
 """Programs that take GPU memory in every way we know, inside a slice and outside, with the simulated driver as witness."""
 
-import ctypes
 import json
 import os
 import pathlib
+import select
 import subprocess
 
 import pytest
@@ -36,7 +36,7 @@ def programs(tmp_path_factory):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    for name in ("access", "allocate"):
+    for name in ("access", "allocate", "churn"):
         compile(f"{name}.c", name, "-Wl,--no-as-needed", libcuda, "-ldl", "-lpthread")
     compile("access.c", "access_unlinked", "-ldl", "-lpthread")
     compile("plugin.c", "looks_up.so", "-shared", "-fPIC", "-ldl")
@@ -95,6 +95,9 @@ class Running:
                 pytest.skip("the simulated driver does not have this function yet")
             raise AssertionError(f"exit {code}: {self.child.stderr.read()}")
         return json.loads(line)
+
+    def has_line(self):
+        return bool(select.select([self.child.stdout], [], [], 0.001)[0])
 
     def end(self):
         self.child.communicate(timeout=30)

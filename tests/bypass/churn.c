@@ -1,0 +1,92 @@
+/* Eight processes that allocate and free at random, killed at random: churn KILLS. Prints, at the end, what a newcomer sees. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include "fill.h"
+
+enum { PROCESSES = 8, LIVE = 64 };
+
+static volatile unsigned long *progress;
+static void *find(const char *name) { return dlsym(RTLD_DEFAULT, name); }
+
+static unsigned long long state;
+static unsigned below(unsigned end) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (unsigned)(state >> 33) % end;
+}
+
+/* Holds up to LIVE allocations of several kinds, replaces them at random, and now and then forks a child that does nothing. */
+static void worker(int index, unsigned long long seed) {
+    void *context;
+    address held[LIVE] = {0};
+    unsigned long long physical[LIVE] = {0};
+    struct { int type, handle_types, location_type, location_id; void *win32; unsigned char flags[8]; } properties = {1, 0, 1, 0, 0, {0}};
+    int (*allocate)(address *, size_t) = need(find, "cuMemAlloc_v2"), (*release)(address) = need(find, "cuMemFree_v2");
+    int (*allocate_async)(address *, size_t, void *) = need(find, "cuMemAllocAsync");
+    int (*create)(unsigned long long *, size_t, void *, unsigned long long) = need(find, "cuMemCreate");
+    int (*drop)(unsigned long long) = need(find, "cuMemRelease");
+    int (*init)(unsigned) = need(find, "cuInit"), (*make)(void **, unsigned, int) = need(find, "cuCtxCreate_v2");
+    state = seed;
+    init(0);
+    while (make(&context, 0, 0)) progress[index]++; /* no room for a context: try again */
+    for (;;) {
+        int at = below(LIVE);
+        size_t bytes = below(3) ? below(64) << 20 : below(1 << 20);
+        if (held[at]) release(held[at]);
+        if (physical[at]) drop(physical[at]);
+        held[at] = physical[at] = 0;
+        switch (below(4)) {
+        case 0: if (allocate_async(&held[at], bytes + 1, NULL)) held[at] = 0; break;
+        case 1: if (create(&physical[at], (bytes | 1) + (2 << 20) & ~((2ul << 20) - 1), &properties, 0)) physical[at] = 0; break;
+        default: if (allocate(&held[at], bytes + 1)) held[at] = 0;
+        }
+        if (!below(2000) && !fork()) _exit(0);
+        progress[index]++;
+        while (waitpid(-1, NULL, WNOHANG) > 0) {
+        }
+    }
+}
+
+static pid_t begin(int index, unsigned long long seed) {
+    pid_t child = fork();
+    if (!child) worker(index, seed);
+    return child;
+}
+
+int main(int argc, char **argv) {
+    int kills = argc > 1 ? atoi(argv[1]) : 100, hung = 0;
+    pid_t children[PROCESSES];
+    unsigned long before[PROCESSES];
+    progress = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    for (int i = 0; i < PROCESSES; i++) children[i] = begin(i, i);
+    state = 42;
+    for (int i = 0; i < kills; i++) {
+        usleep(below(4000));
+        int victim = below(PROCESSES);
+        kill(children[victim], SIGKILL);
+        waitpid(children[victim], NULL, 0);
+        children[victim] = begin(victim, i + 100);
+    }
+    for (int i = 0; i < PROCESSES; i++) before[i] = progress[i];
+    for (int tenths = 0; tenths < 50; tenths++) {
+        hung = 0;
+        for (int i = 0; i < PROCESSES; i++) hung += progress[i] == before[i];
+        if (!hung) break;
+        usleep(100000);
+    }
+    for (int i = 0; i < PROCESSES; i++) kill(children[i], SIGKILL);
+    while (wait(NULL) > 0) {
+    }
+    if (hung) {
+        fprintf(stderr, "%d of the processes hang\n", hung);
+        return 1;
+    }
+    void *context;
+    start(find, &context);
+    report(find, 0, 0);
+    return 0;
+}

@@ -1,0 +1,33 @@
+"""Processes of one slice die at any instant; the others go on, the limit holds, and nothing stays charged."""
+
+import ctypes
+import json
+import os
+
+from conftest import LIMIT, MIB, SIM
+
+KILLS = int(os.environ.get("CANTLE_STRESS_KILLS", "200"))
+
+
+def test_kills_at_random(machine, programs):
+    lib = ctypes.CDLL(str(SIM / "libcuda.so.1"))
+    lib.cantle_sim_truth_json.restype = ctypes.c_ssize_t
+    text = ctypes.create_string_buffer(1 << 20)
+
+    def used():
+        length = lib.cantle_sim_truth_json(str(machine.sim).encode(), text, len(text))
+        assert 0 < length < len(text), length
+        return json.loads(text.value)["gpus"][0]["used_bytes"]
+
+    running = machine.start([programs / "churn", KILLS])
+    highest = looks = 0
+    while running.child.poll() is None and not running.has_line():
+        if (machine.sim / "state").exists():
+            highest, looks = max(highest, used()), looks + 1
+    record = running.record()
+    assert looks > 100 and highest > LIMIT // 2, f"{looks} looks, at most {highest >> 20} MiB: this shows nothing"
+    assert highest <= LIMIT, f"{highest - LIMIT} bytes over the limit"
+    # All others are dead. What is charged is the newcomer's context, and that is what the driver has too.
+    assert LIMIT - record["free"] == used() == 416 * MIB
+    running.end()
+    assert used() == 0
