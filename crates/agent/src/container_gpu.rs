@@ -77,11 +77,14 @@ mod tests {
     #[test]
     fn companions_lie_beside_libcuda() {
         let dir = tempfile::tempdir().unwrap();
-        for name in ["libcuda.so.550.1", "libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1", "libother.so"] {
+        for name in
+            ["libcuda.so.550.1", "libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1", "libother.so"]
+        {
             fs::write(dir.path().join(name), "").unwrap();
         }
         let names = driver_files(&dir.path().join("libcuda.so.550.1"));
-        let expected = ["libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1"].map(|name| dir.path().join(name));
+        let expected =
+            ["libnvidia-nvvm.so.4", "libnvidia-ptxjitcompiler.so.1"].map(|name| dir.path().join(name));
         assert_eq!(names, expected);
     }
 }

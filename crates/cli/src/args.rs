@@ -81,6 +81,9 @@ pub(crate) enum Color {
 pub(crate) enum Command {
     /// Run one command now, here, in a slice of a GPU; no server needed
     Run(RunArgs),
+    /// Run a `docker run` command line with a slice of the GPU that it names (what the module for ClearML's own agents does)
+    #[command(name = "docker-run")]
+    DockerRun(DockerRunArgs),
     /// Start server and agent together, on this machine
     Up(UpArgs),
     /// Start the server: ClearML-compatible API and queues
@@ -203,6 +206,19 @@ pub(crate) struct RunArgs {
     pub(crate) timeout: u64,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<String>,
+}
+
+/// `cantle docker-run`
+#[derive(Args, Debug)]
+pub(crate) struct DockerRunArgs {
+    #[command(flatten)]
+    pub(crate) amount: Amount,
+    /// Wait so many seconds for room; default: give up at once
+    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    pub(crate) timeout: u64,
+    /// The whole command line: docker run --gpus device=INDEX … IMAGE CMD
+    #[arg(last = true, required = true, value_name = "DOCKER RUN …")]
     pub(crate) command: Vec<String>,
 }
 

@@ -40,6 +40,7 @@ fn dispatch(cli: Cli) -> Outcome {
     let context = Context::new(&cli.global)?;
     match cli.command {
         Command::Run(args) => cmd::run::run(&context, args),
+        Command::DockerRun(args) => cmd::run::docker_run(&context, args),
         Command::Up(args) => cmd::up::up(&context, args),
         Command::Server(args) => cmd::up::server(&context, args),
         Command::Daemon(args) => cmd::up::daemon(&context, args),

@@ -3,13 +3,13 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AgentError, Command, RunRequest, run_here};
-use cantle_model::GpuRequest;
-use cantle_runtime::BackendWish;
+use cantle_agent::{AgentError, Command, RunRequest, run_docker, run_here};
+use cantle_model::{ComputeMode, GpuRequest};
+use cantle_runtime::{BackendWish, DockerRun};
 
 use super::{Context, runtime};
-use crate::args::RunArgs;
-use crate::error::{CliError, Outcome};
+use crate::args::{DockerRunArgs, RunArgs};
+use crate::error::{CliError, Kind, Outcome, as_kind};
 
 /// Ends with the task's exit code.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
@@ -23,9 +23,28 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
         wish: BackendWish::Auto,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
-    let code = runtime()?.block_on(run_here(request, &talk)).map_err(from_agent)?;
-    // A process can't end with more than eight bits.
-    Ok(ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1)))
+    runtime()?.block_on(run_here(request, &talk)).map(exit_code).map_err(from_agent)
+}
+
+/// Ends with the container's exit code.
+pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
+    let docker = DockerRun::parse(&args.command).map_err(as_kind(Kind::Usage))?;
+    let request = RunRequest {
+        request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
+        compute: ComputeMode::default(),
+        command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
+        timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
+        source: context.places.source()?,
+        lib_dir: context.places.lib.clone(),
+        wish: BackendWish::Auto,
+    };
+    let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
+    runtime()?.block_on(run_docker(request, &docker, &talk)).map(exit_code).map_err(from_agent)
+}
+
+/// A process can't end with more than eight bits.
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1))
 }
 
 /// The agent knows the exit codes of its errors.
