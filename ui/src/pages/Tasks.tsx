@@ -39,7 +39,7 @@ const COLUMNS: Column<TaskView>[] = [
   { id: "reason", head: "Reason", width: "minmax(8rem, 6fr)", cell: (task) => <span title={task.reason ?? ""}>{task.reason && <Says text={task.reason} />}</span> },
   {
     id: "do",
-    head: "",
+    head: "Action",
     width: "5.5rem",
     wide: true,
     cell: (task) =>

@@ -1,0 +1,101 @@
+// Who may see and do what, and what the page does while the server is away.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Cantle, closeBrowser, launchBrowser, live, open, until } from "./cantle.mjs";
+
+let cantle;
+
+before(async () => {
+  cantle = await Cantle.start("1xT4-16GB", "up", "--queue", "default=task");
+});
+
+after(async () => {
+  await closeBrowser();
+  await cantle.close();
+});
+
+const status = async (path, init) => (await fetch(`${cantle.url}${path}`, init)).status;
+
+test("without credentials only the health, the login page and its files are there", async () => {
+  assert.equal(await status("/healthz"), 200);
+  assert.equal(await status("/ui"), 200);
+  for (const path of ["/ui/-/session", "/ui/-/stream", "/ui/-/history/task/x", "/metrics", "/tasks.get_all", "/cantle.get_nodes"]) {
+    assert.equal(await status(path), 401, path);
+  }
+  assert.equal(await status("/ui/-/call/cantle.get_nodes", { method: "POST", body: "{}" }), 401);
+});
+
+test("wrong keys are refused, right ones open the page", async () => {
+  const context = await (await launchBrowser()).newContext();
+  const page = await context.newPage();
+  await page.goto(`${cantle.url}/ui/tasks?status=queued`);
+  await page.getByLabel("Access key").fill(cantle.keys.access_key);
+  await page.getByLabel("Secret key").fill("wrong");
+  await page.getByRole("button", { name: "Log in" }).click();
+  await page.getByRole("alert").getByText("these keys are not right").waitFor();
+  await page.getByLabel("Secret key").fill(cantle.keys.secret_key);
+  await page.getByRole("button", { name: "Log in" }).click();
+  await live(page);
+  assert.ok(page.url().endsWith("/ui/tasks?status=queued"), "where one wanted to go");
+  const [cookie] = await context.cookies();
+  assert.deepEqual([cookie.httpOnly, cookie.sameSite, cookie.path], [true, "Strict", "/ui"]);
+  await page.getByRole("button", { name: "Log out" }).click();
+  await page.getByLabel("Access key").waitFor();
+  await context.close();
+});
+
+test("a cookie alone does nothing: the CSRF token has to come with it", async () => {
+  const login = await fetch(`${cantle.url}/ui/-/session`, {
+    method: "POST",
+    headers: { "Content-Type": "application/json" },
+    body: JSON.stringify(cantle.keys),
+  });
+  const cookie = login.headers.get("set-cookie").split(";")[0];
+  const { csrf } = await login.json();
+  const call = (headers) => status("/ui/-/call/cantle.get_nodes", { method: "POST", headers: { Cookie: cookie, ...headers }, body: "{}" });
+  assert.equal(await call({}), 403);
+  assert.equal(await call({ "X-CSRF-Token": "0".repeat(64) }), 403);
+  assert.equal(await call({ "X-CSRF-Token": csrf }), 200);
+  assert.equal(await status("/cantle.get_nodes", { headers: { Cookie: cookie } }), 401, "the API knows no cookies");
+});
+
+test("the page comes back by itself after the server was killed and started again", async () => {
+  const page = await open(cantle, "/tasks");
+  await live(page);
+  await cantle.stop("SIGKILL");
+  await page.getByTestId("connection").getByText("connection lost").waitFor();
+  await cantle.restart();
+  await live(page);
+  cantle.submit("default", "after-the-restart", "true");
+  await page.getByText("after-the-restart").first().waitFor();
+  await page.context().close();
+});
+
+test("an open page does not keep the server from ending", async () => {
+  const page = await open(cantle, "/");
+  await live(page);
+  const began = Date.now();
+  await cantle.restart("SIGTERM");
+  assert.ok(Date.now() - began < 15_000, `took ${Date.now() - began} ms`);
+  await live(page);
+  await page.context().close();
+});
+
+test("keys, filters in the address, and their command line", async () => {
+  const page = await open(cantle, "/");
+  await live(page);
+  await page.keyboard.press("g");
+  await page.keyboard.press("t");
+  await until("the page of tasks", () => page.url().endsWith("/ui/tasks"));
+  await page.keyboard.press("/");
+  await page.keyboard.type("restart");
+  await page.getByLabel("State").selectOption("completed");
+  assert.ok(page.url().endsWith("/ui/tasks?q=restart&status=completed"), page.url());
+  assert.equal(await page.getByTestId("cli").textContent(), "$ cantle tasks --status completed");
+  await page.reload();
+  await live(page);
+  await until("the filtered table", async () => (await page.getByTestId("count").textContent()).startsWith("1 "));
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});

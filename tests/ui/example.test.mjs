@@ -1,0 +1,112 @@
+// The documented example, seen through the page: four queues, three GPUs, one task that must wait.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
+
+const QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"];
+
+let cantle;
+let page;
+
+before(async () => {
+  cantle = await Cantle.start("3xA100-40GB", "up", "--gpus", "0-2", "--queue", ...QUEUES);
+  for (const queue of ["dual_gpus", "quarter_gpu", "half_gpu", "single_gpu"]) cantle.fill(queue, queue);
+  page = await open(cantle, "/");
+});
+
+after(async () => {
+  await closeBrowser();
+  await cantle.close();
+});
+
+const tile = (text) => until(`a tile with ${text}`, async () => (await page.getByTestId("tiles").textContent()).includes(text));
+
+test("the page shows 2.75 of 3 GPUs, three running, one waiting with its reason", async () => {
+  await live(page);
+  await tile("2.75 of 3");
+  await tile("3 tasksrunning");
+  const waiting = await page.getByTestId("waiting").textContent();
+  assert.match(waiting, /single_gpu waits in single_gpu: needs 1 GPU/);
+});
+
+test("slices fill as tasks allocate, up to the limit", async () => {
+  const quarter = page.locator('[data-task="quarter_gpu"]');
+  await until("the quarter to be full", async () => Number(await quarter.getAttribute("data-used")) === 10 * 2 ** 30);
+  const [gpu] = cantle.json("gpus").filter((found) => found.index === 2);
+  const used = gpu.slices.reduce((sum, slice) => sum + slice.memory_used_bytes, 0);
+  assert.equal(used, 30 * 2 ** 30);
+  await page.locator('[data-gpu="2"]', { hasText: "30 GiB of 40 GiB used" }).waitFor();
+});
+
+test("hover and focus show limit and use", async () => {
+  await page.locator('[data-task="half_gpu"]').hover();
+  const tip = page.locator('[data-task="half_gpu"] .tip');
+  assert.match(await tip.innerText(), /Limit\s*20 GiB[\s\S]*Used\s*20 GiB/);
+});
+
+test("a slice grows while the page is open", async () => {
+  cantle.cli("stop", cantle.json("tasks").find((task) => task.name === "quarter_gpu").id);
+  const grow = [
+    "import ctypes, time",
+    "cuda, context, pointer = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p(), ctypes.c_uint64()",
+    "cuda.cuInit(0)",
+    "cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)",
+    "cuda.cuCtxSetCurrent(context)",
+    "for _ in range(36):",
+    "    assert cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(256 << 20)) == 0",
+    "    print('one more', flush=True)",
+    "    time.sleep(0.5)",
+    "time.sleep(600)",
+  ].join("\n");
+  const id = cantle.submit("quarter_gpu", "grower", "python3", "-c", grow);
+  const seen = new Set();
+  await until("four sizes of the slice", async () => {
+    const used = await page.locator('[data-task="grower"]').getAttribute("data-used", { timeout: 100 }).catch(() => null);
+    if (used) seen.add(Number(used));
+    return seen.size >= 4;
+  });
+  const sizes = [...seen];
+  assert.deepEqual(sizes, sizes.toSorted((a, b) => a - b), "it only grows");
+  await page.locator('[data-task="grower"]').click();
+  await page.getByTestId("task").waitFor();
+  assert.ok(page.url().endsWith(`/ui/tasks/${id}`));
+  await until("its output", async () => (await page.getByTestId("log").textContent()).includes("one more"));
+  const steps = await page.getByTestId("timeline").textContent();
+  for (const step of ["created", "queued", "placed", "started"]) assert.ok(steps.includes(step), steps);
+  await until("the first GPU memory in the timeline", async () => /first GPU memory\d/.test(await page.getByTestId("timeline").textContent()));
+  await until("a chart", async () => (await page.locator(".chart canvas").count()) === 1);
+});
+
+test("a task that waits says why, and the command line says the same", async () => {
+  const id = cantle.json("tasks", "--status", "queued")[0].id;
+  await page.goto(`${cantle.url}/ui/tasks/${id}`);
+  const why = await page.getByTestId("why").textContent();
+  assert.match(why, /needs 1 GPU/);
+  const [said] = cantle.json("why", id);
+  assert.ok(why.includes(said.reason), `${why} lacks ${said.reason}`);
+  assert.equal(await page.getByTestId("cli").textContent(), `$ cantle why ${id}`);
+});
+
+test("a task is stopped after a yes", async () => {
+  const id = cantle.json("tasks").find((task) => task.name === "half_gpu").id;
+  await page.goto(`${cantle.url}/ui/tasks/${id}`);
+  await page.getByRole("button", { name: "Stop", exact: true }).click();
+  assert.ok((await page.getByRole("dialog").textContent()).includes(`$ cantle stop ${id}`));
+  await page.getByRole("button", { name: "Yes, stop" }).click();
+  await page.getByTestId("task").getByText("stopped").waitFor({ timeout: 20_000 });
+  const [task] = cantle.json("tasks", id);
+  assert.equal(task.state, "stopped");
+});
+
+test("a stopped task can be requeued and run again", async () => {
+  await page.getByRole("button", { name: "Requeue" }).click();
+  await page.getByTestId("task").getByText("running").waitFor({ timeout: 20_000 });
+  await page.getByRole("button", { name: "Run again" }).hover();
+  const line = await page.getByTestId("cli").textContent();
+  assert.match(line, /^\$ cantle submit --queue half_gpu .*--name half_gpu .*-- python3 .*fill_slice\.py --hold 600$/);
+  await page.getByRole("button", { name: "Run again" }).click();
+  await until("a second one", () => cantle.json("tasks").filter((task) => task.name === "half_gpu").length === 2);
+});
+
+test("nothing went wrong in the page", () => assert.deepEqual(page.problems, []));

@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The web page in a real browser against a real server on simulated GPUs. Installs what it needs on Debian and Ubuntu.
+# Words are the first letters of test files: tests/ui/run.sh queues
+set -euo pipefail
+cd "$(dirname "$0")"
+
+skip() {
+    echo "ui: $1"
+    echo "0 passed, 0 failed, 1 skipped"
+    exit 77
+}
+
+command -v npm >/dev/null || skip "Node.js with npm is needed"
+export CANTLE="${CANTLE:-$PWD/../../dist/bin/cantle}"
+[ -x "$CANTLE" ] || skip "$CANTLE is not there; make build makes it"
+export CHROMIUM="${CHROMIUM:-/usr/bin/chromium}"
+if [ ! -x "$CHROMIUM" ]; then
+    sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
+    $sudo apt-get install -y -qq chromium >/dev/null 2>&1 || skip "no browser: apt-get install chromium failed"
+fi
+[ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund || skip "npm ci failed"
+exec node run.mjs "$@"
