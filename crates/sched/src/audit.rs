@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::{GpuRequest, GpuUuid, QueueWant, Slice, TaskId};
 
-use crate::{GpuState, Node, Plan, Queue, Start, State, Waiting};
+use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Start, State, Waiting};
 
 /// What is wrong with a plan. Any one of them forbids to execute it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +70,36 @@ pub enum Violation {
         /// The queue.
         queue: String,
     },
+    /// Asked to stop although it may not be, or for a task that does not wait.
+    #[error("task {task}: must not be stopped for task {for_task}")]
+    BadEviction {
+        /// The task to stop.
+        task: TaskId,
+        /// For whom.
+        for_task: TaskId,
+    },
+    /// More than a project's limit.
+    #[error("project {project}: over its limit of {limit} ({resource:?}) with {held}")]
+    OverLimit {
+        /// The project.
+        project: String,
+        /// Of what.
+        resource: Resource,
+        /// The limit.
+        limit: u64,
+        /// What it would hold.
+        held: u64,
+    },
+    /// Some of a gang are started and others not.
+    #[error("gang {gang}: {started} of {size} tasks started")]
+    SplitGang {
+        /// The gang.
+        gang: String,
+        /// Tasks started.
+        started: usize,
+        /// Tasks of the gang.
+        size: u32,
+    },
     /// Neither started nor given a reason to wait.
     #[error("task {task}: forgotten")]
     Forgotten {
@@ -86,6 +116,11 @@ pub fn audit(state: &State, plan: &Plan) -> Vec<Violation> {
     for start in &plan.starts {
         request(state, start, &mut violations);
     }
+    evictions(state, plan, &mut violations);
+    for project in &state.projects {
+        limits(state, plan, project, &mut violations);
+    }
+    gangs(state, plan, &mut violations);
     for node in &state.nodes {
         capacity(state, plan, node, &mut violations);
     }
@@ -110,6 +145,71 @@ fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
     for task in state.queues.iter().flat_map(|queue| &queue.waiting).map(|waiting| &waiting.task) {
         if started.contains(task) == waits.contains(task) {
             violations.push(Violation::Forgotten { task: task.clone() });
+        }
+    }
+}
+
+fn evictions(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+    for eviction in &plan.evictions {
+        let victim = state.running.iter().find(|running| running.lease == eviction.lease);
+        let may_stop = victim
+            .is_some_and(|running| running.task == eviction.task && running.preemptible && !running.stopping);
+        let waits = plan.waits.iter().any(|wait| wait.task == eviction.for_task);
+        let twice = plan.evictions.iter().filter(|other| other.lease == eviction.lease).count() > 1;
+        if !may_stop || !waits || twice {
+            let (task, for_task) = (eviction.task.clone(), eviction.for_task.clone());
+            violations.push(Violation::BadEviction { task, for_task });
+        }
+    }
+}
+
+/// A limit that the plan's own starts break; what ran before a limit was lowered is not the plan's fault.
+fn limits(state: &State, plan: &Plan, project: &Project, violations: &mut Vec<Violation>) {
+    let belongs = |of: Option<&str>| {
+        let mut at = of;
+        // A path is never longer than the number of projects, even if somebody made it a circle.
+        for _ in 0..=state.projects.len() {
+            if at == Some(project.name.as_str()) {
+                return true;
+            }
+            let known = state.projects.iter().find(|known| Some(known.name.as_str()) == at);
+            at = known.and_then(|known| known.parent.as_deref());
+        }
+        false
+    };
+    let gpu = |slices: &[Slice]| slices.iter().map(|slice| u64::from(slice.milli.0)).sum::<u64>();
+    let running = state.running.iter().filter(|running| belongs(running.project.as_deref()));
+    let started = plan
+        .starts
+        .iter()
+        .filter(|start| waiting(state, start).is_some_and(|(_, task)| belongs(task.project.as_deref())));
+    let (mut held, mut added) = ([0u64; 3], [0u64; 3]);
+    let parts = |slices: &[Slice], host: Host| [gpu(slices), host.cpu_milli, host.memory_bytes];
+    for part in running.map(|running| parts(&running.slices, running.host)) {
+        (0..3).for_each(|at| held[at] += part[at]);
+    }
+    for part in started.map(|start| parts(&start.slices, start.host)) {
+        (0..3).for_each(|at| added[at] += part[at]);
+    }
+    for (at, resource) in RESOURCES.into_iter().enumerate() {
+        let Some(limit) = project.quotas[at].limit else { continue };
+        let held = held[at] + added[at];
+        if added[at] > 0 && held > limit {
+            violations.push(Violation::OverLimit { project: project.name.clone(), resource, limit, held });
+        }
+    }
+}
+
+fn gangs(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+    let mut started: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
+    for (_, task) in plan.starts.iter().filter_map(|start| waiting(state, start)) {
+        if let Some(gang) = &task.gang {
+            started.entry(&gang.name).or_insert((0, gang.size)).0 += 1;
+        }
+    }
+    for (gang, (started, size)) in started {
+        if started < size as usize {
+            violations.push(Violation::SplitGang { gang: gang.to_owned(), started, size });
         }
     }
 }

@@ -3,7 +3,7 @@
 use cantle_model::{Milli, Share};
 
 use crate::ranking::{Offer, Rank};
-use crate::{Cluster, GpuFree, NodeFree, Ranking, Shape};
+use crate::{Cluster, GpuFree, NodeFree, Place, Ranking, Shape};
 
 /// Fullest first: cut GPUs before fresh ones and the smallest leftover first; whole GPUs where the fewest are left.
 #[derive(Clone, Copy, Debug, Default)]
@@ -66,6 +66,27 @@ pub(crate) fn choose<P: Ord>(
 }
 
 impl Cluster {
+    /// Takes places for all shapes, the first that fit; `None`, and nothing taken, if they don't fit together.
+    pub(crate) fn fill_places(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
+        let mut places: Vec<Place> = Vec::new();
+        for shape in shapes {
+            let fits = |at| Some((at, choose(self.node(at), shape, fullest_first)?));
+            let Some((node, gpus)) = (0..self.len()).find_map(fits) else {
+                places.iter().for_each(|place| self.give_back(place));
+                return None;
+            };
+            let place = Place { node, gpus, host: shape.host() };
+            self.take(&place);
+            places.push(place);
+        }
+        Some(places)
+    }
+
+    /// The same, for those who only want to know.
+    pub(crate) fn fill(&mut self, shapes: &[Shape]) -> bool {
+        self.fill_places(shapes).is_some()
+    }
+
     /// Does `shape` fit anywhere?
     #[must_use]
     pub fn has_room(&self, shape: &Shape) -> bool {

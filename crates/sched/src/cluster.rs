@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use cantle_model::{GpuUuid, Milli, Share, Slice};
 
-use crate::{Class, Demand, Host, Node, Running, Shape, State};
+use crate::{Amounts, Class, Demand, Host, Node, Running, Shape, State};
 
 /// What is free of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +52,15 @@ pub struct Place {
     pub gpus: Vec<(usize, Share)>,
     /// What is taken of the host.
     pub host: Host,
+}
+
+impl Place {
+    /// What it counts against quotas.
+    #[must_use]
+    pub fn amounts(&self) -> Amounts {
+        let milli = self.gpus.iter().map(|(_, share)| u64::from(share.milli.0)).sum();
+        Amounts([milli, self.host.cpu_milli, self.host.memory_bytes])
+    }
 }
 
 /// The free amounts of all nodes.
@@ -178,6 +187,26 @@ impl Cluster {
             node.host.memory_bytes = amount(node.host.memory_bytes, place.host.memory_bytes);
         }
         self.changes.push(place.node);
+    }
+
+    /// Takes of a place what is free of it: the rest will be free later, and nobody else shall have this part.
+    pub(crate) fn hold(&mut self, place: &Place) {
+        let mut now = place.clone();
+        for (gpu, share) in &mut now.gpus {
+            let free = &self.nodes[place.node].gpus[*gpu];
+            let milli = Milli(share.milli.0.min(free.milli));
+            *share = Share { milli, memory_limit_bytes: share.memory_limit_bytes.min(free.bytes) };
+        }
+        self.take(&now);
+    }
+
+    /// All that tasks can be given.
+    #[must_use]
+    pub fn capacity(&self) -> Amounts {
+        let gpus = self.nodes.iter().flat_map(|node| &node.gpus).filter(|gpu| gpu.usable).count() as u64;
+        let host =
+            |of: fn(Host) -> u64| self.nodes.iter().fold(0u64, |sum, node| sum.saturating_add(of(node.host)));
+        Amounts([1000 * gpus, host(|host| host.cpu_milli), host(|host| host.memory_bytes)])
     }
 
     /// Number of nodes.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use cantle_model::{GpuRequest, Milli, QueueWant, Share};
 
-use crate::{Host, Queue, Waiting};
+use crate::{Amounts, Host, Queue, Waiting};
 
 /// What is wanted of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -123,6 +123,13 @@ impl Shape {
     pub fn share(&self, class: usize) -> Option<Share> {
         let (milli, memory_limit_bytes) = (*self.shares.get(class)?)?;
         Some(Share { milli: Milli(milli), memory_limit_bytes })
+    }
+
+    /// The most that it counts against quotas, whatever GPU it gets.
+    #[must_use]
+    pub fn amounts(&self) -> Amounts {
+        let milli = self.shares.iter().flatten().map(|(milli, _)| u64::from(*milli)).max().unwrap_or(0);
+        Amounts([milli * u64::from(self.min), self.host.cpu_milli, self.host.memory_bytes])
     }
 
     /// Positions of the classes that will do.

@@ -4,38 +4,51 @@
 //! [`plan`] looks at a [`State`] and says what to start; [`audit`] is written apart from it and proves before every
 //! execution that a plan takes nothing twice; [`why`] tells the user of a waiting task what is missing.
 
+mod accounts;
 mod audit;
 mod binpack;
+mod board;
 mod cluster;
 mod demand;
+mod evict;
+mod fairshare;
 mod never;
 mod outlook;
 mod picker;
 mod plan;
 mod policy;
+mod project;
 mod ranking;
 mod reason;
 mod reserve;
+mod round;
 mod standard;
 mod state;
 mod stock;
+mod tally;
 mod turns;
+mod usage;
 mod validate;
 mod why;
 mod worth;
 
+pub use accounts::GpuShare;
 pub use audit::{Violation, audit};
 pub use binpack::{Binpack, Spread};
 pub use cluster::{Cluster, GpuFree, NodeFree, Place};
 pub use demand::{Ask, Class, Demand, Shape};
+pub use evict::{Cause, Eviction};
 pub use outlook::Mix;
 pub use picker::Picker;
 pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
+pub use project::{Amounts, Project, Quota, RESOURCES, Resource};
 pub use ranking::{Offer, Rank, Ranking};
 pub use reason::{FreePart, Reason, Use};
 pub use standard::Standard;
-pub use state::{GpuState, Host, Node, Queue, Running, State, Waiting};
+pub use state::{Gang, GpuState, Host, Node, Queue, Running, State, Waiting};
+pub use tally::shares;
+pub use usage::{Span, decayed_usage_ppm};
 pub use validate::{DemandError, validate_queues};
 pub use why::{Explanation, NodeLack, why};
 pub use worth::Worth;

@@ -11,6 +11,8 @@ pub enum Order {
     Strict,
     /// In turn, one task each, after the queue served last (ClearML's `--order-fairness`).
     Fair,
+    /// By project: first who is furthest below its share (see [`crate::Project`]), and in a project by priority.
+    Share,
 }
 
 /// Where a task goes when there is a choice.
@@ -34,8 +36,17 @@ pub struct Policy {
     /// Which queue is served next.
     pub order: Order,
     /// May tasks start past a blocked head, as long as they leave alone what is reserved for it? Without it, a
-    /// blocked head blocks everything behind it (`Strict`) or its own queue (`Fair`).
+    /// blocked head blocks everything behind it (`Strict`), its own queue (`Fair`) or its own project (`Share`).
     pub backfill: bool,
     /// Where a task goes.
     pub placement: Placement,
+    /// May running tasks be stopped for waiting ones: of other projects that have more than their share, and of the
+    /// same project if their priority is lower?
+    pub reclaim: bool,
+    /// May running tasks be stopped so that they start again elsewhere and make room for one that fits nowhere else?
+    pub consolidate: bool,
+    /// Share GPUs over quota in whole ones, as KAI-Scheduler does.
+    pub kai_compat: bool,
+    /// How strongly past use counts against a project, in percent (KAI's `kValue` times 100). 0: not at all.
+    pub usage_weight_percent: u32,
 }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use cantle_model::{Milli, TaskId};
 
-use crate::{Cluster, Shape};
+use crate::{Cluster, Resource, Shape};
 
 /// How much of the GPUs is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,48 @@ pub enum Reason {
         /// What that task needs, in words.
         needs: String,
     },
+    /// A project's limit.
+    OverLimit {
+        /// What it needs, in words.
+        needs: String,
+        /// The project.
+        project: String,
+        /// Of what.
+        resource: Resource,
+        /// The limit, in the resource's unit.
+        limit: u64,
+        /// What the project's tasks hold of it.
+        held: u64,
+    },
+    /// It can't be stopped for others, so it must fit its project's quota.
+    OverQuota {
+        /// What it needs, in words.
+        needs: String,
+        /// The project.
+        project: String,
+        /// Of what.
+        resource: Resource,
+        /// The quota, in the resource's unit.
+        quota: u64,
+        /// What the project's tasks that can't be stopped hold of it.
+        held: u64,
+    },
+    /// Others have been asked to stop for it.
+    Freeing {
+        /// What it needs, in words.
+        needs: String,
+        /// Tasks that stop on the nodes where it will start.
+        tasks: Vec<TaskId>,
+    },
+    /// Some of its gang are not there yet.
+    GangIncomplete {
+        /// The gang.
+        gang: String,
+        /// Tasks of the gang that wait.
+        present: u32,
+        /// Tasks of the gang.
+        size: u32,
+    },
     /// Even an idle cluster could not run it.
     Never {
         /// What it needs, in words.
@@ -94,7 +136,7 @@ impl fmt::Display for Reason {
             }
             Self::NoHost { needs, cpu_milli, memory_bytes } => {
                 let memory = cantle_model::Bytes(*memory_bytes);
-                let cores = cores(*cpu_milli);
+                let cores = thousandths(*cpu_milli);
                 write!(
                     f,
                     "needs {needs} with {cores} CPU cores and {memory} of memory, no node has both free"
@@ -105,6 +147,25 @@ impl fmt::Display for Reason {
             }
             Self::Behind { task, queue, needs } => {
                 write!(f, "behind task {task} of queue {queue}, which needs {needs}")
+            }
+            Self::OverLimit { needs, project, resource, limit, held } => {
+                let (limit, held) = (amount(*resource, *limit), amount(*resource, *held));
+                write!(f, "needs {needs}, project {project} holds {held} and its limit is {limit}")
+            }
+            Self::OverQuota { needs, project, resource, quota, held } => {
+                let (quota, held) = (amount(*resource, *quota), amount(*resource, *held));
+                write!(
+                    f,
+                    "needs {needs} and can't be stopped for others, so it must fit the quota of project {project}: \
+                     {quota}, {held} of it held by such tasks"
+                )
+            }
+            Self::Freeing { needs, tasks } => {
+                let tasks: Vec<&str> = tasks.iter().map(|task| task.0.as_str()).collect();
+                write!(f, "needs {needs}, being freed by {}", tasks.join(", "))
+            }
+            Self::GangIncomplete { gang, present, size } => {
+                write!(f, "{present} of {size} tasks of gang {gang} are here; they start together")
             }
             Self::Never { needs, largest } => write!(f, "needs {needs}, can never run here: {largest}"),
         }
@@ -123,7 +184,16 @@ fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
     }
 }
 
-fn cores(milli: u64) -> String {
+/// `2.5 GPUs`, `16 CPU cores`, `64 GiB of memory`.
+fn amount(resource: Resource, amount: u64) -> String {
+    match resource {
+        Resource::Gpu => format!("{} GPUs", thousandths(amount)),
+        Resource::Cpu => format!("{} CPU cores", thousandths(amount)),
+        Resource::Memory => format!("{} of memory", cantle_model::Bytes(amount)),
+    }
+}
+
+fn thousandths(milli: u64) -> String {
     u32::try_from(milli).map_or_else(|_| format!("{}", milli / 1000), |milli| Milli(milli).to_string())
 }
 

@@ -2,7 +2,7 @@
 //! start past it can't keep it waiting for ever. Nothing new lands on a held place, so from one round to the next the
 //! held place only gets nearer to free, and a change of choice is always to a nearer one.
 
-use cantle_model::{Milli, Share};
+use cantle_model::Milli;
 
 use crate::{Cluster, Place, Shape, State};
 
@@ -16,14 +16,9 @@ pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Optio
     let ends = ends(cluster, state);
     let nearest = (0..cluster.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape)).min();
     let ((free_at_ms, _), node, gpus) = nearest?;
-    let share = |gpu: usize| {
-        let free = &cluster.node(node).gpus[gpu];
-        let whole = shape.share(free.class)?;
-        let milli = Milli(whole.milli.0.min(free.milli));
-        Some((gpu, Share { milli, memory_limit_bytes: whole.memory_limit_bytes.min(free.bytes) }))
-    };
+    let share = |gpu: usize| Some((gpu, shape.share(cluster.node(node).gpus[gpu].class)?));
     let gpus = gpus.into_iter().filter_map(share).collect();
-    cluster.take(&Place { node, gpus, host: shape.host() });
+    cluster.hold(&Place { node, gpus, host: shape.host() });
     Some(free_at_ms)
 }
 

@@ -3,7 +3,7 @@
 
 use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
 
-use crate::{Mix, Start};
+use crate::{Amounts, Mix, Project, Start};
 
 /// One moment of the world.
 #[derive(Clone, Debug, Default)]
@@ -19,13 +19,15 @@ pub struct State {
     pub last_served: Option<String>,
     /// Demand that is expected, counted from the past; empty if nothing is known.
     pub expected: Mix,
+    /// Projects, the oldest first. Tasks of none have no quota: they are served last and may be reclaimed first.
+    pub projects: Vec<Project>,
 }
 
 impl State {
     /// A state of these parts.
     #[must_use]
     pub const fn new(nodes: Vec<Node>, running: Vec<Running>, queues: Vec<Queue>) -> Self {
-        Self { nodes, running, queues, last_served: None, expected: Mix::new() }
+        Self { nodes, running, queues, last_served: None, expected: Mix::new(), projects: Vec::new() }
     }
 }
 
@@ -119,9 +121,28 @@ pub struct Running {
     pub started_at_ms: i64,
     /// When it will have ended at the latest, if that is known.
     pub ends_at_ms: Option<i64>,
+    /// Name of the queue it came from.
+    pub queue: Option<String>,
+    /// Was it asked to stop? Then its slices will be free soon.
+    pub stopping: bool,
+    /// Its project.
+    pub project: Option<String>,
+    /// Higher ones go first within a project and may stop lower ones.
+    pub priority: i32,
+    /// May it be stopped for others? If not, it must fit its project's quota.
+    pub preemptible: bool,
+    /// Tasks that start and stop together.
+    pub gang: Option<Gang>,
 }
 
 impl Running {
+    /// What it counts against quotas.
+    #[must_use]
+    pub fn amounts(&self) -> Amounts {
+        let milli = self.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+        Amounts([milli, self.host.cpu_milli, self.host.memory_bytes])
+    }
+
     /// What `waiting` holds once `start` has been carried out at `now_ms` under `lease`.
     #[must_use]
     pub fn of_start(start: &Start, waiting: &Waiting, lease: LeaseId, now_ms: i64) -> Self {
@@ -133,6 +154,12 @@ impl Running {
             host: start.host,
             started_at_ms: now_ms,
             ends_at_ms: waiting.max_run_ms.map(|run_ms| now_ms.saturating_add(run_ms)),
+            queue: Some(start.queue.clone()),
+            stopping: false,
+            project: waiting.project.clone(),
+            priority: waiting.priority,
+            preemptible: waiting.preemptible,
+            gang: waiting.gang.clone(),
         }
     }
 
@@ -147,8 +174,23 @@ impl Running {
             host: Host::default(),
             started_at_ms,
             ends_at_ms: None,
+            queue: lease.queue.clone(),
+            stopping: false,
+            project: None,
+            priority: 0,
+            preemptible: true,
+            gang: None,
         }
     }
+}
+
+/// Tasks that start together or not at all.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gang {
+    /// Its name, unique among gangs.
+    pub name: String,
+    /// Number of its tasks.
+    pub size: u32,
 }
 
 /// A queue and who stands in it.
@@ -187,14 +229,33 @@ pub struct Waiting {
     pub enqueued_at_ms: i64,
     /// How long it runs at most, in milliseconds, if it said so.
     pub max_run_ms: Option<i64>,
+    /// Its project.
+    pub project: Option<String>,
+    /// Higher ones go first within a project and may stop lower ones.
+    pub priority: i32,
+    /// May it be stopped for others? If not, it must fit its project's quota.
+    pub preemptible: bool,
+    /// Tasks that start and stop together.
+    pub gang: Option<Gang>,
 }
 
 impl Waiting {
     /// A task that takes what its queue gives.
     #[must_use]
     pub fn new(task: TaskId, enqueued_at_ms: i64) -> Self {
-        let host = Host::default();
-        Self { task, request: None, devices: 1, models: Vec::new(), host, enqueued_at_ms, max_run_ms: None }
+        Self {
+            task,
+            request: None,
+            devices: 1,
+            models: Vec::new(),
+            host: Host::default(),
+            enqueued_at_ms,
+            max_run_ms: None,
+            project: None,
+            priority: 0,
+            preemptible: true,
+            gang: None,
+        }
     }
 
     /// The same with its own wish.

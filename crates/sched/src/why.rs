@@ -2,7 +2,8 @@
 
 use cantle_model::TaskId;
 
-use crate::{Cluster, Demand, Policy, Reason, State, plan, turns};
+use crate::round::Round;
+use crate::{Cluster, Demand, Policy, Reason, State};
 
 /// The answer to "why does my task not run?".
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,12 +32,11 @@ pub struct NodeLack {
 /// Explains what `plan` would decide about `task` at `now_ms`; `None` if it does not wait.
 #[must_use]
 pub fn why(state: &State, policy: &Policy, task: &TaskId, now_ms: i64) -> Option<Explanation> {
-    let order = turns::turns(state, policy.order);
+    let (decided, order) = Round::decide(state, policy, now_ms);
     let id = |&(queue, at): &(usize, usize)| &state.queues[queue].waiting[at].task;
     let turn = order.iter().position(|position| id(position) == task)?;
     let (queue, at) = order[turn];
     let demand = Demand::of(&state.queues[queue], &state.queues[queue].waiting[at]);
-    let decided = plan(state, policy, now_ms);
     let reason = decided.waits.iter().find(|wait| wait.task == *task).map(|wait| &wait.reason);
     let (summary, remedy) = match reason {
         None => ("starts now".to_owned(), "nothing".to_owned()),
@@ -56,6 +56,12 @@ fn remedy(reason: &Reason, demand: &Demand) -> String {
         }
         Reason::Reserved { task, .. } => format!("task {task} starting, or more free GPUs"),
         Reason::Behind { task, .. } => format!("task {task} starting, or backfill switched on"),
+        Reason::OverLimit { project, .. } => format!("a task of project {project} ending, or a higher limit"),
+        Reason::OverQuota { project, .. } => {
+            format!("being preemptible, a higher quota of project {project}, or one of its tasks ending")
+        }
+        Reason::Freeing { .. } => "those tasks having stopped; nothing else is needed".into(),
+        Reason::GangIncomplete { .. } => "the rest of its gang being submitted".into(),
         Reason::Never { .. } => "asking for less, or a larger node".into(),
     }
 }

@@ -1,7 +1,7 @@
 //! The text format of scenarios. One statement a line; `#` starts a comment.
 
-use cantle_model::{Bytes, Gpu, GpuRequest, GpuUuid, QueueSpec, TaskId};
-use cantle_sched::{GpuState, Host, Node, Order, Placement, Queue, Waiting};
+use cantle_model::{Bytes, Gpu, GpuRequest, GpuUuid, Milli, QueueSpec, TaskId};
+use cantle_sched::{Gang, GpuState, Host, Node, Order, Placement, Project, Queue, Waiting};
 
 use crate::{Action, Error, Event, Expectation, Expected, Scenario};
 
@@ -28,6 +28,7 @@ fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(),
             let spec = QueueSpec::parse(spec).map_err(|error| error.to_string())?;
             scenario.queues.push(Queue::new(spec, Vec::new()));
         }
+        ["project", name, options @ ..] => scenario.projects.push(project(name, options)?),
         ["policy", options @ ..] => policy(scenario, options)?,
         ["at", time, rest @ ..] => {
             let at_ms = time_ms(time)?;
@@ -41,7 +42,7 @@ fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(),
             scenario.expectations.push(Expectation { line, at_ms, task, expected });
         }
         [first, ..] => {
-            return Err(format!("\"{first}\" is not a statement: node, queue, policy, at, expect"));
+            return Err(format!("\"{first}\" is not a statement: node, queue, project, policy, at, expect"));
         }
     }
     Ok(())
@@ -87,17 +88,59 @@ fn host_option(host: &mut Host, option: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn policy(scenario: &mut Scenario, options: &[&str]) -> Result<(), String> {
+/// `project NAME [quota=GPUS] [limit=GPUS] [weight=N] [priority=N] [parent=NAME] [cpu=CORES] [memory=AMOUNT]
+/// [used=PERCENT] [min-run=S]`; `cpu` and `memory` are quotas.
+fn project(name: &str, options: &[&str]) -> Result<Project, String> {
+    let mut project = Project::new(name, 0);
     for option in options {
-        match *option {
-            "order=strict" => scenario.policy.order = Order::Strict,
-            "order=fair" => scenario.policy.order = Order::Fair,
-            "backfill" => scenario.policy.backfill = true,
-            "placement=binpack" => scenario.policy.placement = Placement::Binpack,
-            "placement=spread" => scenario.policy.placement = Placement::Spread,
+        let (key, value) = option.split_once('=').ok_or_else(|| format!("\"{option}\": write KEY=VALUE"))?;
+        let number = || value.parse::<u32>().map_err(|_| format!("\"{option}\": not a whole number"));
+        let milli =
+            || value.parse::<Milli>().map(|milli| u64::from(milli.0)).map_err(|error| error.to_string());
+        match key {
+            "quota" => project.quotas[0].deserved = if value == "all" { None } else { Some(milli()?) },
+            "limit" => project.quotas[0].limit = Some(milli()?),
+            "weight" => project.quotas[0].weight = number()?,
+            "cpu" => project.quotas[1].deserved = Some(u64::from(number()?) * 1000),
+            "memory" => {
+                let bytes = value.parse::<Bytes>().map_err(|error| error.to_string())?;
+                project.quotas[2].deserved = Some(bytes.0);
+            }
+            "priority" => {
+                project.priority = value.parse().map_err(|_| format!("\"{option}\": not a number"))?
+            }
+            "parent" => project.parent = Some(value.to_owned()),
+            "used" => project.usage_ppm = number()? * 10_000,
+            "min-run" => project.min_run_ms = time_ms(value)?,
+            _ => return Err(format!("\"{key}\" is not an option of project")),
+        }
+    }
+    Ok(project)
+}
+
+fn policy(scenario: &mut Scenario, options: &[&str]) -> Result<(), String> {
+    let policy = &mut scenario.policy;
+    for option in options {
+        match option.split_once('=').unwrap_or((option, "")) {
+            ("order", "strict") => policy.order = Order::Strict,
+            ("order", "fair") => policy.order = Order::Fair,
+            ("order", "share") => policy.order = Order::Share,
+            ("placement", "worth") => policy.placement = Placement::Worth,
+            ("placement", "binpack") => policy.placement = Placement::Binpack,
+            ("placement", "spread") => policy.placement = Placement::Spread,
+            ("backfill", "") => policy.backfill = true,
+            ("reclaim", "") => policy.reclaim = true,
+            ("consolidate", "") => policy.consolidate = true,
+            ("kai-compat", "") => policy.kai_compat = true,
+            ("usage-weight", percent) => {
+                policy.usage_weight_percent =
+                    percent.parse().map_err(|_| format!("\"{option}\": write usage-weight=PERCENT"))?;
+            }
+            ("grace", seconds) => scenario.grace_ms = time_ms(seconds)?,
             _ => {
                 return Err(format!(
-                    "\"{option}\" is not a policy: order=strict|fair, backfill, placement=binpack|spread"
+                    "\"{option}\" is not a policy: order=strict|fair|share, placement=worth|binpack|spread, \
+                     backfill, reclaim, consolidate, kai-compat, usage-weight=PERCENT, grace=S"
                 ));
             }
         }
@@ -128,7 +171,8 @@ fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<Action
     }
 }
 
-/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [devices=N] [model=NAME] [cpu=N] [memory=M] [runs=S] [max=S] [count=N]`.
+/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [devices=N] [model=NAME] [cpu=CORES] [memory=AMOUNT] [project=NAME]
+/// [priority=N] [preemptible=no] [gang=NAME [gang-size=N]] [runs=S] [max=S] [count=N]`; a gang has `count` tasks if its size is not given.
 fn submit(
     scenario: &Scenario,
     at_ms: i64,
@@ -139,7 +183,7 @@ fn submit(
     let position = scenario.queues.iter().position(|known| known.spec.name == queue);
     let queue = position.ok_or_else(|| format!("there is no queue {queue}; write: queue {queue}=SPEC"))?;
     let mut waiting = Waiting::new(TaskId::from(task), at_ms);
-    let (mut runs_ms, mut count) = (None, None);
+    let (mut runs_ms, mut count, mut gang_size) = (None, None, None);
     for option in options {
         let (key, value) = option.split_once('=').ok_or_else(|| format!("\"{option}\": write KEY=VALUE"))?;
         let number = || value.parse::<u32>().map_err(|_| format!("\"{option}\": not a whole number"));
@@ -150,11 +194,21 @@ fn submit(
             "devices" => waiting.devices = number()?,
             "model" => waiting.models.push(value.to_owned()),
             "cpu" | "memory" => host_option(&mut waiting.host, option)?,
+            "project" => waiting.project = Some(value.to_owned()),
+            "priority" => {
+                waiting.priority = value.parse().map_err(|_| format!("\"{option}\": not a number"))?
+            }
+            "preemptible" => waiting.preemptible = value != "no",
+            "gang" => waiting.gang = Some(Gang { name: value.to_owned(), size: 0 }),
             "runs" => runs_ms = Some(time_ms(value)?),
             "max" => waiting.max_run_ms = Some(time_ms(value)?),
             "count" => count = Some(number()?),
+            "gang-size" => gang_size = Some(number()?),
             _ => return Err(format!("\"{key}\" is not an option of submit")),
         }
+    }
+    if let Some(gang) = &mut waiting.gang {
+        gang.size = gang_size.or(count).unwrap_or(1);
     }
     let named = |name: String| {
         let mut task = waiting.clone();
@@ -192,8 +246,7 @@ fn expected(words: &[&str]) -> Result<Expected, String> {
 
 /// Seconds with at most three decimals.
 fn time_ms(text: &str) -> Result<i64, String> {
-    let milli: cantle_model::Milli =
-        text.parse().map_err(|_| format!("\"{text}\" is not a time in seconds"))?;
+    let milli: Milli = text.parse().map_err(|_| format!("\"{text}\" is not a time in seconds"))?;
     Ok(i64::from(milli.0))
 }
 
@@ -204,7 +257,10 @@ mod tests {
     #[test]
     fn refusals_name_the_line_and_the_remedy() {
         for (text, says) in [
-            ("\nnod a 1xT4-16GB", "line 2: \"nod\" is not a statement: node, queue, policy, at, expect"),
+            (
+                "\nnod a 1xT4-16GB",
+                "line 2: \"nod\" is not a statement: node, queue, project, policy, at, expect",
+            ),
             ("node a 1xT4", "line 1: \"T4\": a GPU model ends in its memory, for example A100-40GB"),
             ("node a yxT4-16GB", "line 1: \"yxT4-16GB\": write COUNTxMODEL-<n>GB"),
             ("at 0 submit t q", "line 1: there is no queue q; write: queue q=SPEC"),

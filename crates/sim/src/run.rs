@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use cantle_model::{LeaseId, Slice, TaskId};
-use cantle_sched::{Plan, Running, Start, State, Waiting, audit, plan};
+use cantle_sched::{Cause, Plan, Running, Start, State, Waiting, audit, plan};
 
 use crate::{Action, Error, Expectation, Expected, Scenario, parse};
 
 /// Rounds planned again after each change; none may change anything.
 const QUIET_ROUNDS: usize = 5;
+/// Rounds at one time at most; a scheduler that needs more goes in circles.
+const ROUNDS: usize = 100;
 
 /// Runs the scenario in `text` and returns what happened, a line each.
 ///
@@ -25,7 +27,7 @@ pub fn run_scenario(text: &str) -> Result<String, Error> {
     let mut next = 0;
     loop {
         let scripted = times.get(next).copied();
-        let due = world.ends.first().map(|(at_ms, _)| *at_ms);
+        let due = world.ends.first().into_iter().chain(world.stops.first()).map(|(at_ms, _)| *at_ms).min();
         let Some(now_ms) = scripted.into_iter().chain(due).min() else { break };
         next += usize::from(scripted == Some(now_ms));
         world.advance(now_ms)?;
@@ -38,6 +40,10 @@ struct World<'a> {
     state: State,
     /// Ends that will come by themselves, by time and then task.
     ends: BTreeSet<(i64, String)>,
+    /// Tasks that were asked to stop and when they will have, by time and then task.
+    stops: BTreeSet<(i64, String)>,
+    /// All tasks as they were submitted.
+    tasks: BTreeMap<TaskId, Waiting>,
     /// How long each submitted task will run.
     runs_ms: BTreeMap<String, Option<i64>>,
     /// The reason last printed of each waiting task.
@@ -49,10 +55,14 @@ struct World<'a> {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
+        let mut state = State::new(scenario.nodes.clone(), Vec::new(), scenario.queues.clone());
+        state.projects = scenario.projects.clone();
         Self {
             scenario,
-            state: State::new(scenario.nodes.clone(), Vec::new(), scenario.queues.clone()),
+            state,
             ends: BTreeSet::new(),
+            stops: BTreeSet::new(),
+            tasks: BTreeMap::new(),
             runs_ms: BTreeMap::new(),
             reasons: BTreeMap::new(),
             started: 0,
@@ -71,10 +81,10 @@ impl<'a> World<'a> {
         for event in scenario.events.iter().filter(|event| event.at_ms == now_ms) {
             self.happen(now_ms, &event.action);
         }
-        let decided = self.decide(now_ms)?;
-        self.carry_out(now_ms, &decided);
+        self.settle(now_ms)?;
         for _ in 0..QUIET_ROUNDS {
-            if !self.decide(now_ms)?.starts.is_empty() {
+            let again = self.decide(now_ms)?;
+            if !again.starts.is_empty() || !again.evictions.is_empty() {
                 return Err(Error::Unstable { at: seconds(now_ms) });
             }
         }
@@ -82,6 +92,27 @@ impl<'a> World<'a> {
             self.check(expectation);
         }
         Ok(())
+    }
+
+    /// Plans and carries out until there is nothing more to do at this time.
+    fn settle(&mut self, now_ms: i64) -> Result<(), Error> {
+        for _ in 0..ROUNDS {
+            let stopped: Vec<String> = self
+                .stops
+                .iter()
+                .filter(|(at_ms, _)| *at_ms <= now_ms)
+                .map(|(_, task)| task.clone())
+                .collect();
+            for task in stopped {
+                self.requeue(now_ms, &task);
+            }
+            let decided = self.decide(now_ms)?;
+            self.carry_out(now_ms, &decided);
+            if decided.starts.is_empty() && decided.evictions.is_empty() {
+                return Ok(());
+            }
+        }
+        Err(Error::Unstable { at: seconds(now_ms) })
     }
 
     fn decide(&self, now_ms: i64) -> Result<Plan, Error> {
@@ -98,6 +129,7 @@ impl<'a> World<'a> {
         match action {
             Action::Submit { queue, task, runs_ms } => {
                 self.runs_ms.insert(task.task.0.clone(), *runs_ms);
+                self.tasks.insert(task.task.clone(), (**task).clone());
                 self.state.queues[*queue].waiting.push((**task).clone());
             }
             Action::End(task) => self.end(now_ms, task),
@@ -110,6 +142,7 @@ impl<'a> World<'a> {
 
     fn end(&mut self, now_ms: i64, task: &str) {
         self.ends.retain(|(_, ending)| ending != task);
+        self.stops.retain(|(_, stopping)| stopping != task);
         self.state.running.retain(|running| running.task.0 != task);
         for queue in &mut self.state.queues {
             queue.waiting.retain(|waiting| waiting.task.0 != task);
@@ -133,6 +166,18 @@ impl<'a> World<'a> {
                 self.ends.insert((now_ms + run_ms, start.task.0.clone()));
             }
         }
+        for eviction in &plan.evictions {
+            let cause = match eviction.cause {
+                Cause::Reclaim => "taken back",
+                Cause::Preempt => "preempted",
+                Cause::Consolidate => "moved",
+            };
+            self.say(now_ms, format_args!("stop  {} for {} ({cause})", eviction.task, eviction.for_task));
+            self.stops.insert((now_ms + self.scenario.grace_ms, eviction.task.0.clone()));
+            for running in self.state.running.iter_mut().filter(|running| running.task == eviction.task) {
+                running.stopping = true;
+            }
+        }
         if let Some(queue) = plan.last_served() {
             self.state.last_served = Some(queue.to_owned());
         }
@@ -143,6 +188,20 @@ impl<'a> World<'a> {
                 self.reasons.insert(wait.task.clone(), reason);
             }
         }
+    }
+
+    /// A task that was asked to stop has stopped: back to the front of its queue.
+    fn requeue(&mut self, now_ms: i64, task: &str) {
+        self.stops.retain(|(_, stopping)| stopping != task);
+        self.ends.retain(|(_, ending)| ending != task);
+        let Some(at) = self.state.running.iter().position(|running| running.task.0 == task) else { return };
+        let running = self.state.running.remove(at);
+        let queue =
+            self.state.queues.iter_mut().find(|queue| Some(&queue.spec.name) == running.queue.as_ref());
+        if let Some((queue, waiting)) = queue.zip(self.tasks.get(&running.task)) {
+            queue.waiting.insert(0, waiting.clone());
+        }
+        self.say(now_ms, format_args!("back  {task} to its queue"));
     }
 
     fn take_from_queue(&mut self, start: &Start) -> Option<Waiting> {

@@ -1,6 +1,6 @@
 //! A scenario, read.
 
-use cantle_sched::{Node, Policy, Queue, Waiting};
+use cantle_sched::{Node, Policy, Project, Queue, Waiting};
 
 /// Nodes, queues and what happens when.
 #[derive(Clone, Debug, Default)]
@@ -9,8 +9,12 @@ pub struct Scenario {
     pub nodes: Vec<Node>,
     /// Queues by priority.
     pub queues: Vec<Queue>,
+    /// Projects, the oldest first.
+    pub projects: Vec<Project>,
     /// How the scheduler decides.
     pub policy: Policy,
+    /// How long a task that is asked to stop takes to do so, in milliseconds.
+    pub grace_ms: i64,
     /// What happens, by time and then in the order given.
     pub events: Vec<Event>,
     /// What should come of it.

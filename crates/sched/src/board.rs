@@ -1,0 +1,85 @@
+//! The free amounts of one round, seen three ways, kept in step.
+
+use crate::{Cluster, Picker, Place, Policy, Shape, Standard, State};
+
+/// Free amounts and what finds places among them.
+#[derive(Clone, Debug)]
+pub(crate) struct Board {
+    pub(crate) cluster: Cluster,
+    picker: Picker<Standard>,
+}
+
+impl Board {
+    fn new(cluster: Cluster, state: &State, policy: &Policy) -> Self {
+        let picker = Standard::picker(policy.placement, &state.expected, &cluster);
+        Self { cluster, picker }
+    }
+
+    fn find(&mut self, shape: &Shape) -> Option<Place> {
+        self.picker.find(&self.cluster, shape)
+    }
+
+    /// Places for all shapes together, or none. Nothing stays taken.
+    fn find_all(&mut self, shapes: &[Shape]) -> Option<Vec<Place>> {
+        let mut places = Vec::new();
+        for shape in shapes {
+            let Some(place) = self.find(shape) else { break };
+            self.cluster.take(&place);
+            places.push(place);
+        }
+        for place in places.iter().rev() {
+            self.cluster.give_back(place);
+        }
+        (places.len() == shapes.len()).then_some(places)
+    }
+}
+
+/// What is free now, what of it is not kept for somebody, and what will be free once all that was asked to stop has.
+#[derive(Clone, Debug)]
+pub(crate) struct Boards {
+    pub(crate) open: Board,
+    /// `None` while nothing is kept.
+    unreserved: Option<Board>,
+    /// Without what has been promised to blocked tasks.
+    pub(crate) later: Cluster,
+}
+
+impl Boards {
+    pub(crate) fn new(state: &State, policy: &Policy) -> Self {
+        let open = Cluster::of(state);
+        let mut later = open.clone();
+        let by_name = later.by_name();
+        for running in state.running.iter().filter(|running| running.stopping) {
+            if let Some(place) = later.place_of(&by_name, running) {
+                later.give_back(&place);
+            }
+        }
+        Self { open: Board::new(open, state, policy), unreserved: None, later }
+    }
+
+    /// Places for all shapes, on what is kept too if `on_reserved`.
+    pub(crate) fn find_all(&mut self, shapes: &[Shape], on_reserved: bool) -> Option<Vec<Place>> {
+        match &mut self.unreserved {
+            Some(unreserved) if !on_reserved => unreserved.find_all(shapes),
+            _ => self.open.find_all(shapes),
+        }
+    }
+
+    pub(crate) fn take(&mut self, place: &Place) {
+        self.open.cluster.take(place);
+        if let Some(unreserved) = &mut self.unreserved {
+            unreserved.cluster.take(place);
+        }
+        self.later.take(place);
+    }
+
+    /// Keeps what is free of a place for a task that will start there.
+    pub(crate) fn keep(&mut self, place: &Place) {
+        self.reservable().hold(place);
+    }
+
+    /// What is not kept, to keep more of it.
+    pub(crate) fn reservable(&mut self) -> &mut Cluster {
+        &mut self.unreserved.get_or_insert_with(|| self.open.clone()).cluster
+    }
+}

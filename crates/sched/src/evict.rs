@@ -1,0 +1,414 @@
+//! Taking back: which running tasks have to stop so that a waiting one fits. Every choice is tried on the free
+//! amounts first; nothing is asked to stop unless that makes room.
+
+use std::collections::BTreeMap;
+
+use cantle_model::{Share, TaskId};
+
+use crate::accounts::Accounts;
+use crate::binpack::{choose, fullest_first};
+use crate::{Amounts, Cluster, GpuFree, Host, NodeFree, Place, Running, Shape};
+
+/// Why a running task is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its project has more than its share, and another's task is within its own.
+    Reclaim,
+    /// A task of higher priority in its project needs the room.
+    Preempt,
+    /// It fits elsewhere and starts again there, and a task that fits nowhere else gets its place.
+    Consolidate,
+}
+
+/// Who wants room.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Claimant {
+    pub(crate) project: usize,
+    pub(crate) priority: i32,
+    /// All that it wants.
+    pub(crate) wanted: Amounts,
+    /// Only move tasks that fit elsewhere?
+    pub(crate) moves: bool,
+}
+
+/// Room made for a claimant.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// A place for each of its shapes.
+    pub(crate) places: Vec<Place>,
+    /// Positions among the running tasks, and why.
+    pub(crate) victims: Vec<(usize, Cause)>,
+}
+
+/// Running tasks that stop together: one, or a gang.
+#[derive(Clone, Debug)]
+struct Unit {
+    tasks: Vec<usize>,
+    places: Vec<Place>,
+    project: usize,
+    amounts: Amounts,
+    cost: Cost,
+    /// Is it already chosen, or must it not be?
+    settled: bool,
+    gang: bool,
+}
+
+/// What stopping costs: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
+type Cost = (i32, u128);
+
+/// The running tasks as victims.
+#[derive(Clone, Debug)]
+pub(crate) struct Victims {
+    units: Vec<Unit>,
+    /// Units on each GPU of each node.
+    on_gpu: Vec<Vec<Vec<usize>>>,
+}
+
+impl Victims {
+    /// `places` says what each running task holds.
+    pub(crate) fn new(
+        cluster: &Cluster,
+        accounts: &Accounts,
+        running: &[Running],
+        places: &[Option<Place>],
+        now_ms: i64,
+    ) -> Self {
+        let gpus = cluster.nodes().iter().map(|node| vec![Vec::new(); node.gpus.len()]).collect();
+        let mut victims = Self { units: Vec::new(), on_gpu: gpus };
+        let mut gangs: BTreeMap<&str, usize> = BTreeMap::new();
+        for (at, (task, place)) in running.iter().zip(places).enumerate() {
+            let Some(place) = place else { continue };
+            let gang = task.gang.as_ref().map(|gang| gang.name.as_str());
+            let unit = match gang.and_then(|name| gangs.get(name)) {
+                Some(&unit) => unit,
+                None => {
+                    victims.units.push(Unit::new(accounts.position(task.project.as_deref()), gang.is_some()));
+                    victims.units.len() - 1
+                }
+            };
+            gangs.extend(gang.map(|name| (name, unit)));
+            for (gpu, _) in &place.gpus {
+                victims.on_gpu[place.node][*gpu].push(unit);
+            }
+            let min_run_ms = accounts.account(victims.units[unit].project).min_run_ms;
+            victims.units[unit].add(at, task, place, now_ms, min_run_ms);
+        }
+        victims
+    }
+
+    /// Makes room for `shapes` (all of them, or none) in `cluster`, which shows what will be free once all that was
+    /// asked to stop has stopped. On success `cluster` and `accounts` count the room as taken.
+    pub(crate) fn make_room(
+        &mut self,
+        cluster: &mut Cluster,
+        accounts: &mut Accounts,
+        claimant: Claimant,
+        shapes: &[Shape],
+    ) -> Option<Room> {
+        let mut room = Room::default();
+        let mut chosen = Vec::new();
+        for shape in shapes {
+            let Some((place, units)) = self.next_place(cluster, accounts, claimant, shape) else {
+                for place in &room.places {
+                    cluster.give_back(place);
+                }
+                for unit in chosen {
+                    self.put_back(cluster, accounts, unit);
+                }
+                return None;
+            };
+            cluster.take(&place);
+            room.places.push(place);
+            chosen.extend(units);
+        }
+        for unit in chosen {
+            let cause = self.cause(unit, claimant);
+            room.victims.extend(self.units[unit].tasks.iter().map(|&task| (task, cause)));
+        }
+        accounts.hold(claimant.project, claimant.wanted, false);
+        Some(room)
+    }
+
+    fn next_place(
+        &mut self,
+        cluster: &mut Cluster,
+        accounts: &mut Accounts,
+        claimant: Claimant,
+        shape: &Shape,
+    ) -> Option<(Place, Vec<usize>)> {
+        let mut offers: Vec<(Cost, usize, usize, Vec<usize>)> = Vec::new();
+        let mut allowed = BTreeMap::new();
+        for node in 0..cluster.len() {
+            let Some(units) = self.cheapest_on(cluster, accounts, claimant, shape, node, &mut allowed) else {
+                continue;
+            };
+            let cost = units.iter().map(|&unit| self.units[unit].cost);
+            let cost = cost.fold((i32::MIN, 0), |sum, (priority, work)| (sum.0.max(priority), sum.1 + work));
+            offers.push((cost, units.len(), node, units));
+            if offers.last().is_some_and(|(_, count, ..)| *count == 0) {
+                break;
+            }
+        }
+        offers.sort_unstable_by_key(|(cost, count, node, _)| (*cost, *count, *node));
+        offers.into_iter().find_map(|(_, _, node, units)| {
+            let place = self.try_out(cluster, accounts, claimant, shape, node, &units)?;
+            Some((place, units))
+        })
+    }
+
+    /// The cheapest units whose end makes room for `shape` on a node; empty if there is room.
+    fn cheapest_on(
+        &self,
+        cluster: &Cluster,
+        accounts: &Accounts,
+        claimant: Claimant,
+        shape: &Shape,
+        node: usize,
+        allowed: &mut BTreeMap<(usize, bool, bool), bool>,
+    ) -> Option<Vec<usize>> {
+        let free = cluster.node(node);
+        let mut may = |unit: usize| {
+            let unit = &self.units[unit];
+            !unit.settled && self.allowed(unit, accounts, claimant, allowed)
+        };
+        let mut gpus: Vec<(Cost, usize, Vec<usize>)> = Vec::new();
+        for (at, gpu) in free.gpus.iter().enumerate() {
+            let Some(share) = shape.share(gpu.class) else { continue };
+            let mut candidates: Vec<usize> =
+                if gpu.fits(share) { Vec::new() } else { self.on_gpu[node][at].clone() };
+            candidates.retain(|unit| may(*unit));
+            candidates.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
+            if let Some(units) = self.enough(gpu, share, node, at, candidates) {
+                let cost = units.iter().map(|&unit| self.units[unit].cost);
+                let cost = cost.fold((i32::MIN, 0), |sum, (p, work)| (sum.0.max(p), sum.1 + work));
+                gpus.push((cost, at, units));
+            }
+        }
+        let wanted = shape.devices().0 as usize;
+        if gpus.len() < wanted {
+            return None;
+        }
+        gpus.sort_unstable_by_key(|(cost, at, units)| (*cost, units.len(), *at));
+        let mut units: Vec<usize> = gpus.into_iter().take(wanted).flat_map(|(_, _, units)| units).collect();
+        units.sort_unstable();
+        units.dedup();
+        let left = self.without(free, node, &units);
+        if choose(&left, shape, |_, _| ()).is_some() {
+            return Some(units);
+        }
+        // GPUs have room, the host has not: stop more on the node, the cheapest first.
+        let mut more: Vec<usize> = self.on_gpu[node].iter().flatten().copied().collect();
+        more.retain(|unit| !units.contains(unit) && may(*unit));
+        more.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
+        more.dedup();
+        for unit in more {
+            units.push(unit);
+            if choose(&self.without(free, node, &units), shape, |_, _| ()).is_some() {
+                return Some(units);
+            }
+        }
+        None
+    }
+
+    /// The first of `candidates` (cheapest first) that make room on one GPU, without those that then prove needless.
+    fn enough(
+        &self,
+        gpu: &GpuFree,
+        share: Share,
+        node: usize,
+        at: usize,
+        candidates: Vec<usize>,
+    ) -> Option<Vec<usize>> {
+        let fits = |units: &[usize]| {
+            let held = units.iter().flat_map(|&unit| self.units[unit].on(node, at));
+            let (milli, bytes) = held.fold((gpu.milli, gpu.bytes), |sum, share| {
+                (sum.0 + share.milli.0, sum.1 + share.memory_limit_bytes)
+            });
+            gpu.usable && share.milli.0 <= milli && share.memory_limit_bytes <= bytes
+        };
+        let mut units = Vec::new();
+        let mut rest = candidates.into_iter();
+        while !fits(&units) {
+            units.push(rest.next()?);
+        }
+        for drop in (0..units.len()).rev() {
+            let fewer: Vec<usize> =
+                units.iter().enumerate().filter(|(i, _)| *i != drop).map(|(_, u)| *u).collect();
+            if fits(&fewer) {
+                units = fewer;
+            }
+        }
+        Some(units)
+    }
+
+    /// A node without these units.
+    fn without(&self, free: &NodeFree, node: usize, units: &[usize]) -> NodeFree {
+        let mut left = free.clone();
+        for place in
+            units.iter().flat_map(|&unit| &self.units[unit].places).filter(|place| place.node == node)
+        {
+            for (gpu, share) in &place.gpus {
+                left.gpus[*gpu].milli += share.milli.0;
+                left.gpus[*gpu].bytes += share.memory_limit_bytes;
+            }
+            if left.host != Host::UNCOUNTED {
+                left.host.cpu_milli += place.host.cpu_milli;
+                left.host.memory_bytes += place.host.memory_bytes;
+            }
+        }
+        left
+    }
+
+    /// Takes the units off, one after the other, each still allowed after those before it; then the place for
+    /// `shape`, and, if they only move, new places for all. Undoes everything if any of it fails.
+    fn try_out(
+        &mut self,
+        cluster: &mut Cluster,
+        accounts: &mut Accounts,
+        claimant: Claimant,
+        shape: &Shape,
+        node: usize,
+        units: &[usize],
+    ) -> Option<Place> {
+        let mut off = Vec::new();
+        for &unit in units {
+            if !self.allowed(&self.units[unit], accounts, claimant, &mut BTreeMap::new()) {
+                break;
+            }
+            self.units[unit].settled = true;
+            accounts.release(self.units[unit].project, self.units[unit].amounts);
+            for place in &self.units[unit].places {
+                cluster.give_back(place);
+            }
+            off.push(unit);
+        }
+        let gpus = choose(cluster.node(node), shape, fullest_first).filter(|_| off.len() == units.len());
+        let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
+        let place = place.filter(|place| !claimant.moves || self.move_all(cluster, place, units));
+        if place.is_none() {
+            for unit in off {
+                self.put_back(cluster, accounts, unit);
+            }
+        }
+        place
+    }
+
+    fn put_back(&mut self, cluster: &mut Cluster, accounts: &mut Accounts, unit: usize) {
+        self.units[unit].settled = false;
+        accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
+        for place in &self.units[unit].places {
+            cluster.take(place);
+        }
+    }
+
+    /// Is there a new place for each of `units` besides `claimed`? If so they are counted as taken.
+    fn move_all(&self, cluster: &mut Cluster, claimed: &Place, units: &[usize]) -> bool {
+        cluster.take(claimed);
+        let places = units.iter().flat_map(|&unit| &self.units[unit].places);
+        let (mut moved, mut all) = (Vec::new(), true);
+        for place in places {
+            let Some(new) = elsewhere(cluster, place) else {
+                all = false;
+                break;
+            };
+            cluster.take(&new);
+            moved.push(new);
+        }
+        if !all {
+            moved.iter().for_each(|place| cluster.give_back(place));
+        }
+        cluster.give_back(claimed);
+        all
+    }
+
+    fn allowed(
+        &self,
+        unit: &Unit,
+        accounts: &Accounts,
+        claimant: Claimant,
+        known: &mut BTreeMap<(usize, bool, bool), bool>,
+    ) -> bool {
+        if claimant.moves {
+            return !unit.gang;
+        }
+        if unit.project == claimant.project {
+            return unit.cost.0 < claimant.priority;
+        }
+        let key = (unit.project, unit.amounts.0[1] > 0, unit.amounts.0[2] > 0);
+        *known.entry(key).or_insert_with(|| {
+            accounts.may_lose(unit.project, unit.amounts, claimant.project, claimant.wanted)
+        })
+    }
+
+    fn cause(&self, unit: usize, claimant: Claimant) -> Cause {
+        if claimant.moves {
+            Cause::Consolidate
+        } else if self.units[unit].project == claimant.project {
+            Cause::Preempt
+        } else {
+            Cause::Reclaim
+        }
+    }
+}
+
+/// A place like `place` on any node, of GPUs of the same kind.
+fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
+    let class = |gpu: usize| cluster.node(place.node).gpus[gpu].class;
+    (0..cluster.len()).find_map(|node| {
+        let free = cluster.node(node);
+        let mut gpus: Vec<(usize, Share)> = Vec::new();
+        for (gpu, share) in &place.gpus {
+            let fits = |(at, free): &(usize, &GpuFree)| {
+                free.class == class(*gpu) && free.fits(*share) && !gpus.iter().any(|(taken, _)| taken == at)
+            };
+            let (at, _) = free.gpus.iter().enumerate().filter(fits).min_by_key(|(_, free)| free.milli)?;
+            gpus.push((at, *share));
+        }
+        place.host.fits_in(free.host).then_some(Place { node, gpus, host: place.host })
+    })
+}
+
+impl Unit {
+    const fn new(project: usize, gang: bool) -> Self {
+        Self {
+            tasks: Vec::new(),
+            places: Vec::new(),
+            project,
+            amounts: Amounts([0; 3]),
+            cost: (i32::MIN, 0),
+            settled: false,
+            gang,
+        }
+    }
+
+    fn add(&mut self, at: usize, task: &Running, place: &Place, now_ms: i64, min_run_ms: i64) {
+        let ran_ms = now_ms.saturating_sub(task.started_at_ms).max(0);
+        let amounts = place.amounts();
+        self.tasks.push(at);
+        self.places.push(place.clone());
+        self.amounts = self.amounts.plus(amounts);
+        self.cost.0 = self.cost.0.max(task.priority);
+        self.cost.1 += u128::from(amounts.0[0]) * u128::from(ran_ms.unsigned_abs());
+        self.settled |= !task.preemptible || task.stopping || ran_ms < min_run_ms;
+    }
+
+    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Share> + '_ {
+        let places = self.places.iter().filter(move |place| place.node == node);
+        places.flat_map(|place| &place.gpus).filter(move |(at, _)| *at == gpu).map(|(_, share)| *share)
+    }
+}
+
+/// Who has to stop for whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Eviction {
+    /// The task to stop. It goes back to the front of its queue.
+    pub task: TaskId,
+    /// Its lease.
+    pub lease: cantle_model::LeaseId,
+    /// Its node.
+    pub node: String,
+    /// The waiting task that gets the room.
+    pub for_task: TaskId,
+    /// Why.
+    pub cause: Cause,
+}

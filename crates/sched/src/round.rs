@@ -1,0 +1,335 @@
+//! One round of decisions: each waiting task gets its chance in turn and starts, waits, or has room made for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_model::TaskId;
+
+use crate::accounts::Binding;
+use crate::board::Boards;
+use crate::evict::{Claimant, Victims};
+use crate::tally::Tally;
+use crate::turns::{Position, Turns};
+use crate::{
+    Amounts, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, Reason, Running, Shape, Start,
+    State, Wait, Waiting, reserve,
+};
+
+/// A task that could not start; those behind it wait for it or are served past its reservation.
+struct Blocked {
+    position: Position,
+    project: usize,
+    needs: String,
+}
+
+/// Tasks that start together: one, or a gang.
+struct Group {
+    members: Vec<Position>,
+    shapes: Vec<Shape>,
+    demand: Demand,
+    project: usize,
+    amounts: Amounts,
+    /// What they need, in words.
+    needs: String,
+}
+
+pub(crate) struct Round<'a> {
+    state: &'a State,
+    policy: &'a Policy,
+    now_ms: i64,
+    boards: Boards,
+    /// The idle cluster.
+    idle: Cluster,
+    tally: Tally,
+    /// Running tasks as victims; made when first needed.
+    victims: Option<Victims>,
+    /// When the reserved place will be free at the latest.
+    reserved_from_ms: i64,
+    /// Shapes that found no room: they need not be tried again, because a round only makes room less.
+    full: BTreeSet<Shape>,
+    blocked: Vec<Blocked>,
+    /// Positions in the order in which they were considered.
+    considered: Vec<Position>,
+    starts: Vec<Start>,
+    evictions: Vec<Eviction>,
+    decided: BTreeMap<Position, Option<Reason>>,
+}
+
+impl<'a> Round<'a> {
+    /// The plan, and the order in which tasks got their chance.
+    pub(crate) fn decide(state: &'a State, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
+        let mut round = Self::new(state, policy, now_ms);
+        let mut turns = Turns::new(state, policy.order, &round.tally.now);
+        while let Some(position) = turns.next(&round.tally.now, &round.tally.needs) {
+            round.considered.push(position);
+            if !round.decided.contains_key(&position) {
+                round.consider(position);
+            }
+        }
+        round.finish()
+    }
+
+    fn new(state: &'a State, policy: &'a Policy, now_ms: i64) -> Self {
+        let idle = Cluster::nominal(&state.nodes);
+        Self {
+            state,
+            policy,
+            now_ms,
+            boards: Boards::new(state, policy),
+            tally: Tally::new(state, policy, &idle),
+            idle,
+            victims: None,
+            reserved_from_ms: i64::MIN,
+            full: BTreeSet::new(),
+            blocked: Vec::new(),
+            considered: Vec::new(),
+            starts: Vec::new(),
+            evictions: Vec::new(),
+            decided: BTreeMap::new(),
+        }
+    }
+
+    fn waiting(&self, (queue, task): Position) -> &'a Waiting {
+        &self.state.queues[queue].waiting[task]
+    }
+
+    fn consider(&mut self, position: Position) {
+        let task = self.waiting(position);
+        let group = self.group(position);
+        if let Some(gang) =
+            task.gang.as_ref().filter(|gang| (group.members.len() as u64) < u64::from(gang.size))
+        {
+            let present = u32::try_from(group.members.len()).unwrap_or(u32::MAX);
+            let reason = Reason::GangIncomplete { gang: gang.name.clone(), present, size: gang.size };
+            return self.wait(&group, &reason);
+        }
+        if let Some(head) = self.blocked_by(position.0, group.project) {
+            let reason = Reason::Behind {
+                task: self.waiting(head.position).task.clone(),
+                queue: self.state.queues[head.position.0].spec.name.clone(),
+                needs: head.needs.clone(),
+            };
+            return self.wait(&group, &reason);
+        }
+        if let Some(reason) = self.refused_by_quota(&group, task) {
+            return self.wait(&group, &reason);
+        }
+        match self.find(&group, task.max_run_ms) {
+            Some(places) => self.start(&group, &places),
+            None => self.block(&group),
+        }
+    }
+
+    /// The task itself, or all waiting members of its gang.
+    fn group(&self, position: Position) -> Group {
+        let task = self.waiting(position);
+        let all = self.state.queues.iter().enumerate();
+        let members = match &task.gang {
+            None => vec![position],
+            Some(gang) => all
+                .flat_map(|(at, queue)| (0..queue.waiting.len()).map(move |task| (at, task)))
+                .filter(|&member| self.waiting(member).gang.as_ref() == Some(gang))
+                .collect(),
+        };
+        let demand = |&(queue, at): &Position| {
+            Demand::of(&self.state.queues[queue], &self.state.queues[queue].waiting[at])
+        };
+        let shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
+        let demand = demand(&position);
+        let needs = match members.len() {
+            1 => demand.ask.to_string(),
+            count => format!("{} for each of {count} tasks at once", demand.ask),
+        };
+        let amounts = shapes.iter().fold(Amounts::default(), |sum, shape| sum.plus(shape.amounts()));
+        let project = self.tally.now.position(task.project.as_deref());
+        Group { members, shapes, demand, project, amounts, needs }
+    }
+
+    /// The blocked task that must not be overtaken.
+    fn blocked_by(&self, queue: usize, project: usize) -> Option<&Blocked> {
+        if self.policy.backfill {
+            return None;
+        }
+        self.blocked.iter().find(|head| match self.policy.order {
+            Order::Strict => true,
+            Order::Fair => head.position.0 == queue,
+            Order::Share => head.project == project,
+        })
+    }
+
+    fn refused_by_quota(&self, group: &Group, task: &Waiting) -> Option<Reason> {
+        let needs = || group.needs.clone();
+        if let Some(Binding { project, resource, most, held }) =
+            self.tally.now.over_limit(group.project, group.amounts)
+        {
+            return Some(Reason::OverLimit { needs: needs(), project, resource, limit: most, held });
+        }
+        if task.preemptible {
+            return None;
+        }
+        let over = self.tally.now.over_quota_for_good(group.project, group.amounts);
+        over.map(|Binding { project, resource, most, held }| Reason::OverQuota {
+            needs: needs(),
+            project,
+            resource,
+            quota: most,
+            held,
+        })
+    }
+
+    fn find(&mut self, group: &Group, max_run_ms: Option<i64>) -> Option<Vec<Place>> {
+        if group.shapes.iter().any(|shape| self.full.contains(shape)) {
+            return None;
+        }
+        let in_time =
+            max_run_ms.is_some_and(|run_ms| self.now_ms.saturating_add(run_ms) <= self.reserved_from_ms);
+        self.boards.find_all(&group.shapes, in_time)
+    }
+
+    fn start(&mut self, group: &Group, places: &[Place]) {
+        for (&position, place) in group.members.iter().zip(places) {
+            let (from, task) = (&self.state.queues[position.0], self.waiting(position));
+            self.starts.push(Start {
+                task: task.task.clone(),
+                queue: from.spec.name.clone(),
+                node: self.idle.node_name(place.node).to_owned(),
+                slices: self.idle.slices(place),
+                host: place.host,
+            });
+            self.boards.take(place);
+            self.tally.now.hold(group.project, place.amounts(), !task.preemptible);
+            self.tally.later.hold(group.project, place.amounts(), !task.preemptible);
+            self.decided.insert(position, None);
+        }
+    }
+
+    fn wait(&mut self, group: &Group, reason: &Reason) {
+        for &member in &group.members {
+            self.decided.insert(member, Some(reason.clone()));
+        }
+    }
+
+    fn block(&mut self, group: &Group) {
+        let mut idle = self.idle.clone();
+        if !idle.fill(&group.shapes) {
+            // It must not hold up those that can run.
+            let reason =
+                Reason::Never { needs: group.needs.clone(), largest: self.idle.largest(&group.demand) };
+            return self.wait(group, &reason);
+        }
+        let reason = self.make_room(group).unwrap_or_else(|| self.no_room(group));
+        self.wait(group, &reason);
+        if matches!(reason, Reason::Freeing { .. }) {
+            // Its room is kept already; those behind it need not wait for it.
+            return;
+        }
+        let reserves = self.blocked.is_empty() && self.policy.backfill;
+        self.blocked.push(Blocked {
+            position: group.members[0],
+            project: group.project,
+            needs: group.needs.clone(),
+        });
+        if reserves && let [shape] = group.shapes.as_slice() {
+            self.reserved_from_ms =
+                reserve::hold(self.boards.reservable(), self.state, shape).unwrap_or(i64::MIN);
+        }
+    }
+
+    /// Waits for those that were asked to stop, or asks some to; `None` if that is not allowed or does not help.
+    fn make_room(&mut self, group: &Group) -> Option<Reason> {
+        if !self.policy.reclaim && !self.policy.consolidate {
+            return None;
+        }
+        let (places, tasks) = match self.boards.later.fill_places(&group.shapes) {
+            Some(places) => {
+                let tasks = self.stopping_on(&places);
+                if tasks.is_empty() {
+                    // It is room kept for somebody ahead of it.
+                    places.iter().for_each(|place| self.boards.later.give_back(place));
+                    return None;
+                }
+                (places, tasks)
+            }
+            None => self.evict(group)?,
+        };
+        places.iter().for_each(|place| self.boards.keep(place));
+        Some(Reason::Freeing { needs: group.needs.clone(), tasks })
+    }
+
+    /// Tasks that were asked to stop on the nodes of these places.
+    fn stopping_on(&self, places: &[Place]) -> Vec<TaskId> {
+        let on = |running: &&Running| {
+            running.stopping && places.iter().any(|place| self.idle.node_name(place.node) == running.node)
+        };
+        self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
+    }
+
+    /// Chooses who has to stop for `group`. Tries to take before it tries to move.
+    fn evict(&mut self, group: &Group) -> Option<(Vec<Place>, Vec<TaskId>)> {
+        let (state, later) = (self.state, &mut self.boards.later);
+        let victims = self.victims.get_or_insert_with(|| {
+            let by_name = later.by_name();
+            let places: Vec<Option<Place>> =
+                state.running.iter().map(|running| later.place_of(&by_name, running)).collect();
+            Victims::new(later, &self.tally.now, &state.running, &places, self.now_ms)
+        });
+        let head = &state.queues[group.members[0].0].waiting[group.members[0].1];
+        let accounts = &mut self.tally.later;
+        let claimant =
+            Claimant { project: group.project, priority: head.priority, wanted: group.amounts, moves: false };
+        let mut room = None;
+        if self.policy.reclaim {
+            room = victims.make_room(later, accounts, claimant, &group.shapes);
+        }
+        if room.is_none() && self.policy.consolidate && group.shapes.len() == 1 {
+            room = victims.make_room(later, accounts, Claimant { moves: true, ..claimant }, &group.shapes);
+        }
+        let room = room?;
+        let asked = room.victims.iter().map(|(victim, _)| state.running[*victim].task.clone()).collect();
+        self.evictions.extend(room.victims.iter().map(|&(victim, cause)| {
+            let running = &state.running[victim];
+            Eviction {
+                task: running.task.clone(),
+                lease: running.lease.clone(),
+                node: running.node.clone(),
+                for_task: head.task.clone(),
+                cause,
+            }
+        }));
+        Some((room.places, asked))
+    }
+
+    fn no_room(&mut self, group: &Group) -> Reason {
+        let needs = group.needs.clone();
+        let known_full = group.shapes.iter().any(|shape| self.full.contains(shape));
+        if !known_full
+            && let Some(head) = self.blocked.first()
+            && self.boards.open.cluster.clone().fill(&group.shapes)
+        {
+            return Reason::Reserved { needs, task: self.waiting(head.position).task.clone() };
+        }
+        let [shape] = group.shapes.as_slice() else {
+            let free = self.boards.open.cluster.free_parts(&group.shapes[0]);
+            return Reason::NoRoom { needs, free, in_use: self.boards.open.cluster.in_use() };
+        };
+        self.full.insert(shape.clone());
+        let open = &self.boards.open.cluster;
+        let gpus_alone = Demand { host: Host::default(), ..group.demand.clone() };
+        if open.has_room(&open.shape(&gpus_alone)) {
+            let Host { cpu_milli, memory_bytes } = group.demand.host;
+            return Reason::NoHost { needs, cpu_milli, memory_bytes };
+        }
+        Reason::NoRoom { needs, free: open.free_parts(shape), in_use: open.in_use() }
+    }
+
+    fn finish(self) -> (Plan, Vec<Position>) {
+        let wait = |((queue, task), reason): (Position, Option<Reason>)| {
+            Some(Wait {
+                task: self.state.queues[queue].waiting[task].task.clone(),
+                queue: self.state.queues[queue].spec.name.clone(),
+                reason: reason?,
+            })
+        };
+        let waits = self.decided.into_iter().filter_map(wait).collect();
+        (Plan { starts: self.starts, evictions: self.evictions, waits }, self.considered)
+    }
+}

@@ -1,0 +1,51 @@
+//! Enters what runs and what waits into the accounts of the projects and works out fair shares.
+
+use crate::accounts::{Accounts, GpuShare};
+use crate::{Amounts, Cluster, Demand, Policy, State};
+
+/// The accounts of one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct Tally {
+    pub(crate) now: Accounts,
+    /// Once all that was asked to stop has, and all that was promised is held.
+    pub(crate) later: Accounts,
+    /// What each waiting task needs, by queue and place in it.
+    pub(crate) needs: Vec<Vec<Amounts>>,
+}
+
+impl Tally {
+    /// `idle` is the idle cluster of the same nodes.
+    pub(crate) fn new(state: &State, policy: &Policy, idle: &Cluster) -> Self {
+        let mut now = Accounts::new(&state.projects, Cluster::empty(&state.nodes).capacity());
+        let mut needs = Vec::new();
+        for queue in &state.queues {
+            let need = |task| idle.shape(&Demand::of(queue, task)).amounts();
+            let of_queue: Vec<Amounts> = queue.waiting.iter().map(need).collect();
+            for (task, amounts) in queue.waiting.iter().zip(&of_queue) {
+                now.request(now.position(task.project.as_deref()), *amounts);
+            }
+            needs.push(of_queue);
+        }
+        let mut stopping = Vec::new();
+        for running in &state.running {
+            let (project, amounts) = (now.position(running.project.as_deref()), running.amounts());
+            now.request(project, amounts);
+            now.hold(project, amounts, !running.preemptible);
+            if running.stopping {
+                stopping.push((project, amounts));
+            }
+        }
+        now.share_out(if policy.kai_compat { 1000 } else { 1 }, policy.usage_weight_percent);
+        let mut later = now.clone();
+        for (project, amounts) in stopping {
+            later.release(project, amounts);
+        }
+        Self { now, later, needs }
+    }
+}
+
+/// What each project holds, asks for, deserves and may fairly have of the GPUs, in the order of [`State::projects`].
+#[must_use]
+pub fn shares(state: &State, policy: &Policy) -> Vec<GpuShare> {
+    Tally::new(state, policy, &Cluster::nominal(&state.nodes)).now.gpu_shares()
+}
