@@ -98,3 +98,12 @@ def machine(request, tmp_path):
 @pytest.fixture
 def python():
     return sys.executable
+
+
+@pytest.fixture(scope="session")
+def nvidia_smi():
+    done = subprocess.run([ROOT / "tests/setup-nvidia-smi.sh"], capture_output=True, text=True, timeout=300)
+    if done.returncode == 77:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    return ROOT / ".cache/nvidia-smi"

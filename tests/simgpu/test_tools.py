@@ -1,24 +1,13 @@
 """The programs people look at GPUs with, unchanged, on the simulated driver."""
 
 import json
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
-from conftest import GIB, MIB, ROOT
+from conftest import GIB, MIB
 
 CONTEXT_MIB = 416
-
-
-@pytest.fixture(scope="session")
-def nvidia_smi():
-    done = subprocess.run([ROOT / "tests/setup-nvidia-smi.sh"], capture_output=True, text=True, timeout=300)
-    if done.returncode == 77:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
-    assert done.returncode == 0, done.stderr
-    return ROOT / ".cache/nvidia-smi"
 
 
 @pytest.fixture

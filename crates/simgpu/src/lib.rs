@@ -21,6 +21,7 @@ mod cuda;
 #[cfg_attr(not(test), allow(dead_code, reason = "each library uses its part"))]
 mod ffi;
 pub mod identity;
+pub mod mig;
 pub mod models;
 #[cfg(any(feature = "nvml", test))]
 mod nvml;

@@ -3,7 +3,9 @@
 use std::fmt::Write;
 
 use crate::GRANULE_BYTES;
-use crate::state::{Guard, MAX_DOMAINS, Sim};
+use crate::identity::gpu_uuid;
+use crate::mig::mig_uuid;
+use crate::state::{Device, Guard, MAX_DOMAINS, Sim};
 
 /// The machine's memory, per GPU and process, after giving back what dead processes held.
 pub fn truth_json(sim: &'static Sim) -> String {
@@ -16,11 +18,37 @@ fn gpu_json(state: &Guard, index: usize) -> String {
     let device = &state.devices()[index];
     let used: u64 = device.used_granules.iter().map(|&g| u64::from(g) * GRANULE_BYTES).sum();
     format!(
-        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"processes":[{}],"mig":[]}}"#,
-        crate::identity::gpu_uuid(index, device.model()),
+        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"processes":[{}],"mig":[{}]}}"#,
+        gpu_uuid(index, device.model()),
         device.model().memory_bytes(),
         processes_json(state, index, 0..MAX_DOMAINS),
+        mig_json(state, index),
     )
+}
+
+/// One entry per compute instance; a GPU instance without any has one too, without `uuid` and `ci`.
+fn mig_json(state: &Guard, index: usize) -> String {
+    let device = &state.devices()[index];
+    let mut entries = Vec::new();
+    for (gi, profile, instance) in device.instances() {
+        let domain = Device::domain_of(gi);
+        let processes = processes_json(state, index, domain..domain + 1);
+        let mut entry = |uuid: &str, ci: &str| {
+            let (name, start, size) = (profile.name, instance.start, profile.size);
+            entries.push(format!(
+                r#"{{"profile":"{name}","start":{start},"size":{size},"uuid":{uuid},"gi":{gi},"ci":{ci},"processes":[{processes}]}}"#
+            ));
+        };
+        let compute: Vec<usize> =
+            device.compute_instances(gi).into_iter().flatten().map(|(ci, ..)| ci).collect();
+        for &ci in &compute {
+            entry(&format!("\"{}\"", mig_uuid(index, device.model(), gi, ci)), &ci.to_string());
+        }
+        if compute.is_empty() {
+            entry("null", "null");
+        }
+    }
+    entries.join(",")
 }
 
 /// The processes that hold memory in any of `domains` of GPU `index`.

@@ -3,16 +3,12 @@
 use std::ffi::c_char;
 
 use super::session::{init, session};
-use super::{CuError, CuResult, driver_api};
+use super::{CuError, driver_api};
 use crate::ffi::{Out, Text, TextBuffer};
 use crate::identity::pci_bus;
 
 /// CUDA 12.4, the version that belongs to driver 550.
 pub(super) const CUDA_VERSION: i32 = 12040;
-
-fn uuid(out: Out<[u8; 16]>, device: i32) -> CuResult {
-    Ok(out.set(session()?.device(device)?.uuid.0)?)
-}
 
 fn pci_name(index: usize) -> String {
     format!("0000:{:02x}:00.0", pci_bus(index))
@@ -38,13 +34,14 @@ driver_api! {
 
     fn cuDeviceGetName(name: TextBuffer, length: i32, device: i32) {
         let session = session()?;
-        name.write(usize::try_from(length).unwrap_or(0), session.device(device)?.model.name)?;
+        name.write(usize::try_from(length).unwrap_or(0), &session.device(device)?.name)?;
         Ok(())
     }
 
-    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) { uuid(out, device) }
+    /// The GPU's, also for a MIG device; the second form gives the MIG device's own.
+    fn cuDeviceGetUuid(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.gpu_uuid.0)?) }
 
-    fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) { uuid(out, device) }
+    fn cuDeviceGetUuid_v2(out: Out<[u8; 16]>, device: i32) { Ok(out.set(session()?.device(device)?.uuid.0)?) }
 
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
         Ok(bytes.set(session()?.device(device)?.total_bytes as usize)?)

@@ -1,26 +1,38 @@
 //! Which devices a process sees: `CUDA_VISIBLE_DEVICES`.
 
+use crate::GRANULE_BYTES;
 use crate::identity::{Uuid, gpu_uuid, gpu_uuid_bytes};
+use crate::mig::{mig_uuid, mig_uuid_bytes, multiprocessors};
 use crate::models::Model;
-use crate::state::{State, WHOLE_GPU};
+use crate::state::{Device, State, WHOLE_GPU};
 
-/// A device as this process sees it.
-#[derive(Debug, Clone, Copy)]
+/// A device as this process sees it: a GPU or a MIG device.
+#[derive(Debug, Clone)]
 pub(super) struct Visible {
-    /// Index in the machine.
+    /// Index of the GPU in the machine.
     pub(super) index: usize,
     /// The memory it uses.
     pub(super) domain: usize,
     pub(super) model: &'static Model,
+    pub(super) name: String,
+    /// Of the GPU.
+    pub(super) gpu_uuid: Uuid,
+    /// Of the device: the GPU's, or the MIG device's own.
     pub(super) uuid: Uuid,
     pub(super) total_bytes: u64,
+    pub(super) multiprocessors: u32,
 }
 
 /// The devices that `setting` selects, in its order. As with the real driver, the list ends at the first entry that names
-/// no device, and a device named twice leaves none.
+/// no device, a device named twice leaves none, and without a setting MIG devices are seen only if there is nothing else,
+/// and then one.
 pub(super) fn select(state: &State, setting: Option<&str>) -> Vec<Visible> {
     let count = state.devices().len();
-    let Some(setting) = setting else { return (0..count).filter_map(|i| whole(state, i)).collect() };
+    let Some(setting) = setting else {
+        let gpus: Vec<Visible> = (0..count).filter_map(|i| whole(state, i)).collect();
+        let first_mig = || (0..count).find_map(|i| mig_devices(state, i).into_iter().next());
+        return if gpus.is_empty() { first_mig().into_iter().collect() } else { gpus };
+    };
     let mut selected: Vec<Visible> = Vec::new();
     for entry in setting.split(',').map(str::trim) {
         let Some(device) = resolve(state, entry) else { break };
@@ -33,19 +45,31 @@ pub(super) fn select(state: &State, setting: Option<&str>) -> Vec<Visible> {
 }
 
 fn resolve(state: &State, entry: &str) -> Option<Visible> {
+    // The number of a GPU in MIG mode means its first MIG device.
     if let Ok(index) = entry.parse::<usize>() {
-        return whole(state, index);
+        return whole(state, index).or_else(|| mig_devices(state, index).into_iter().next());
     }
-    if !entry.starts_with("GPU-") || entry.len() <= "GPU-".len() {
-        return None;
+    let count = state.devices().len();
+    if entry.starts_with("MIG-") {
+        return (0..count).flat_map(|i| mig_devices(state, i)).find(|d| names_mig_device(state, d, entry));
     }
     // A prefix will do if it fits one GPU only.
-    let mut fitting = (0..state.devices().len()).filter(|&i| {
-        gpu_uuid(i, state.devices()[i].model())
-            .starts_with(&entry.to_ascii_lowercase().replacen("gpu", "GPU", 1))
-    });
+    let wanted = entry.strip_prefix("GPU-").filter(|rest| !rest.is_empty())?.to_ascii_lowercase();
+    let fits = |&i: &usize| gpu_uuid(i, state.devices()[i].model())["GPU-".len()..].starts_with(&wanted);
+    let mut fitting = (0..count).filter(fits);
     let index = fitting.next()?;
     if fitting.next().is_some() { None } else { whole(state, index) }
+}
+
+/// Either notation: `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>`.
+fn names_mig_device(state: &State, device: &Visible, entry: &str) -> bool {
+    let gpu = &state.devices()[device.index];
+    gpu.mig_devices().into_iter().any(|(gi, ci, ..)| {
+        let new = mig_uuid(device.index, device.model, gi, ci);
+        let old = format!("MIG-{}/{gi}/{ci}", gpu_uuid(device.index, device.model));
+        let same = mig_uuid_bytes(device.index, device.model, gi, ci) == device.uuid;
+        same && (entry.eq_ignore_ascii_case(&new) || entry.eq_ignore_ascii_case(&old))
+    })
 }
 
 /// A GPU used as a whole; one in MIG mode can't be.
@@ -56,5 +80,35 @@ fn whole(state: &State, index: usize) -> Option<Visible> {
     }
     let model = device.model();
     let uuid = gpu_uuid_bytes(index, model);
-    Some(Visible { index, domain: WHOLE_GPU, model, uuid, total_bytes: model.memory_bytes() })
+    Some(Visible {
+        index,
+        domain: WHOLE_GPU,
+        model,
+        name: model.name.to_owned(),
+        gpu_uuid: uuid,
+        uuid,
+        total_bytes: model.memory_bytes(),
+        multiprocessors: model.multiprocessors as u32,
+    })
+}
+
+/// The MIG devices of a GPU.
+fn mig_devices(state: &State, index: usize) -> Vec<Visible> {
+    let Some(device) = state.devices().get(index) else { return Vec::new() };
+    let model = device.model();
+    let visible =
+        |(gi, ci, profile, compute): (usize, usize, &crate::mig::Profile, &crate::mig::ComputeProfile)| {
+            let domain = Device::domain_of(gi);
+            Visible {
+                index,
+                domain,
+                model,
+                name: format!("{} MIG {}", model.name, compute.name),
+                gpu_uuid: gpu_uuid_bytes(index, model),
+                uuid: mig_uuid_bytes(index, model, gi, ci),
+                total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
+                multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
+            }
+        };
+    device.mig_devices().into_iter().map(visible).collect()
 }

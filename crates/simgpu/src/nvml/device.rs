@@ -2,12 +2,13 @@
 
 use std::ffi::c_char;
 
-use super::handle::{Handle, gpu, of_gpu};
+use super::handle::{Handle, Place, Target, gpu, of_gpu, target};
 use super::session::sim;
 use super::system::write;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{Out, Text, TextBuffer};
 use crate::identity::{gpu_uuid, pci_bus};
+use crate::mig::mig_uuid;
 
 /// `nvmlPciInfo_t`.
 #[repr(C)]
@@ -85,6 +86,9 @@ nvml_api! {
     fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) {
         let wanted = uuid.get()?;
         let sim = sim()?;
+        if wanted.starts_with("MIG-") {
+            return Ok(device.set(super::mig_device::by_uuid(sim, wanted)?)?);
+        }
         let is_it = |index: usize| {
             let model = sim.lock().devices()[index].model();
             gpu_uuid(index, model).eq_ignore_ascii_case(wanted)
@@ -96,17 +100,30 @@ nvml_api! {
 
     fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, device: Out<Handle>) { by_pci_bus_id(text, device) }
 
-    fn nvmlDeviceGetIndex(device: Handle, index: Out<u32>) { Ok(index.set(gpu(device)?.index as u32)?) }
+    /// For a MIG device: its number on its GPU.
+    fn nvmlDeviceGetIndex(device: Handle, index: Out<u32>) {
+        match target(device)? {
+            Target::Gpu(gpu) => Ok(index.set(gpu.index as u32)?),
+            Target::Mig(place) => Ok(index.set(super::mig_device::index(&place)?)?),
+        }
+    }
 
     fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<u32>) { Ok(minor.set(gpu(device)?.index as u32)?) }
 
     fn nvmlDeviceGetName(device: Handle, text: TextBuffer, length: u32) {
-        write(text, length, gpu(device)?.model.name)
+        match target(device)? {
+            Target::Gpu(gpu) => write(text, length, gpu.model.name),
+            Target::Mig(place) => write(text, length, &super::mig_device::name(&place)?),
+        }
     }
 
     fn nvmlDeviceGetUUID(device: Handle, text: TextBuffer, length: u32) {
-        let gpu = gpu(device)?;
-        write(text, length, &gpu_uuid(gpu.index, gpu.model))
+        match target(device)? {
+            Target::Gpu(gpu) => write(text, length, &gpu_uuid(gpu.index, gpu.model)),
+            Target::Mig(Place { gpu, instance, compute }) => {
+                write(text, length, &mig_uuid(gpu.index, gpu.model, instance, compute))
+            }
+        }
     }
 
     fn nvmlDeviceGetPciInfo_v3(device: Handle, info: Out<PciInfo>) {
@@ -173,20 +190,5 @@ nvml_api! {
 
     fn nvmlDeviceGetMemoryBusWidth(device: Handle, bits: Out<u32>) {
         Ok(bits.set(gpu(device)?.model.bus_width_bits)?)
-    }
-
-    fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
-        let gpu = gpu(device)?;
-        if gpu.model.mig.is_none() {
-            return Err(NvmlError::NOT_SUPPORTED);
-        }
-        let mode = gpu.sim.lock().devices()[gpu.index].mig_enabled;
-        current.set(mode)?;
-        Ok(pending.set(mode)?)
-    }
-
-    fn nvmlDeviceIsMigDeviceHandle(device: Handle, is_mig: Out<u32>) {
-        gpu(device)?;
-        Ok(is_mig.set(0)?)
     }
 }

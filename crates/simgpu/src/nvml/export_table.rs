@@ -4,7 +4,7 @@
 
 use std::ffi::{c_char, c_void};
 
-use super::handle::{Handle, gpu};
+use super::handle::{Handle, target};
 use super::process::{Process, list, running};
 use super::system::process_name;
 use super::{NvmlError, code, nvml_api};
@@ -65,12 +65,12 @@ extern "C" fn nothing(_: Handle, _: Out<u32>, _: Out<NamedProcess>) -> i32 {
 }
 
 extern "C" fn compute_processes(device: Handle, count: Out<u32>, buffer: Out<NamedProcess>) -> i32 {
-    let named = |gpu| running(&gpu).into_iter().map(NamedProcess::new).collect();
-    code(gpu(device).map(named).and_then(|processes| list(count, buffer, processes)))
+    let named = |target| running(&target).into_iter().map(NamedProcess::new).collect();
+    code(target(device).map(named).and_then(|processes| list(count, buffer, processes)))
 }
 
 extern "C" fn no_processes(device: Handle, count: Out<u32>, buffer: Out<NamedProcess>) -> i32 {
-    code(gpu(device).and_then(|_| list(count, buffer, Vec::new())))
+    code(target(device).and_then(|_| list(count, buffer, Vec::new())))
 }
 
 static TABLE: Table = {

@@ -1,6 +1,6 @@
 //! Memory figures.
 
-use super::handle::{Handle, gpu};
+use super::handle::{Handle, Target, target};
 use super::{NvmlError, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
@@ -26,8 +26,14 @@ pub(super) struct MemoryV2 {
 }
 
 fn memory(device: Handle) -> super::NvmlResult<Memory> {
-    let gpu = gpu(device)?;
-    let (total, used) = (gpu.model.memory_bytes(), gpu.used_granules() * GRANULE_BYTES);
+    let target = target(device)?;
+    let total = match target {
+        Target::Gpu(gpu) => gpu.model.memory_bytes(),
+        Target::Mig(place) => {
+            u64::from(place.gpu.device().capacity_granules[target.domains().start]) * GRANULE_BYTES
+        }
+    };
+    let used = target.used_granules() * GRANULE_BYTES;
     Ok(Memory { total, free: total.saturating_sub(used), used })
 }
 
@@ -46,7 +52,7 @@ nvml_api! {
 
     /// Simulated: a window as large as the memory, with one granule in use (`nvmlBAR1Memory_t` is total, free, used).
     fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, info: Out<Memory>) {
-        let total = gpu(device)?.model.memory_bytes().next_power_of_two();
+        let total = memory(device)?.total.next_power_of_two();
         Ok(info.set(Memory { total, free: total - GRANULE_BYTES, used: GRANULE_BYTES })?)
     }
 }

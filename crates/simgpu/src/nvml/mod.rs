@@ -8,14 +8,19 @@
 mod device;
 mod events;
 mod export_table;
+mod faults;
 mod handle;
 mod memory;
+mod mig;
+mod mig_compute;
+mod mig_device;
 mod process;
 mod sensors;
 mod session;
 mod system;
 
 use crate::ffi::Null;
+use crate::mig::MigError;
 
 /// An unsuccessful `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,7 +34,20 @@ impl NvmlError {
     pub(crate) const INSUFFICIENT_SIZE: Self = Self(7);
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
     pub(crate) const TIMEOUT: Self = Self(10);
+    pub(crate) const IN_USE: Self = Self(19);
+    pub(crate) const INSUFFICIENT_RESOURCES: Self = Self(23);
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
+}
+
+impl From<MigError> for NvmlError {
+    fn from(error: MigError) -> Self {
+        match error {
+            MigError::NotSupported => Self::NOT_SUPPORTED,
+            MigError::InvalidArgument => Self::INVALID_ARGUMENT,
+            MigError::InsufficientResources => Self::INSUFFICIENT_RESOURCES,
+            MigError::InUse => Self::IN_USE,
+        }
+    }
 }
 
 impl From<Null> for NvmlError {
@@ -57,6 +75,7 @@ macro_rules! nvml_api {
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the name is NVML's")]
         pub(crate) extern "C" fn $name($($arg: $ty),*) -> i32 {
+            $crate::nvml::faults::enter(stringify!($name));
             let run = || -> $crate::nvml::NvmlResult { $body };
             $crate::nvml::code(run())
         }

@@ -1,10 +1,10 @@
 //! Which processes use a GPU.
 
-use super::handle::{Gpu, Handle, gpu};
+use super::handle::{Handle, Target, target};
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
-use crate::state::{MAX_DOMAINS, WHOLE_GPU};
+use crate::state::WHOLE_GPU;
 
 /// GPU or compute instance of a process outside MIG.
 const NO_INSTANCE: u32 = u32::MAX;
@@ -33,12 +33,13 @@ impl From<Process> for ProcessV1 {
     }
 }
 
-/// The processes that hold memory of a GPU, and with it a context.
-pub(super) fn running(gpu: &Gpu) -> Vec<Process> {
-    let state = gpu.sim.swept();
+/// The processes that hold memory of a GPU or MIG device, and with it a context.
+pub(super) fn running(target: &Target) -> Vec<Process> {
+    let gpu = target.gpu();
+    let state = gpu.swept();
     let mut found = Vec::new();
     for (slot, process) in state.processes() {
-        for domain in WHOLE_GPU..MAX_DOMAINS {
+        for domain in target.domains() {
             let held = process.held_granules[gpu.index][domain];
             if held > 0 {
                 found.push(Process {
@@ -67,13 +68,13 @@ pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlRes
 }
 
 fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
-    let running = running(&gpu(device)?);
+    let running = running(&target(device)?);
     list(count, buffer, running.into_iter().map(T::from).collect())
 }
 
 /// Nothing draws, and nobody uses MPS.
 fn list_none<T>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
-    gpu(device)?;
+    target(device)?;
     list(count, buffer, Vec::new())
 }
 

@@ -1,6 +1,6 @@
 //! Utilisation, power, temperature, clocks and modes. All of it simulated, see the module above.
 
-use super::handle::{Gpu, Handle, gpu};
+use super::handle::{Gpu, Handle, Target, gpu};
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
@@ -36,7 +36,7 @@ pub(super) struct FieldValue {
 }
 
 fn busy(gpu: &Gpu) -> bool {
-    gpu.used_granules() > 0
+    Target::Gpu(*gpu).used_granules() > 0
 }
 
 fn with(device: Handle, out: Out<u32>, value: impl FnOnce(&Gpu) -> u32) -> NvmlResult {
@@ -63,7 +63,7 @@ fn media(device: Handle, utilization: Out<u32>, period_us: Out<u32>) -> NvmlResu
 nvml_api! {
     fn nvmlDeviceGetUtilizationRates(device: Handle, out: Out<Utilization>) {
         let gpu = gpu(device)?;
-        let used_bytes = gpu.used_granules() * GRANULE_BYTES;
+        let used_bytes = Target::Gpu(gpu).used_granules() * GRANULE_BYTES;
         let memory = (used_bytes * 100 / gpu.model.memory_bytes()) as u32;
         Ok(out.set(Utilization { gpu: if used_bytes > 0 { 100 } else { 0 }, memory })?)
     }

@@ -17,7 +17,7 @@ use crate::spec::{self, SpecDevice};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 
 /// The file as mapped. Magic and version are written before the file gets its name and never change.
 #[repr(C)]
@@ -50,6 +50,7 @@ pub enum OpenError {
 
 /// A simulated machine, mapped into this process. Lives until the process ends (see [`LockFile`]).
 pub struct Sim {
+    dir: PathBuf,
     region: &'static Region,
     pub(super) locks: LockFile,
 }
@@ -105,9 +106,15 @@ impl Sim {
         }
         let locks = open_shared(&dir.join("locks"), true).map_err(in_dir)?;
         region.reset_after_reboot(file).map_err(in_dir)?;
-        let sim: &'static Self = Box::leak(Box::new(Self { region, locks: LockFile(locks.into()) }));
+        let sim: &'static Self =
+            Box::leak(Box::new(Self { dir: dir.to_owned(), region, locks: LockFile(locks.into()) }));
         opened.push((key, sim));
         Ok(sim)
+    }
+
+    /// Where the machine lives.
+    pub fn directory(&self) -> &Path {
+        &self.dir
     }
 
     /// Takes the machine's lock.

@@ -7,6 +7,10 @@ use crate::spec::{MAX_DEVICES, SpecDevice};
 pub const MAX_DOMAINS: usize = 16;
 /// The domain of a process that uses a GPU without MIG. GPU instance `n` is domain `n + 1`.
 pub const WHOLE_GPU: usize = 0;
+/// GPU instances of one GPU.
+pub const MAX_INSTANCES: usize = MAX_DOMAINS - 1;
+/// Compute instances of one GPU instance.
+pub const MAX_COMPUTE_INSTANCES: usize = 8;
 /// Processes that can hold a context at one time.
 pub const MAX_PROCESSES: usize = 1024;
 
@@ -35,10 +39,46 @@ pub struct Device {
     pub mig_at_start: u32,
     /// MIG mode now.
     pub mig_enabled: u32,
+    /// MIG mode that was last asked for.
+    pub mig_pending: u32,
+    /// GPU instances, by id.
+    pub instances: [Instance; MAX_INSTANCES],
     /// Granules in each domain.
     pub capacity_granules: [u32; MAX_DOMAINS],
     /// Granules taken in each domain: at all times outside the lock, the sum over all slots.
     pub used_granules: [u32; MAX_DOMAINS],
+}
+
+/// A GPU instance.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Instance {
+    /// Index into the model's profiles plus 1; 0: no such instance.
+    pub profile: u32,
+    /// The first memory slice.
+    pub start: u32,
+    /// Compute instances, by id.
+    pub compute: [Compute; MAX_COMPUTE_INSTANCES],
+}
+
+/// A compute instance.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct Compute {
+    /// Index into the GPU instance profile's compute profiles plus 1; 0: no such instance.
+    pub profile: u32,
+    /// The first compute slice.
+    pub start: u32,
+}
+
+impl Instance {
+    /// No instance.
+    pub const NONE: Self = Self { profile: 0, start: 0, compute: [Compute::NONE; MAX_COMPUTE_INSTANCES] };
+}
+
+impl Compute {
+    /// No instance.
+    pub const NONE: Self = Self { profile: 0, start: 0 };
 }
 
 /// One process that holds (or held, until swept) device memory.
@@ -73,6 +113,8 @@ impl Device {
             model: spec.model as u32,
             mig_at_start: mig,
             mig_enabled: mig,
+            mig_pending: mig,
+            instances: [Instance::NONE; MAX_INSTANCES],
             capacity_granules,
             used_granules: [0; MAX_DOMAINS],
         }

@@ -10,5 +10,8 @@ mod liveness;
 mod process;
 
 pub use file::{Guard, OpenError, Sim};
-pub use layout::{Device, MAX_DOMAINS, MAX_PROCESSES, Slot, State, WHOLE_GPU};
+pub use layout::{
+    Compute, Device, Instance, MAX_COMPUTE_INSTANCES, MAX_DOMAINS, MAX_INSTANCES, MAX_PROCESSES, Slot, State,
+    WHOLE_GPU,
+};
 pub use process::{ConsumeError, Registration};

@@ -1,11 +1,14 @@
-//! Generates what follows from the lists of driver names: a stub that answers NOT_SUPPORTED for each name that is not
-//! simulated, and the table behind `cuGetProcAddress`.
+//! Generates what follows from the data: a stub that answers NOT_SUPPORTED for each driver name that is not simulated, the
+//! table behind `cuGetProcAddress`, and the MIG profiles.
 
 #![expect(
     clippy::expect_used,
     clippy::disallowed_methods,
-    reason = "a build script stops the build with its message"
+    clippy::print_stdout,
+    reason = "a build script talks to cargo on stdout, reads cargo's variables, and stops with its message"
 )]
+
+mod mig;
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,12 +22,17 @@ const DRIVER: &str = "550";
 
 fn main() {
     println!("cargo::rerun-if-changed=data");
+    println!("cargo::rerun-if-changed=build");
     println!("cargo::rerun-if-changed=src/cuda");
     println!("cargo::rerun-if-changed=src/nvml");
+    // As the real libcuda: the library's own references, the table of `cuGetProcAddress` among them, must reach its own
+    // functions even when a shim with the same names stands in front of it.
+    println!("cargo::rustc-link-arg=-Wl,-Bsymbolic");
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let out = Path::new(&out);
     fs::write(out.join("cuda_generated.rs"), cuda()).expect("writing generated code");
     fs::write(out.join("nvml_generated.rs"), nvml()).expect("writing generated code");
+    fs::write(out.join("mig_generated.rs"), mig::tables()).expect("writing generated code");
 }
 
 struct Symbol {
