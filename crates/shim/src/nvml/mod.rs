@@ -1,6 +1,7 @@
 //! NVML: what a slice sees of the GPUs. Its own, by UUID; of their memory its share; of their processes its own.
 
 mod devices;
+mod export_table;
 mod guard;
 mod memory;
 mod processes;
@@ -36,6 +37,8 @@ hooks! { NVML, "nvml":
     Reports nvmlDeviceGetMigDeviceHandleByIndex(gpu: Device, index: c_uint, device: *mut Device) => devices::mig_by_index;
     Reports nvmlDeviceGetIndex(device: Device, index: *mut c_uint) => devices::index;
 
+    Reports nvmlInternalGetExportTable(table: *mut *const c_void, id: *const [u8; 16]) => export_table::get;
+
     Reports nvmlDeviceGetComputeRunningProcesses(device: Device, count: *mut c_uint, list: *mut processes::Process) => processes::compute;
     Reports nvmlDeviceGetComputeRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::compute;
     Reports nvmlDeviceGetComputeRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::compute;
@@ -55,5 +58,6 @@ mod driver {
     crate::function::driver_functions! { NVML:
         nvmlDeviceGetUUID(Device, *mut c_char, c_uint);
         nvmlDeviceGetMaxMigDeviceCount(Device, *mut c_uint);
+        nvmlSystemGetDriverVersion(*mut c_char, c_uint);
     }
 }

@@ -1,0 +1,140 @@
+//! The private table from which `nvidia-smi` takes its process list; the public functions don't reach it.
+//!
+//! The program gets a copy of the table in which the three lists go through us: rows of processes that are not the slice's are
+//! taken out. Slots and rows are known for drivers 535 and 550 only; other drivers' tables pass untouched, and there the
+//! program shows every process on the GPU.
+
+use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::{AtomicBool, AtomicUsize};
+
+use cantle_ledger::GRANULE_BYTES;
+
+use super::{Device, SUCCESS, devices, driver, guard};
+use crate::function::Status;
+
+/// The table's id, as the program passes it.
+const ID: [u8; 16] =
+    [0xC4, 0xFE, 0x3E, 0x6C, 0xC9, 0x8F, 0x6C, 0x4E, 0xA3, 0x27, 0xEE, 0x69, 0x6E, 0x12, 0xF7, 0xC4];
+/// The most words that a table can have here; its first is its size in bytes.
+const WORDS: usize = 1024;
+/// Slots of the lists: processes that compute, that draw, and behind MPS.
+const LISTS: [(usize, List); 3] = [(213, compute), (214, graphics), (215, mps)];
+
+type List = unsafe extern "C" fn(Device, *mut c_uint, *mut Row) -> Status;
+
+/// A process in these lists; 4128 bytes.
+#[repr(C)]
+pub(super) struct Row {
+    pid: c_uint,
+    used: c_ulonglong,
+    instances: [c_uint; 4],
+    name: [c_char; 4096],
+}
+
+static COPY: [AtomicUsize; WORDS] = [const { AtomicUsize::new(0) }; WORDS];
+static IS_COPIED: AtomicBool = AtomicBool::new(false);
+/// The driver's own lists.
+static REAL: [AtomicUsize; LISTS.len()] = [const { AtomicUsize::new(0) }; LISTS.len()];
+
+pub(super) unsafe fn get(
+    real: unsafe extern "C" fn(*mut *const c_void, *const [u8; 16]) -> Status,
+    table: *mut *const c_void,
+    id: *const [u8; 16],
+) -> Status {
+    // SAFETY: the caller's arguments.
+    let status = unsafe { real(table, id) };
+    // SAFETY: the driver accepted both.
+    let asked_for_lists = status == SUCCESS && unsafe { *id } == ID;
+    if !asked_for_lists || !is_known_driver() {
+        return status;
+    }
+    // SAFETY: written by the driver; a table begins with its size.
+    unsafe {
+        if copy((*table).cast()) {
+            *table = COPY.as_ptr().cast();
+        }
+    }
+    status
+}
+
+fn is_known_driver() -> bool {
+    let mut version = [0_u8; 96];
+    let Ok(get) = driver::nvmlSystemGetDriverVersion.get() else { return false };
+    // SAFETY: writes at most the length it is told.
+    let status = unsafe { get(version.as_mut_ptr().cast::<c_char>(), version.len() as c_uint) };
+    status == SUCCESS && (version.starts_with(b"535.") || version.starts_with(b"550."))
+}
+
+/// Copies the driver's table, with the lists replaced; false if it is not one that we know.
+unsafe fn copy(table: *const usize) -> bool {
+    if IS_COPIED.load(Acquire) {
+        return true;
+    }
+    // SAFETY: its first word is its size in bytes.
+    let words = unsafe { *table } / size_of::<usize>();
+    if words > WORDS || LISTS.iter().any(|(slot, _)| *slot >= words) {
+        return false;
+    }
+    // Threads that copy at the same time write the same.
+    for (at, word) in COPY.iter().enumerate().take(words) {
+        let ours = LISTS.iter().zip(&REAL).find(|((slot, _), _)| *slot == at);
+        // SAFETY: within the table's size.
+        let theirs = unsafe { *table.add(at) };
+        word.store(ours.map_or(theirs, |((_, list), _)| *list as usize), Relaxed);
+        if let Some((_, real)) = ours {
+            real.store(theirs, Relaxed);
+        }
+    }
+    IS_COPIED.store(true, Release);
+    true
+}
+
+unsafe extern "C" fn compute(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe { filtered::<0>(device, count, rows) }
+}
+
+unsafe extern "C" fn graphics(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe { filtered::<1>(device, count, rows) }
+}
+
+unsafe extern "C" fn mps(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
+    // SAFETY: the caller's arguments.
+    unsafe { filtered::<2>(device, count, rows) }
+}
+
+/// The driver's list without what is not the slice's, and with what the slice charges. If there is not enough room for the
+/// driver's, the answer is the driver's, and tells how many rows it has.
+unsafe fn filtered<const LIST: usize>(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
+    let real = REAL.get(LIST).map_or(0, |real| real.load(Relaxed));
+    if real == 0 {
+        return super::NOT_SUPPORTED;
+    }
+    let _inside = guard::enter();
+    // SAFETY: the word of the driver's table, which is such a function; the caller's arguments.
+    let status = unsafe { core::mem::transmute::<usize, List>(real)(device, count, rows) };
+    if status != SUCCESS || count.is_null() || rows.is_null() {
+        return status;
+    }
+    let slice = devices::in_slice(device);
+    let mut kept = 0;
+    // SAFETY: the driver has written `*count` rows.
+    unsafe {
+        for at in 0..*count as usize {
+            let row = rows.add(at);
+            let holder =
+                slice.and_then(|(ledger, gpu)| ledger.holders(gpu).find(|(pid, _)| *pid == (*row).pid));
+            if let Some((_, granules)) = holder {
+                (*row).used = u64::from(granules) * GRANULE_BYTES;
+                if kept != at {
+                    core::ptr::copy(row, rows.add(kept), 1);
+                }
+                kept += 1;
+            }
+        }
+        *count = kept as c_uint;
+    }
+    status
+}

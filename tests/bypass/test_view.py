@@ -1,0 +1,114 @@
+"""What the usual tools show inside a slice: the slice, and nobody else's processes."""
+
+import csv
+import json
+import re
+import sys
+
+import pytest
+
+from conftest import HERE, LIMIT, MIB, ROOT
+
+HELD = 1000
+CONTEXT = 416
+TOOLS = ROOT / ".venv/bin"
+HOLD = [sys.executable, HERE / "holder.py", HELD]
+
+
+@pytest.fixture
+def neighbour(machine):
+    """Another slice on the same GPU, with a process in it."""
+    running = machine.start([sys.executable, HERE / "holder.py", 2000])
+    assert running.child.stdout.readline() == "holding\n"
+    yield running
+    running.end()
+
+
+def shown(machine, command):
+    running = machine.start([*HOLD, *command])
+    out, err = running.child.communicate(timeout=60)
+    assert running.child.returncode == 0, err
+    return out
+
+
+def nvidia_smi(version):
+    path = ROOT / f".cache/nvidia-smi/{version}/nvidia-smi"
+    if not path.exists():
+        pytest.skip(f"nvidia-smi {version} is not here: tests/setup-nvidia-smi.sh fetches it")
+    return path
+
+
+@pytest.mark.parametrize("version", ["535", "550"])
+def test_nvidia_smi(machine, neighbour, version):
+    out = shown(machine, [nvidia_smi(version)])
+    assert re.search(rf"{CONTEXT + HELD}MiB / +{LIMIT // MIB}MiB", out), out
+    rows = [line for line in out.splitlines() if re.search(r"\d+MiB \|$", line) and " C " in line]
+    assert len(rows) == 1 and f"{CONTEXT + HELD}MiB" in rows[0], out
+
+
+@pytest.mark.parametrize("version", ["535", "550"])
+def test_nvidia_smi_queries(machine, neighbour, version):
+    smi = nvidia_smi(version)
+    query = [smi, "--format=csv,noheader,nounits"]
+    assert shown(machine, [*query, "--query-gpu=memory.total,memory.used,memory.free"]).strip() == (
+        f"{LIMIT // MIB}, {CONTEXT + HELD}, {LIMIT // MIB - CONTEXT - HELD}"
+    )
+    rows = list(csv.reader(shown(machine, [*query, "--query-compute-apps=pid,used_memory"]).splitlines()))
+    assert len(rows) == 1 and rows[0][0] != str(neighbour.child.pid) and int(rows[0][1]) == CONTEXT + HELD
+    assert shown(machine, [smi, "-L"]).count("GPU-") == 1
+
+
+def test_outside_nvidia_smi_shows_the_whole_gpu(machine, neighbour):
+    """The negative control."""
+    running = machine.start([*HOLD, nvidia_smi("550")], slice_bytes=None)
+    out = running.child.communicate(timeout=60)[0]
+    assert "40960MiB" in out and len(re.findall(r" C  .*MiB \|", out)) == 2, out
+
+
+NVML = """
+import json, pynvml as n
+n.nvmlInit()
+count = n.nvmlDeviceGetCount()
+device = n.nvmlDeviceGetHandleByIndex(0)
+old, new = n.nvmlDeviceGetMemoryInfo(device), n.nvmlDeviceGetMemoryInfo(device, version=n.nvmlMemory_v2)
+bar1 = n.nvmlDeviceGetBAR1MemoryInfo(device)
+try:
+    n.nvmlDeviceGetHandleByIndex(1)
+    second = "found"
+except n.NVMLError as error:
+    second = error.value
+lists = [(n.nvmlDeviceGetComputeRunningProcesses, 1), (n.nvmlDeviceGetComputeRunningProcesses_v2, 1), (n.nvmlDeviceGetComputeRunningProcesses_v3, 1),
+         (n.nvmlDeviceGetGraphicsRunningProcesses, 0), (n.nvmlDeviceGetMPSComputeRunningProcesses, 0)]
+print(json.dumps({
+    "count": count, "second": second, "index": n.nvmlDeviceGetIndex(device),
+    "old": [old.total, old.used, old.free], "new": [new.total, new.used, new.free], "bar1": bar1.bar1Total,
+    "lists": [[[p.usedGpuMemory for p in f(device)], want] for f, want in lists],
+    "by_uuid": n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(device))) == n.nvmlDeviceGetUUID(device),
+}))
+"""
+
+
+def test_every_figure_of_nvml(machine, neighbour):
+    seen = json.loads(shown(machine, [TOOLS / "python", "-c", NVML]))
+    used = (CONTEXT + HELD) * MIB
+    figures = [LIMIT, used, LIMIT - used]
+    assert seen["count"] == 1 and seen["index"] == 0 and seen["second"] == 2 and seen["by_uuid"]
+    assert seen["old"] == figures and seen["new"] == figures and seen["bar1"] <= LIMIT
+    for processes, wanted in seen["lists"]:
+        assert processes == [used] * wanted
+
+
+@pytest.mark.parametrize("tool", [["gpustat", "--no-color"], ["nvitop", "-1"]])
+def test_tools_show_the_slice(machine, neighbour, tool):
+    out = shown(machine, [TOOLS / tool[0], *tool[1:]])
+    assert re.search(rf"{CONTEXT + HELD}(MiB)? / +{LIMIT // MIB}", out), out
+    assert str(neighbour.child.pid) not in out
+
+
+def test_the_neighbour_is_there(machine, neighbour):
+    """The outside witness of the tests above: two slices share the GPU."""
+    assert len(machine.truth()["processes"]) == 1
+    running = machine.start(HOLD)
+    assert running.child.stdout.readline() == "holding\n"
+    assert sorted(p["used_bytes"] // MIB for p in machine.truth()["processes"]) == [CONTEXT + HELD, CONTEXT + 2000]
+    running.end()
