@@ -103,7 +103,8 @@ impl Agent {
             tokio::select! {
                 biased;
                 () = &mut pass => {}
-                _ = stop.wait_for(|stop| *stop) => {
+                // What it answers borrows a lock; that must not be held over the wait below.
+                () = async { drop(stop.wait_for(|stop| *stop).await) } => {
                     // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
                     // disk, as if we had been killed.
                     let _ = timeout(FINISH_PASS, pass).await;
