@@ -124,6 +124,23 @@ def test_host_memory_is_not_counted(machine):
     assert client(f"cu.cuMemFreeHost(c_void_p({pointer}))") == 1
 
 
+def test_limits_of_a_context_take_memory_that_no_allocation_mentions(machine):
+    client = machine.client()
+    client("context()")
+    heap, stack = 2, 0
+    assert client(f"cu.cuCtxSetLimit({heap}, c_size_t({1032 * MIB}))") == 0  # 8 MiB are in the context's cost
+    assert machine.used() == CONTEXT + GIB
+    # 4 KiB more for each of 108 * 2048 threads.
+    assert client(f"cu.cuCtxSetLimit({stack}, c_size_t(5120))") == 0
+    assert machine.used() == CONTEXT + GIB + 864 * MIB
+    assert client(f"number('cuCtxGetLimit', {stack}, kind=c_size_t)") == [0, 5120]
+    assert client(f"cu.cuCtxSetLimit({heap}, c_size_t({50 * GIB}))") == 2
+    assert client(f"cu.cuCtxSetLimit({heap}, c_size_t(0))") == 0
+    assert machine.used() == CONTEXT + 864 * MIB
+    current = client("number('cuCtxGetCurrent', kind=c_void_p)")[1]
+    assert client(f"cu.cuCtxDestroy_v2(c_void_p({current}))") == 0 and machine.used() == 0
+
+
 @pytest.mark.parametrize("call, code", [("alloc(0)", 1), ("free(4096)", 1), ("free(0)", 0), (f"alloc({1 << 62})", 2)])
 def test_odd_arguments(machine, call, code):
     client = machine.client()

@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::ffi::c_void;
 
+use super::context_state::{DEFAULT_LIMITS, Limits, extra_granules};
 use super::session::{Inner, Session, current, session, set_current};
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
@@ -12,6 +13,7 @@ use crate::granules;
 struct Context {
     device: usize,
     flags: u32,
+    limits: Limits,
     alive: bool,
 }
 
@@ -57,6 +59,11 @@ impl Contexts {
         Self { all: Vec::new(), primary: vec![Primary::default(); devices], living: vec![0; devices] }
     }
 
+    /// The limits of a living context.
+    pub(super) fn limits(&mut self, context: u32) -> &mut Limits {
+        &mut self.all[context as usize - 1].limits
+    }
+
     /// The device of a living context.
     #[inline]
     pub(super) fn device_of(&self, context: u32) -> CuResult<usize> {
@@ -84,13 +91,16 @@ impl Inner {
             account.take(registration, cost)?;
         }
         self.contexts.living[device] += 1;
-        self.contexts.all.push(Context { device, flags, alive: true });
+        self.contexts.all.push(Context { device, flags, limits: DEFAULT_LIMITS, alive: true });
         Ok(self.contexts.all.len() as u32)
     }
 
     fn destroy(&mut self, session: &Session, context: u32) -> CuResult {
         let device = self.contexts.device_of(context)?;
         self.free_all_of(context)?;
+        let extra = extra_granules(self.contexts.limits(context), session.devices[device].resident_threads());
+        let (registration, account) = self.account(device)?;
+        account.give(registration, extra)?;
         self.contexts.all[context as usize - 1].alive = false;
         self.contexts.living[device] -= 1;
         if self.contexts.living[device] == 0 {

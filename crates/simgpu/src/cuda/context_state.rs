@@ -1,28 +1,67 @@
-//! Settings of the current context. Kept nowhere: each answers what a fresh context answers.
+//! Settings of the current context. The limits that cost device memory do so here too: they are memory that no allocation
+//! function ever mentions. The other settings are kept nowhere; each answers what a fresh context answers.
 
-use super::driver_api;
 use super::execution::synchronize;
-use super::session::session;
-use super::{CuError, CuResult};
+use super::session::{Inner, session};
+use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
+use crate::granules;
 
-/// Stack size, printf buffer, malloc heap, sync depth, pending launches, L2 fetch granularity, persisting L2.
-const LIMITS: [usize; 7] = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+/// Stack per thread, printf buffer, malloc heap, sync depth, pending launches, L2 fetch granularity, persisting L2. What
+/// the defaults need is part of what a context costs.
+pub(super) const DEFAULT_LIMITS: Limits = [1024, 1 << 20, 8 << 20, 2, 2048, 64, 0];
+pub(super) type Limits = [u64; 7];
+const STACK_SIZE: usize = 0;
+const PRINTF_BUFFER: usize = 1;
+const MALLOC_HEAP: usize = 2;
+
+/// Granules that limits take beyond those of a fresh context.
+pub(super) fn extra_granules(limits: &Limits, resident_threads: u64) -> u64 {
+    let extra = |limit: usize, times: u64| {
+        granules(limits[limit].saturating_sub(DEFAULT_LIMITS[limit]).saturating_mul(times))
+    };
+    extra(STACK_SIZE, resident_threads) + extra(PRINTF_BUFFER, 1) + extra(MALLOC_HEAP, 1)
+}
+
+impl Inner {
+    /// Changes a limit of the current context, and with it what the context holds.
+    fn set_limit(&mut self, limit: usize, value: u64, resident_threads: impl Fn(usize) -> u64) -> CuResult {
+        let (context, device) = self.current_device()?;
+        let mut limits = *self.contexts.limits(context);
+        let before = extra_granules(&limits, resident_threads(device));
+        limits[limit] = value;
+        let after = extra_granules(&limits, resident_threads(device));
+        let (registration, account) = self.account(device)?;
+        match after.checked_sub(before) {
+            Some(more) => account.take(registration, more)?,
+            None => account.give(registration, before - after)?,
+        }
+        *self.contexts.limits(context) = limits;
+        Ok(())
+    }
+}
 
 fn with_context() -> CuResult {
     session()?.lock().current_device().map(|_| ())
+}
+
+fn known(limit: i32) -> CuResult<usize> {
+    usize::try_from(limit).ok().filter(|&i| i < DEFAULT_LIMITS.len()).ok_or(CuError::INVALID_VALUE)
 }
 
 driver_api! {
     fn cuCtxSynchronize() { synchronize() }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: i32) {
-        with_context()?;
-        let found = usize::try_from(limit).ok().and_then(|i| LIMITS.get(i));
-        Ok(value.set(*found.ok_or(CuError::INVALID_VALUE)?)?)
+        let mut inner = session()?.lock();
+        let (context, _) = inner.current_device()?;
+        Ok(value.set(inner.contexts.limits(context)[known(limit)?] as usize)?)
     }
 
-    fn cuCtxSetLimit(_limit: i32, _value: usize) { with_context() }
+    fn cuCtxSetLimit(limit: i32, value: usize) {
+        let session = session()?;
+        session.lock().set_limit(known(limit)?, value as u64, |device| session.devices[device].resident_threads())
+    }
 
     fn cuCtxGetCacheConfig(config: Out<i32>) { with_context().and(Ok(config.set(0)?)) }
 

@@ -84,6 +84,14 @@ driver_api! {
     }
 }
 
+driver_api! {
+    /// The private tables through which NVIDIA's own libraries reach the driver; none is simulated.
+    fn cuGetExportTable(table: Out<*const c_void>, _id: *const c_void) {
+        table.set(std::ptr::null())?;
+        Err(CuError::NOT_FOUND)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -23,6 +23,13 @@ pub(super) struct Visible {
     pub(super) multiprocessors: u32,
 }
 
+impl Visible {
+    /// Threads that can be resident at once: each has a stack.
+    pub(super) fn resident_threads(&self) -> u64 {
+        u64::from(self.multiprocessors) * self.model.threads_per_multiprocessor as u64
+    }
+}
+
 /// The devices that `setting` selects, in its order. As with the real driver, the list ends at the first entry that names
 /// no device, a device named twice leaves none, and without a setting MIG devices are seen only if there is nothing else,
 /// and then one.
