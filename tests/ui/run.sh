@@ -14,9 +14,13 @@ command -v npm >/dev/null || skip "Node.js with npm is needed"
 export CANTLE="${CANTLE:-$PWD/../../dist/bin/cantle}"
 [ -x "$CANTLE" ] || skip "$CANTLE is not there; make build makes it"
 export CHROMIUM="${CHROMIUM:-/usr/bin/chromium}"
+sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
 if [ ! -x "$CHROMIUM" ]; then
-    sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
     $sudo apt-get install -y -qq chromium >/dev/null 2>&1 || skip "no browser: apt-get install chromium failed"
 fi
+# Without Prometheus only the tests of the metrics are skipped.
+command -v promtool >/dev/null || $sudo apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1 || true
 [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund || skip "npm ci failed"
+# `screenshots` makes the pictures of the docs instead.
+[ "${1:-}" != screenshots ] || exec node screenshots.mjs
 exec node run.mjs "$@"

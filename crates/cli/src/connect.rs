@@ -70,7 +70,8 @@ impl Server {
 
     /// A pause between two looks.
     pub(crate) fn pause(&self) {
-        self.runtime.block_on(tokio::time::sleep(std::time::Duration::from_millis(300)));
+        // The timer belongs to the runtime, so it must be made within.
+        self.runtime.block_on(async { tokio::time::sleep(std::time::Duration::from_millis(300)).await });
     }
 }
 

@@ -124,11 +124,9 @@ impl Feed {
 pub(crate) async fn run(api: &Api, feed: &Feed) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut looks: u64 = 0;
-    loop {
+    for look_number in 0u64.. {
         ticks.tick().await;
-        looks += 1;
-        if (feed.listeners() > 0 || looks.is_multiple_of(IDLE_LOOKS))
+        if (feed.listeners() > 0 || look_number.is_multiple_of(IDLE_LOOKS))
             && let Err(error) = look(api, feed).await
         {
             tracing::warn!("the web page is not up to date: {error}");

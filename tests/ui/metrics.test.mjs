@@ -1,0 +1,89 @@
+// Metrics of the documented example, scraped by a real Prometheus and checked by promtool; the dashboard's queries answer.
+
+import assert from "node:assert/strict";
+import { spawn, spawnSync } from "node:child_process";
+import { readFileSync, writeFileSync } from "node:fs";
+import path from "node:path";
+import { after, before, test } from "node:test";
+import { Cantle, ROOT, until } from "./cantle.mjs";
+
+const GIB = 2 ** 30;
+const installed = spawnSync("promtool", ["--version"]).status === 0;
+const skip = installed ? false : "Prometheus is not installed";
+
+let cantle;
+let prometheus;
+let port;
+
+/** What /metrics says, in the format that is asked for. */
+async function scrape(accept) {
+  const basic = Buffer.from(`${cantle.keys.access_key}:${cantle.keys.secret_key}`).toString("base64");
+  return (await fetch(`${cantle.url}/metrics`, { headers: { Authorization: `Basic ${basic}`, Accept: accept } })).text();
+}
+
+/** The answer to a query, as `[labels, number]` pairs. */
+async function query(promql) {
+  const response = await fetch(`http://127.0.0.1:${port}/api/v1/query?query=${encodeURIComponent(promql)}`);
+  const { status, data, error } = await response.json();
+  assert.equal(status, "success", `${promql}: ${error}`);
+  return data.result.map(({ metric, value }) => [metric, Number(value[1])]);
+}
+
+const number = async (promql) => (await query(promql))[0]?.[1];
+
+before(async () => {
+  if (skip) return;
+  cantle = await Cantle.start("3xA100-40GB", "up", "--gpus", "0-2", "--queue", "dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1");
+  for (const queue of ["dual_gpus", "quarter_gpu", "half_gpu", "single_gpu"]) cantle.fill(queue, queue);
+  const target = new URL(cantle.url).host;
+  port = Number(new URL(cantle.url).port) + 1;
+  const config = path.join(cantle.home, "prometheus.yml");
+  const auth = `{ username: ${cantle.keys.access_key}, password: ${cantle.keys.secret_key} }`;
+  writeFileSync(config, `global: { scrape_interval: 1s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n`);
+  const words = [`--config.file=${config}`, `--storage.tsdb.path=${cantle.home}/tsdb`, `--web.listen-address=127.0.0.1:${port}`];
+  prometheus = spawn("prometheus", words, { stdio: "ignore" });
+  await until("Prometheus to have scraped it", async () => (await number("up")) === 1, 30_000);
+});
+
+after(async () => {
+  if (skip) return;
+  const ended = new Promise((resolve) => prometheus.once("exit", resolve));
+  prometheus.kill();
+  await ended;
+  await cantle.close();
+});
+
+test("promtool finds nothing to complain about", { skip }, async () => {
+  const done = spawnSync("promtool", ["check", "metrics"], { input: await scrape("text/plain"), encoding: "utf8" });
+  assert.deepEqual([done.status, done.stdout, done.stderr], [0, "", ""]);
+  assert.ok((await scrape("application/openmetrics-text")).endsWith("# EOF\n"));
+});
+
+test("the numbers of the example", { skip }, async () => {
+  await until("2.75 of 3 GPUs", async () => (await number("sum(cantle_gpu_allocated_ratio)")) === 2.75);
+  assert.equal(await number("count(cantle_gpu_memory_bytes)"), 3);
+  await until("110 GiB in use", async () => (await number("sum(cantle_gpu_used_bytes)")) === 110 * GIB);
+  assert.equal(await number("sum(cantle_slice_memory_used_bytes) - sum(cantle_gpu_used_bytes)"), 0);
+  assert.equal(await number('cantle_slice_memory_limit_bytes{task_name="quarter_gpu",queue="quarter_gpu"}'), 10 * GIB);
+  assert.equal(await number('cantle_queue_waiting_tasks{queue="single_gpu"}'), 1);
+  assert.ok((await number('cantle_queue_longest_wait_seconds{queue="single_gpu"}')) > 0);
+  await until("three placements", async () => (await number('cantle_events_total{kind="place"}')) === 3);
+  assert.equal(await number("cantle_task_wait_seconds_count"), 3);
+});
+
+test("each query of the dashboard is right and has an answer", { skip }, async () => {
+  const dashboard = JSON.parse(readFileSync(path.join(ROOT, "docs/grafana/cantle.json"), "utf8"));
+  const queries = dashboard.panels.flatMap((panel) => panel.targets.map((target) => target.expr));
+  assert.ok(queries.length > 10);
+  for (const text of queries) {
+    const promql = text.replaceAll("$node", ".*").replaceAll("$__rate_interval", "30s");
+    await until(promql, async () => (await query(promql)).length > 0);
+  }
+});
+
+test("each metric is in docs/metrics.md", { skip }, async () => {
+  const documented = readFileSync(path.join(ROOT, "docs/metrics.md"), "utf8");
+  const names = (await scrape("text/plain")).matchAll(/^# TYPE (\S+)/gm);
+  const missing = [...names].map((match) => match[1]).filter((name) => !documented.includes(`\`${name}\``));
+  assert.deepEqual(missing, []);
+});

@@ -1,0 +1,56 @@
+// Pictures of every page for README and docs, light and dark, wide and narrow: `make screenshots` makes them anew.
+
+import { mkdirSync } from "node:fs";
+import path from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Cantle, ROOT, closeBrowser, live, open, until } from "./cantle.mjs";
+
+const OUT = path.join(ROOT, "docs/screenshots");
+const QUEUES = ["train=2", "finetune=0.5", "notebook=0.25", "eval=1"];
+/** Takes a third of its memory at once and the rest step by step, and prints as a training does. */
+const TRAINING = `
+import ctypes, sys, time
+cuda, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
+cuda.cuInit(0)
+count = ctypes.c_int()
+cuda.cuDeviceGetCount(ctypes.byref(count))
+for epoch in range(600):
+    for device in range(count.value):
+        cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
+        cuda.cuCtxSetCurrent(context)
+        if epoch < int(sys.argv[1]):
+            cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(1 << 30))
+    print(f"epoch {epoch:3}  loss {3.2 / (epoch + 1.5) + 0.1:.4f}  lr 3.0e-04", flush=True)
+    time.sleep(0.5)
+`;
+
+const cantle = await Cantle.start("4xA100-40GB", "up", "--worker-name", "dgx01", "--queue", ...QUEUES);
+const train = (queue, project, name, epochs) =>
+  cantle.cli("submit", "--queue", queue, "--project", project, "--name", name, "--", "python3", "-c", TRAINING, String(epochs));
+
+train("train", "llm", "llama-8b-sft", 29);
+const shown = train("finetune", "vision", "vit-b16-cars", 14);
+train("finetune", "speech", "whisper-small-de", 9);
+train("notebook", "vision", "ana-notebook", 6);
+train("notebook", "speech", "ben-notebook", 3);
+cantle.cli("submit", "--queue", "notebook", "--project", "vision", "--name", "quick-check", "--wait", "--", "python3", "-c", "print('fine')");
+train("train", "llm", "llama-8b-dpo", 30);
+for (const name of ["eval-mmlu", "eval-gsm8k", "eval-humaneval"]) train("eval", "llm", name, 20);
+
+const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
+
+mkdirSync(OUT, { recursive: true });
+await until("the training to be well on its way", () => cantle.json("gpus").some((gpu) => gpu.slices.some((slice) => slice.memory_used_bytes > 13 * 2 ** 30)), 60_000);
+for (const [name, address] of PAGES) {
+  for (const colorScheme of ["light", "dark"]) {
+    for (const [size, viewport] of [["wide", { width: 1280, height: 860 }], ["narrow", { width: 360, height: 780 }]]) {
+      const page = await open(cantle, address, { colorScheme, viewport });
+      await live(page);
+      await sleep(700);
+      await page.screenshot({ path: path.join(OUT, `${name}-${colorScheme}-${size}.png`) });
+      await page.context().close();
+    }
+  }
+}
+await closeBrowser();
+await cantle.close();
