@@ -9,12 +9,13 @@ use crate::members::Members;
 /// The state to plan on: `gpus` of the node called `name`, with the leases that stand and the queues that wait.
 pub(crate) fn state(
     driver: &dyn Driver,
+    node: &crate::Node,
     name: &str,
     gpus: &[Gpu],
     leases: &[Lease],
     queues: Vec<Queue>,
 ) -> State {
-    let members = Members::of(leases);
+    let members = Members::of(node, leases);
     let gpus = gpus.iter().map(|gpu| gpu_state(driver, gpu, &members)).collect();
     let running = leases.iter().map(|lease| Running::of_lease(lease, name, 0)).collect();
     State::new(vec![Node::new(name, gpus)], running, queues)

@@ -1,32 +1,54 @@
-//! Which lease a process belongs to, by what the kernel says about it: a process that descends from a lease's first
-//! process, or from the one that answers for it, is part of it. What a process says about itself counts for nothing.
+//! Which lease a process belongs to, by what the kernel says about it. What a process says about itself counts for
+//! nothing.
+//!
+//! A process is part of a task if it sees the task's accounting region as its own (mount namespaces and containers), or
+//! if it descends from the task's first process or from the one that answers for it.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 
+use cantle_ledger::host::USAGE_FILE;
 use cantle_model::{Lease, LeaseId};
+
+use crate::node::Node;
 
 /// A process tree deeper than this is not one of ours.
 const DEPTH_MAX: usize = 64;
 
-/// The roots of all leases.
+/// Where a task behind mounts sees its region.
+const REGION: &str = "run/cantle/slice";
+
+/// Device and inode: a file whatever its path.
+type FileId = (u64, u64);
+
+/// What the processes of each lease have in common.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
+    regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
 }
 
 impl Members {
     /// Of these leases. Orphans within a task stay its descendants: whoever answers for a task is its subreaper.
-    pub(crate) fn of(leases: &[Lease]) -> Self {
+    pub(crate) fn of(node: &Node, leases: &[Lease]) -> Self {
+        let region = |lease: &Lease| Some((file_id(&node.slice_dir(&lease.id))?, lease.id.clone()));
         let holders = leases.iter().flat_map(|lease| {
             let holders = [Some(lease.owner), lease.leader].into_iter().flatten();
             holders.filter(cantle_runtime::alive).map(|holder| (holder.pid, lease.id.clone()))
         });
-        Self { roots: holders.collect() }
+        Self { regions: leases.iter().filter_map(region).collect(), roots: holders.collect() }
     }
 
-    /// The lease that process `pid` belongs to, by its nearest ancestor that is one's root.
+    /// The lease that process `pid` belongs to.
     pub(crate) fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
+        let seen = file_id(&Path::new("/proc").join(pid.to_string()).join("root").join(REGION));
+        seen.and_then(|region| self.regions.get(&region)).or_else(|| self.by_ancestor(pid))
+    }
+
+    /// By the nearest ancestor that is one's root.
+    fn by_ancestor(&self, pid: u32) -> Option<&LeaseId> {
         let mut pid = pid;
         for _ in 0..DEPTH_MAX {
             if let Some(lease) = self.roots.get(&pid) {
@@ -36,6 +58,10 @@ impl Members {
         }
         None
     }
+}
+
+fn file_id(region: &Path) -> Option<FileId> {
+    fs::metadata(region.join(USAGE_FILE)).ok().map(|meta| (meta.dev(), meta.ino()))
 }
 
 /// Parent of a process: field 4 of its `stat`, which follows the name in brackets (that may hold anything).
@@ -63,25 +89,33 @@ mod tests {
         }
     }
 
+    fn node() -> (tempfile::TempDir, Node) {
+        let root = tempfile::tempdir().unwrap();
+        let node = Node::open(root.path()).unwrap();
+        (root, node)
+    }
+
     #[test]
     fn descendants_belong_to_the_nearest_root() {
+        let (_root, node) = node();
         let me = std::process::id();
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let mine = Members::of(&[lease("mine", me)]);
+        let mine = Members::of(&node, &[lease("mine", me)]);
         assert_eq!(mine.lease_of(child.id()), Some(&LeaseId::from("mine")));
-        let both = Members::of(&[lease("mine", me), lease("childs", child.id())]);
+        let both = Members::of(&node, &[lease("mine", me), lease("childs", child.id())]);
         assert_eq!(both.lease_of(child.id()), Some(&LeaseId::from("childs")));
-        assert_eq!(Members::of(&[lease("childs", child.id())]).lease_of(me), None);
-        assert_eq!(Members::of(&[]).lease_of(me), None);
+        assert_eq!(Members::of(&node, &[lease("childs", child.id())]).lease_of(me), None);
+        assert_eq!(Members::of(&node, &[]).lease_of(me), None);
         child.kill().unwrap();
         child.wait().unwrap();
     }
 
     #[test]
     fn a_reused_pid_is_nobodys_root() {
+        let (_root, node) = node();
         let me = std::process::id();
         let mut stale = lease("stale", me);
         stale.owner.start_ticks += 1;
-        assert_eq!(Members::of(&[stale]).lease_of(me), None);
+        assert_eq!(Members::of(&node, &[stale]).lease_of(me), None);
     }
 }

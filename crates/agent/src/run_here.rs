@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{
-    ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
-};
+use cantle_model::{ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId};
 use cantle_runtime::{Backend, BackendWish, DockerRun, StartError, TaskSpec, start_attached};
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
 use tokio::time::{Instant, sleep, timeout};
@@ -218,7 +216,8 @@ fn take(
     let now = now_ms();
     let waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
     let leases = locked.sweep()?;
-    let state = capacity::state(driver, "here", gpus, &leases, vec![Queue::new(spec, vec![waiting])]);
+    let state =
+        capacity::state(driver, locked.node(), "here", gpus, &leases, vec![Queue::new(spec, vec![waiting])]);
     let decided = plan(&state, &Policy::default(), now);
     if let Some(violation) = audit(&state, &decided).first() {
         return Err(AgentError::Audit(violation.to_string()));

@@ -66,7 +66,7 @@ impl Watchdog {
         });
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         self.charged.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
-        let held = held_by_lease(driver, gpus, &Members::of(&leases));
+        let held = held_by_lease(driver, gpus, &Members::of(node, &leases));
         let mut findings = Vec::new();
         for lease in leases.iter().filter(|lease| ours(&lease.id)) {
             let used = held.get(&lease.id);

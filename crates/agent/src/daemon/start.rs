@@ -114,7 +114,8 @@ impl Agent {
         let node = self.node.clone();
         let locked = node.lock()?;
         let leases = locked.sweep()?;
-        let mut state = capacity::state(self.driver.as_ref(), &self.config.name, &self.gpus, &leases, queues);
+        let mut state =
+            capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
         state.last_served.clone_from(&self.planning.last_served);
         let decided = plan(&state, &self.config.policy, now_ms());
         if let Some(violation) = audit(&state, &decided).first() {

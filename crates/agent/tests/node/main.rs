@@ -16,6 +16,7 @@ mod daemon;
 mod place;
 mod role;
 mod run;
+mod watch;
 
 use std::ffi::OsString;
 use std::panic::catch_unwind;
@@ -36,7 +37,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = args.iter().skip(1).filter_map(|arg| arg.to_str()).find(|arg| !arg.starts_with('-'));
-    let tests = run::TESTS.iter().chain(daemon::TESTS).copied();
+    let tests = run::TESTS.iter().chain(daemon::TESTS).chain(watch::TESTS).copied();
     let tests = tests.filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
     run_all(tests.collect())
 }
