@@ -46,7 +46,7 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     }
 }
 
-/// What a look-up gives if the name is hooked; null leaves the answer to the real `dlsym`.
+/// What a look-up gives if the function is hooked; null leaves the answer to the real `dlsym`.
 unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     real();
     if name.is_null() {
@@ -59,13 +59,14 @@ unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_
     }
     let hook = hooks::CUDA.iter().chain(hooks::NVML).find(|hook| hook.name == name);
     let Some(hook) = hook else { return ptr::null_mut() };
-    let everywhere = handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT;
-    // A library that does not have the function must still not have it.
-    if everywhere || !real_dlsym(handle, name).is_null() {
-        hook.hook.cast_mut().cast()
-    } else {
-        ptr::null_mut()
+    let ours: *mut c_void = hook.hook.cast_mut().cast();
+    if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
+        return ours;
     }
+    // A library that does not have the function must still not have it, and another instance of the driver, in a namespace of
+    // its own, knows nothing of what the one behind the hooks does.
+    let found = real_dlsym(handle, name);
+    if found == (hook.real)() || found == ours { ours } else { ptr::null_mut() }
 }
 
 /// `dlsym`, as the program sees it.

@@ -1,0 +1,50 @@
+"""Without root the hooks come by LD_PRELOAD. What that catches, and what docs/security.md says it does not."""
+
+import os
+import shutil
+
+import pytest
+
+from conftest import CANTLE, LIMIT, assert_held_to_its_slice, assert_not_held
+from test_access import LINKED, LOADED, command
+
+USER = "65534"
+ESCAPES = [
+    "own_elf_walk",
+    "namespace",
+    "deepbind_plugin_dlsym",
+    "deepbind_plugin_linked",
+    "namespace_plugin_dlsym",
+    "namespace_plugin_linked",
+]
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to become somebody who is not"
+)
+
+
+@pytest.fixture
+def as_nobody(machine, programs):
+    """Starts commands in a slice of a user without privileges."""
+    for folder in (machine.sim, programs):
+        for private in [folder, *folder.parents][:4]:
+            private.chmod(private.stat().st_mode | 0o055)
+    home = machine.sim.parent
+    os.chown(home, int(USER), int(USER))
+    os.chown(machine.sim, int(USER), int(USER))
+
+    def start(words):
+        run = [CANTLE, "run", "--gpu-memory", f"{LIMIT >> 20}Mi", "--", *words]
+        return machine.start(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", *run], slice_bytes=None)
+
+    return start
+
+
+@pytest.mark.parametrize("way", [way for way in LINKED + LOADED if way not in ESCAPES])
+def test_catches(machine, programs, as_nobody, way):
+    assert_held_to_its_slice(as_nobody(command(programs, way)), machine)
+
+
+@pytest.mark.parametrize("way", ESCAPES)
+def test_does_not_catch(programs, as_nobody, way):
+    assert_not_held(as_nobody(command(programs, way)))
