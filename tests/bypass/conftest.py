@@ -39,6 +39,7 @@ def programs(tmp_path_factory):
     for name in ("access", "allocate", "churn"):
         compile(f"{name}.c", name, "-Wl,--no-as-needed", libcuda, "-ldl", "-lpthread")
     compile("access.c", "access_unlinked", "-ldl", "-lpthread")
+    compile("self_calling_nvml.c", "libnvidia-ml.so.1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
     compile("plugin.c", "looks_up.so", "-shared", "-fPIC", "-ldl")
     compile("plugin.c", "is_linked.so", "-shared", "-fPIC", "-DLINKED", libcuda)
     return out

@@ -5,7 +5,7 @@
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// Threads that can be inside NVML at a time; further ones see the driver's own figures of calls within calls.
+/// Threads that can be inside NVML at a time and be known; for further ones NVML's calls of itself get the slice's answers too.
 const THREADS: usize = 64;
 
 static INSIDE: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
