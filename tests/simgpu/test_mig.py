@@ -173,6 +173,19 @@ def test_scripted_faults(machine, nvml):
     assert event == [8, 79, 10]
 
 
+@pytest.mark.gpus("1xA100-40GB")
+def test_a_mode_that_needs_a_reset_stays_pending(machine, nvml):
+    set_mode = """
+        activation = ctypes.c_int()
+        code = n._nvmlGetFunctionPointer("nvmlDeviceSetMigMode")(gpu(), 1, ctypes.byref(activation))
+        show([code, activation.value, n.nvmlDeviceGetMigMode(gpu())])
+    """
+    nvml("show(0)")
+    (machine.folder / "sim/faults").write_text("nvmlDeviceSetMigMode gpu=0 activation=16 once\n")
+    assert nvml(set_mode) == [0, 16, [0, 1]]
+    assert nvml(set_mode) == [0, 0, [1, 1]]
+
+
 @pytest.mark.gpus("1xA100-40GB:mig")
 def test_nvidia_smi_lists_mig_devices(machine, nvml, nvidia_smi):
     uuids = nvml("show([make(19, 0, 1), make(14, 2, 2)])")

@@ -69,6 +69,21 @@ def test_a_child_forked_before_init_is_a_process_of_its_own(machine):
     assert machine.used() == 0
 
 
+def test_threads_share_one_account(machine):
+    client = machine.client()
+    client("context()")
+    current = client("number('cuCtxGetCurrent', kind=c_void_p)")[1]
+    work = (
+        "(lambda t, work: ([threads.append(t.Thread(target=work)) or threads[-1].start() for _ in range(16)],"
+        " [thread.join() for thread in threads], len(set(kept)))[-1])"
+        f"(__import__('threading'), lambda: (cu.cuCtxSetCurrent(c_void_p({current})),"
+        " [free(alloc(1 + i * 12345)[1]) for i in range(200)], kept.append(alloc(3 << 20)[1])))"
+    )
+    client("globals().update(threads=[], kept=[])")
+    assert client(work) == 16
+    assert machine.used() == CONTEXT + 16 * 4 * MIB
+
+
 def test_random_kills_leave_nothing(machine):
     """Eight processes allocate and free as fast as they can and are killed at random instants."""
     loop = (

@@ -7,12 +7,14 @@
 //! nvmlGpuInstanceDestroy error=19
 //! nvmlDeviceGetMemoryInfo gpu=3 delay_ms=12000
 //! * gpu=1 error=15
+//! nvmlDeviceSetMigMode gpu=2 activation=16
 //! xid gpu=0 code=79 once
 //! ```
 //!
 //! The first word is a function's name, or `*` for all that take a GPU; the conditions narrow it down; the first line that
-//! fits is what happens. `once` lines are removed when they have happened. An `xid` line is not a call: it is an event that
-//! `nvmlEventSetWait` delivers.
+//! fits is what happens. `once` lines are removed when they have happened. With `activation`, a change of MIG mode
+//! succeeds but stays pending for the given reason (16: the GPU must be reset). An `xid` line is not a call: it is an event
+//! that `nvmlEventSetWait` delivers.
 
 use std::cell::Cell;
 use std::fs;
@@ -36,6 +38,7 @@ struct Fault<'a> {
     call: &'a str,
     gpu: Option<usize>,
     error: i32,
+    activation: i32,
     code: u64,
     delay_ms: u64,
     once: bool,
@@ -49,6 +52,7 @@ impl<'a> Fault<'a> {
             match word.split_once('=') {
                 Some(("gpu", n)) => fault.gpu = Some(n.parse().ok()?),
                 Some(("error", n)) => fault.error = n.parse().ok()?,
+                Some(("activation", n)) => fault.activation = n.parse().ok()?,
                 Some(("code", n)) => fault.code = n.parse().ok()?,
                 Some(("delay_ms", n)) => fault.delay_ms = n.parse().ok()?,
                 None if word == "once" => fault.once = true,
@@ -88,13 +92,26 @@ fn take<T>(
 /// Lets the scripted fault of the current call happen, if there is one for this GPU.
 pub(super) fn happen(sim: &'static Sim, gpu: usize) -> NvmlResult {
     let call = CALL.get();
-    match take(sim, |fault| fault.fits(gpu, call), |fault| (fault.delay_ms, fault.error)) {
+    match take(
+        sim,
+        |fault| fault.activation == 0 && fault.fits(gpu, call),
+        |fault| (fault.delay_ms, fault.error),
+    ) {
         None => Ok(()),
         Some((delay_ms, error)) => {
             std::thread::sleep(Duration::from_millis(delay_ms));
             if error == 0 { Ok(()) } else { Err(NvmlError(error)) }
         }
     }
+}
+
+/// Why a change of this GPU's MIG mode is to stay pending.
+pub(super) fn activation(sim: &'static Sim, gpu: usize) -> Option<i32> {
+    take(
+        sim,
+        |fault| fault.activation != 0 && fault.fits(gpu, "nvmlDeviceSetMigMode"),
+        |fault| fault.activation,
+    )
 }
 
 /// The next scripted Xid: its GPU and code.

@@ -150,6 +150,10 @@ nvml_api! {
         if mode > 1 {
             return Err(NvmlError::INVALID_ARGUMENT);
         }
+        if let Some(reason) = super::faults::activation(gpu.sim, gpu.index) {
+            gpu.swept().devices[gpu.index].mig_pending = mode;
+            return Ok(activation.set(reason)?);
+        }
         let result = gpu.swept().devices[gpu.index].set_mig_mode(mode == 1)?;
         Ok(activation.set(if result == Activation::Done { 0 } else { NvmlError::IN_USE.0 })?)
     }
