@@ -91,6 +91,9 @@ pub enum AgentError {
     /// The task did not start.
     #[error(transparent)]
     Start(#[from] cantle_runtime::StartError),
+    /// The container engine.
+    #[error(transparent)]
+    Engine(#[from] cantle_runtime::EngineError),
     /// The server.
     #[error(transparent)]
     Server(#[from] cantle_clearml::Error),
@@ -113,7 +116,7 @@ impl AgentError {
             Self::Server(cantle_clearml::Error::Address { .. }) => 2,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::NoRoom(_) => 6,
-            Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) => 7,
+            Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
             Self::GpuTaken { .. } => 8,
             Self::Start(error) => error.exit_code(),
             Self::File { .. }

@@ -20,7 +20,7 @@ mod watchdog;
 
 use cantle_model::Holder;
 
-pub use daemon::{Config, check, daemon};
+pub use daemon::{Config, Docker, check, daemon};
 pub use error::AgentError;
 pub use launch::Command;
 pub use node::{Claim, Locked, Node};

@@ -10,6 +10,9 @@ use super::Config;
 use crate::AgentError;
 use crate::launch::Command;
 
+/// Runs the code of ClearML's SDK.
+pub(crate) const CLEARML_AGENT: &str = "clearml-agent";
+
 /// A task with a plain command runs as it is. Code of ClearML's SDK is set up and run by ClearML's own agent, inside the
 /// slice.
 ///
@@ -29,7 +32,7 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
         return Err(unusable("it has neither a command (parameter cantle/command) nor a script".to_owned()));
     }
     let argv =
-        ["clearml-agent", "execute", "--disable-monitoring", "--id", &task.id].map(OsString::from).to_vec();
+        [CLEARML_AGENT, "execute", "--disable-monitoring", "--id", &task.id].map(OsString::from).to_vec();
     Ok(Command { argv, env, cwd: None })
 }
 
@@ -56,7 +59,7 @@ fn environment(task: &tasks::Task, config: &Config, worker: &str) -> BTreeMap<St
 /// Without ClearML's agent, "command not found" would leave people wondering which command.
 pub(crate) fn explain(error: StartError, task: &tasks::Task) -> AgentError {
     match error {
-        StartError::NotFound(program) if program == "clearml-agent" => AgentError::Task {
+        StartError::NotFound(program) if program == CLEARML_AGENT => AgentError::Task {
             name: task.name.clone(),
             why: "its code is run by ClearML's agent, which is not installed here; pip install clearml-agent"
                 .to_owned(),

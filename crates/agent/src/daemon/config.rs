@@ -9,6 +9,7 @@ use cantle_model::{GpuList, QueueSpec};
 use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
+use super::Docker;
 use crate::watchdog::Watch;
 
 /// Settings of [`crate::daemon`].
@@ -46,6 +47,8 @@ pub struct Config {
     pub poll: Duration,
     /// How long a task may take to end after SIGTERM.
     pub stop_grace: Duration,
+    /// Run tasks in containers.
+    pub docker: Option<Docker>,
     /// Which enforcement is accepted.
     pub wish: BackendWish,
     /// What happens to a task that takes what is not its own.
@@ -73,6 +76,7 @@ impl Config {
             program: PathBuf::from("/proc/self/exe"),
             poll: Duration::from_millis(500),
             stop_grace: Duration::from_secs(10),
+            docker: None,
             wish: BackendWish::Auto,
             watch: Watch::default(),
         }

@@ -10,6 +10,7 @@
 mod adopt;
 mod command;
 mod config;
+mod container;
 mod entry;
 mod finish;
 mod link;
@@ -30,11 +31,12 @@ use cantle_clearml::Error as WireError;
 use cantle_clearml::cantle::EventView;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
-use cantle_runtime::Exit;
+use cantle_runtime::{Engine, Exit};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use config::Config;
+pub use container::Docker;
 pub use setup::check;
 
 use crate::AgentError;
@@ -61,6 +63,8 @@ struct Agent {
     jobs_dir: PathBuf,
     entries: BTreeMap<LeaseId, Entry>,
     launcher: Launcher,
+    /// Where containers run, with `--docker`.
+    engine: Option<Engine>,
     /// Tasks of which nothing is left.
     ended: mpsc::UnboundedReceiver<(LeaseId, Exit)>,
     ended_sender: mpsc::UnboundedSender<(LeaseId, Exit)>,
@@ -79,6 +83,7 @@ struct Agent {
 pub async fn daemon(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), AgentError> {
     let mut agent = setup::set_up(config).await?;
     agent.adopt()?;
+    agent.remove_leftovers().await?;
     agent.run(&mut stop).await;
     agent.stop_everything().await;
     agent.claim.release(&agent.node)

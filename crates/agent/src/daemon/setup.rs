@@ -8,6 +8,7 @@ use std::sync::Arc;
 use cantle_clearml::{Client, workers};
 use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
+use cantle_runtime::Engine;
 use tokio::sync::mpsc;
 
 use super::link::Link;
@@ -49,6 +50,10 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     if !config.dynamic {
         config.queues = all_gpus_each(&config.queues, &gpus);
     }
+    let engine = match &config.docker {
+        Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?),
+        None => None,
+    };
     let worker = config.worker();
     let link = Link::new(Client::new(&config.server, config.credentials.clone())?);
     let queues = resolve(&link, &config.queues, config.create_queues).await?;
@@ -79,6 +84,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         driver: Arc::clone(&driver),
         node,
         launcher,
+        engine,
         claim,
         gpus,
         queues,

@@ -277,8 +277,15 @@ impl Agent {
         self.launcher.make_region(self.driver.as_ref(), &self.node, &standing, &self.gpus)?;
         self.node.link_task(lease, entry.dir.path())?;
         let spec = self.launcher.spec(&self.node, lease, &standing.slices, &command);
-        let running = start_detached(&spec, entry.dir.path(), &self.config.program).await;
-        let running = running.map_err(|error| command::explain(error, task))?;
+        let dir = entry.dir.path().to_owned();
+        let running = match (&self.engine, &self.config.docker) {
+            (Some(engine), Some(docker)) => self.start_container(engine, docker, task, spec, &dir).await?,
+            _ => {
+                let running = start_detached(&spec, &dir, &self.config.program).await;
+                running.map_err(|error| command::explain(error, task))?
+            }
+        };
+        let Some(entry) = self.entries.get_mut(lease) else { return Ok(String::new()) };
         standing.name.clone_from(&task.name);
         standing.leader = Some(running.leader());
         self.node.lock()?.put(&standing)?;

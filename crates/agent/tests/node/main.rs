@@ -12,6 +12,7 @@
 )]
 
 mod cluster;
+mod crash;
 mod daemon;
 mod place;
 mod role;
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     let filter = args.iter().skip(1).filter_map(|arg| arg.to_str()).find(|arg| !arg.starts_with('-'));
-    let tests = run::TESTS.iter().chain(daemon::TESTS).chain(watch::TESTS).copied();
+    let tests = run::TESTS.iter().chain(daemon::TESTS).chain(watch::TESTS).chain(crash::TESTS).copied();
     let tests = tests.filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
     run_all(tests.collect())
 }
