@@ -140,7 +140,9 @@ async fn exit_codes_are_the_tasks_or_dockers() {
         let expected = if code == 137 { 0 } else { code };
         assert_eq!(started.unwrap().wait().await.code(), expected, "{argv:?}");
     }
-    for (argv, code) in [(&["no-such-program"][..], 127), (&["/etc/passwd"], 126)] {
+    for (argv, code) in
+        [(&["no-such-program"][..], 127), (&["/no/such/program"], 127), (&["/etc/passwd"], 126)]
+    {
         let bench = Bench::new();
         let output = Output::TaskDir(bench.path("task"));
         let error =
@@ -481,6 +483,40 @@ async fn a_slice_costs_little_of_a_containers_start() {
     let median_ms = differences[differences.len() / 2];
     eprintln!("a slice adds {median_ms:.1} ms to a container's life (median of pairs)");
     assert!(median_ms <= 50.0, "{differences:?}");
+}
+
+/// Time is told to pass here, so that the limits need not be waited for.
+#[tokio::test(start_paused = true)]
+async fn an_engine_that_hangs_is_given_up() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("hangs.sock");
+    let _listening = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+
+    let error = Engine::connect(Some(&socket)).await.unwrap_err();
+
+    assert!(matches!(error, EngineError::Hangs { .. }), "{error}");
+    assert_eq!(error.to_string(), "container engine: version: no answer within 30 s");
+}
+
+/// The watchdog must not need the engine's help.
+#[tokio::test]
+async fn a_task_is_killed_even_if_the_engine_hangs() {
+    let Some(docker) = Docker::new().await else { return };
+    let bench = Bench::new();
+    let mut task = docker.start(&bench, "sleep 300", &[]).await.unwrap();
+    let (leader, stopper) = (task.leader(), task.stopper());
+    let engine: i32 = read(&docker.dir.join("docker.pid")).parse().unwrap();
+    let engine = nix::unistd::Pid::from_raw(engine);
+    nix::sys::signal::kill(engine, nix::sys::signal::Signal::SIGSTOP).unwrap();
+
+    tokio::time::pause();
+    stopper.kill().await;
+    tokio::time::resume();
+    let is_gone = !alive(&leader);
+    nix::sys::signal::kill(engine, nix::sys::signal::Signal::SIGCONT).unwrap();
+
+    assert!(is_gone, "the task lived on while its engine hung");
+    assert_eq!(task.wait().await.code(), 137);
 }
 
 /// Takes the engine away from all tests: they are run one at a time.

@@ -44,6 +44,14 @@ pub enum EngineError {
         /// The answer.
         why: String,
     },
+    /// It answers in words that are not docker's.
+    #[error("container engine: {what}: cannot understand the answer: {why}")]
+    Garbled {
+        /// What was asked.
+        what: String,
+        /// What is wrong with the answer.
+        why: String,
+    },
     /// No answer within the limit.
     #[error("container engine: {what}: no answer within {seconds} s")]
     Hangs {
@@ -157,19 +165,9 @@ impl Engine {
 
     async fn run_created(&self, id: &str, spec: &TaskSpec, output: Output) -> Result<Container, StartError> {
         let call = self.docker.start_container(id, None::<StartContainerOptions>);
-        match limited("start", CALL_LIMIT, call).await {
-            Ok(()) => {}
-            // runc's words for a program that is not in the image, or can't be executed.
-            Err(EngineError::Refused { why, .. }) if why.contains("executable file not found") => {
-                let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
-                return Err(StartError::NotFound(program.unwrap_or_default()));
-            }
-            Err(EngineError::Refused { why, .. }) if why.contains("permission denied: unknown") => {
-                let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
-                let why = io::ErrorKind::PermissionDenied.into();
-                return Err(StartError::NotExecutable { program: program.unwrap_or_default(), why });
-            }
-            Err(error) => return Err(error.into()),
+        if let Err(error) = limited("start", CALL_LIMIT, call).await {
+            let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
+            return Err(explain(error, program.unwrap_or_default()));
         }
         let at = ContainerRef { socket: self.socket.clone(), id: id.to_owned() };
         Container::watch(self.docker.clone(), at, spec, output).await
@@ -245,6 +243,19 @@ impl Engine {
     }
 }
 
+/// The runtime's words for a program that is not in the image, or can't be executed. Engines pass them on.
+fn explain(error: EngineError, program: String) -> StartError {
+    let says = |text: &str| matches!(&error, EngineError::Refused { why, .. } if why.contains(text));
+    let about_program = says("exec: ");
+    if about_program && (says("executable file not found") || says("no such file or directory")) {
+        return StartError::NotFound(program);
+    }
+    if about_program && says("permission denied") {
+        return StartError::NotExecutable { program, why: io::ErrorKind::PermissionDenied.into() };
+    }
+    error.into()
+}
+
 pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError> {
     let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
     let call = docker.remove_container(id, Some(options));
@@ -290,6 +301,9 @@ pub(super) async fn limited<T>(
     match tokio::time::timeout(limit, call).await {
         Ok(Ok(answer)) => Ok(answer),
         Ok(Err(Error::RequestTimeoutError)) | Err(_) => Err(hangs(what, limit)),
+        Ok(Err(error @ (Error::JsonDataError { .. } | Error::JsonSerdeError { .. }))) => {
+            Err(EngineError::Garbled { what: what.to_owned(), why: error.to_string() })
+        }
         Ok(Err(error)) => Err(refused(what, &error)),
     }
 }

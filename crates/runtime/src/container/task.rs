@@ -11,7 +11,7 @@ use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use super::engine::{self, CALL_LIMIT, Engine, Seen, limited, look};
+use super::engine::{self, CALL_LIMIT, Engine, EngineError, Seen, limited, look};
 use super::output::Output;
 use crate::detached::{State, TaskDir};
 use crate::processes::{FileId, Scope};
@@ -20,6 +20,9 @@ use crate::{Backend, Exit, StartError, TaskSpec, holder_of};
 
 /// An engine that is away is asked again in so long.
 const AGAIN: Duration = Duration::from_millis(500);
+
+/// How often an answer that makes no sense is asked for again.
+const LOOKS: u32 = 20;
 
 /// Names a container over a restart.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -178,7 +181,16 @@ async fn pass_on(docker: &Docker, id: &str, signal: Signal) {
 }
 
 async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
-    let found = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await?;
+    let mut looks = 0;
+    let found = loop {
+        let call = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await;
+        looks += 1;
+        match call {
+            // Podman calls a container that is just ending "stopped", which is no word of docker's.
+            Err(EngineError::Garbled { .. }) if looks < LOOKS => tokio::time::sleep(AGAIN).await,
+            answer => break answer?,
+        }
+    };
     let pid = found.state.and_then(|state| state.pid).unwrap_or(0);
     Ok(u32::try_from(pid).unwrap_or(0))
 }
