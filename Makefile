@@ -1,5 +1,5 @@
 # What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
-.PHONY: build demo test bench gpu-test soak setup clean
+.PHONY: build demo test bench gpu-test soak screenshots setup clean
 
 build:
 	cargo xtask dist
@@ -22,6 +22,10 @@ gpu-test:
 
 soak: build setup
 	tests/soak.sh
+
+# Pictures of every page of the web UI, into docs/screenshots.
+screenshots: build
+	tests/ui/run.sh screenshots
 
 clean:
 	rm -rf dist target

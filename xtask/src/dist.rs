@@ -11,6 +11,7 @@ pub(crate) fn build() -> Result<()> {
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
+    web_page()?;
     crate::run("cargo", &["build", "--release", "--locked", "-p", "cantle-cli"])?;
     install(&crate::target_dir().join("release/cantle"), &bin.join("cantle"))?;
     crate::build_shim::build(&lib.join("shim"), &crate::target_dir())?;
@@ -19,6 +20,17 @@ pub(crate) fn build() -> Result<()> {
     }
     println!("dist: {} is ready", dist.display());
     Ok(())
+}
+
+/// The page that the binary embeds. Without Node.js it is left out, and the server says so at `/ui`.
+fn web_page() -> Result<()> {
+    let found = std::process::Command::new("npm").arg("--version").output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        println!("dist: npm is not here, so the binary will have no web page");
+        return Ok(());
+    }
+    crate::run("npm", &["--prefix", "ui", "ci", "--silent", "--no-audit", "--no-fund"])?;
+    crate::run("npm", &["--prefix", "ui", "run", "--silent", "build"])
 }
 
 fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {

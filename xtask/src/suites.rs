@@ -50,6 +50,7 @@ const SUITES: &[Suite] = &[
     Suite { name: "bypass", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/bypass"]] },
     Suite { name: "e2e", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/e2e"]] },
     Suite { name: "clearml", steps: &[&["tests/clearml/run.sh"]] },
+    Suite { name: "ui", steps: &[&["tests/ui/run.sh"]] },
 ];
 
 /// What `make test` can't have yet, and why; named so that nobody thinks it ran.

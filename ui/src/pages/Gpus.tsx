@@ -57,6 +57,19 @@ function WaitingTasks() {
   );
 }
 
+function Legend({ keys, colors, label }: { keys: string[]; colors: (key: string) => string; label: string }) {
+  return (
+    <ul class="legend" aria-label={label}>
+      {[...new Set(keys)].sort().map((key) => (
+        <li key={key}>
+          <i style={{ background: colors(key) }} aria-hidden="true" />
+          {key}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
 function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView) => string; list: boolean }) {
   const used = gpu.slices.reduce((total, slice) => total + slice.memory_used_bytes, 0);
   return (
@@ -99,7 +112,8 @@ function matches(node: NodeView, gpu: GpuView, text: string): boolean {
 
 export function Gpus() {
   usePageCli(cantle("gpus", "-o", "wide"));
-  const keyOf = colorKey(param("color", "task") as ColorBy);
+  const by = param("color", "task") as ColorBy;
+  const keyOf = colorKey(by);
   const text = param("q").toLowerCase();
   const alive = nodes.value.filter((node) => node.alive);
   const all = alive.flatMap((node) => node.gpus);
@@ -117,6 +131,7 @@ export function Gpus() {
       </div>
       <Tiles all={all} />
       <WaitingTasks />
+      {by !== "task" && <Legend keys={all.flatMap((gpu) => gpu.slices.map(keyOf))} colors={colors} label={`Colours by ${by}`} />}
       {nodes.value.map((node) => {
         const shown = node.gpus.filter((gpu) => text === "" || matches(node, gpu, text));
         if (shown.length === 0) return null;

@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
 import { dequeue, moveTo, moveToQueue, perform } from "../actions";
 import { cantle } from "../cli";
-import { age, gpus, plural } from "../format";
+import { age, gpuAmount, plural } from "../format";
 import { connection, nodes, now, queues, tasks } from "../live";
 import { ActionButton, Filter, usePageCli } from "../parts/Controls";
 import { QueueChart } from "../parts/QueueChart";
@@ -125,7 +125,7 @@ function Queue({ queue }: { queue: QueueView }) {
       <h2>
         {queue.name}
         <span class="figures">
-          <b>{queue.waiting}</b> waiting · <b>{queue.running}</b> running · {gpus(running.reduce((sum, task) => sum + task.milli, 0))} GPUs held
+          <b>{queue.waiting}</b> waiting · <b>{queue.running}</b> running · {gpuAmount(running.reduce((sum, task) => sum + task.milli, 0))} held
         </span>
       </h2>
       <p class={queue.nodes.length > 0 ? "muted" : "failed"}>{served(queue)}</p>

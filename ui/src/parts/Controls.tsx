@@ -107,7 +107,8 @@ export function Filter({ label }: { label: string }) {
       data-filter
       aria-label={label}
       aria-keyshortcuts="/"
-      placeholder={`${label}  ( / )`}
+      placeholder={label}
+      title={`${label} (press / to get here)`}
       value={param("q")}
       onInput={(event) => setParam("q", event.currentTarget.value)}
     />

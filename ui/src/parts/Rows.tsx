@@ -16,6 +16,9 @@ export interface Column<T> {
   wide?: boolean;
 }
 
+/** On a narrow page a flexible column gets its part of what there is, however little. */
+const narrow = <T,>(column: Column<T>): string => (column.width.includes("fr") ? "minmax(0, 1fr)" : column.width);
+
 const ROW_PX = 36;
 const SPARE_ROWS = 10;
 
@@ -71,7 +74,7 @@ export function Rows<T>(props: { label: string; items: T[]; columns: Column<T>[]
   const from = Math.min(range.from, items.length);
   const tracks = {
     "--tracks": columns.map((column) => column.width).join(" "),
-    "--tracks-narrow": columns.filter((column) => !column.wide).map((column) => column.width).join(" "),
+    "--tracks-narrow": columns.filter((column) => !column.wide).map(narrow).join(" "),
   };
   return (
     <div class="rows" role="table" aria-label={label} aria-rowcount={items.length + 1} style={tracks}>
