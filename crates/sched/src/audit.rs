@@ -152,8 +152,9 @@ fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
 fn evictions(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
     for eviction in &plan.evictions {
         let victim = state.running.iter().find(|running| running.lease == eviction.lease);
-        let may_stop = victim
-            .is_some_and(|running| running.task == eviction.task && running.preemptible && !running.stopping);
+        let may_stop = victim.is_some_and(|running| {
+            running.task == eviction.task && running.preemptible && running.stopping.is_none()
+        });
         let waits = plan.waits.iter().any(|wait| wait.task == eviction.for_task);
         let twice = plan.evictions.iter().filter(|other| other.lease == eviction.lease).count() > 1;
         if !may_stop || !waits || twice {

@@ -114,7 +114,7 @@ pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) 
 }
 
 /// FNV-1a over all that decides on a node, GPUs in sorted order: equal digests mean interchangeable nodes.
-fn digest(node: &NodeFree) -> i64 {
+pub(crate) fn digest(node: &NodeFree) -> i64 {
     let mut gpus: Vec<_> = node.gpus.iter().map(|g| (g.class as u64, u64::from(g.milli), g.bytes)).collect();
     gpus.sort_unstable();
     let words = gpus.into_iter().flat_map(|(class, milli, bytes)| [class, milli, bytes]);

@@ -1,6 +1,7 @@
 //! The free amounts of one round, seen three ways, kept in step.
 
-use crate::{Cluster, Picker, Place, Policy, Shape, Standard, State};
+use crate::evict::elsewhere;
+use crate::{Cause, Cluster, Picker, Place, Policy, Shape, Standard, State};
 
 /// Free amounts and what finds places among them.
 #[derive(Clone, Debug)]
@@ -49,12 +50,21 @@ impl Boards {
         let open = Cluster::of(state);
         let mut later = open.clone();
         let by_name = later.by_name();
-        for running in state.running.iter().filter(|running| running.stopping) {
+        for running in state.running.iter().filter(|running| running.stopping.is_some()) {
             if let Some(place) = later.place_of(&by_name, running) {
                 later.give_back(&place);
             }
         }
-        Self { open: Board::new(open, state, policy), unreserved: None, later }
+        let mut boards = Self { open: Board::new(open, state, policy), unreserved: None, later };
+        let moving = state.running.iter().filter(|running| running.stopping == Some(Cause::Consolidate));
+        for running in moving {
+            let place = boards.later.place_of(&by_name, running);
+            if let Some(new) = place.and_then(|place| elsewhere(&boards.open.cluster, &place)) {
+                boards.later.take(&new);
+                boards.keep(&new);
+            }
+        }
+        boards
     }
 
     /// Places for all shapes, on what is kept too if `on_reserved`.

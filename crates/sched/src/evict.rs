@@ -36,6 +36,8 @@ pub(crate) struct Claimant {
 pub(crate) struct Room {
     /// A place for each of its shapes.
     pub(crate) places: Vec<Place>,
+    /// Where those that only move will start again.
+    pub(crate) moved: Vec<Place>,
     /// Positions among the running tasks, and why.
     pub(crate) victims: Vec<(usize, Cause)>,
 }
@@ -108,7 +110,7 @@ impl Victims {
         let mut room = Room::default();
         let mut chosen = Vec::new();
         for shape in shapes {
-            let Some((place, units)) = self.next_place(cluster, accounts, claimant, shape) else {
+            let Some((place, units, moved)) = self.next_place(cluster, accounts, claimant, shape) else {
                 for place in &room.places {
                     cluster.give_back(place);
                 }
@@ -119,6 +121,7 @@ impl Victims {
             };
             cluster.take(&place);
             room.places.push(place);
+            room.moved.extend(moved);
             chosen.extend(units);
         }
         for unit in chosen {
@@ -135,7 +138,7 @@ impl Victims {
         accounts: &mut Accounts,
         claimant: Claimant,
         shape: &Shape,
-    ) -> Option<(Place, Vec<usize>)> {
+    ) -> Option<(Place, Vec<usize>, Vec<Place>)> {
         let mut offers: Vec<(Cost, usize, usize, Vec<usize>)> = Vec::new();
         let mut allowed = BTreeMap::new();
         for node in 0..cluster.len() {
@@ -151,8 +154,8 @@ impl Victims {
         }
         offers.sort_unstable_by_key(|(cost, count, node, _)| (*cost, *count, *node));
         offers.into_iter().find_map(|(_, _, node, units)| {
-            let place = self.try_out(cluster, accounts, claimant, shape, node, &units)?;
-            Some((place, units))
+            let (place, moved) = self.try_out(cluster, accounts, claimant, shape, node, &units)?;
+            Some((place, units, moved))
         })
     }
 
@@ -269,7 +272,7 @@ impl Victims {
         shape: &Shape,
         node: usize,
         units: &[usize],
-    ) -> Option<Place> {
+    ) -> Option<(Place, Vec<Place>)> {
         let mut off = Vec::new();
         for &unit in units {
             if !self.allowed(&self.units[unit], accounts, claimant, &mut BTreeMap::new()) {
@@ -284,13 +287,16 @@ impl Victims {
         }
         let gpus = choose(cluster.node(node), shape, fullest_first).filter(|_| off.len() == units.len());
         let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
-        let place = place.filter(|place| !claimant.moves || self.move_all(cluster, place, units));
-        if place.is_none() {
+        let room = place.and_then(|place| {
+            let moved = if claimant.moves { self.move_all(cluster, &place, units)? } else { Vec::new() };
+            Some((place, moved))
+        });
+        if room.is_none() {
             for unit in off {
                 self.put_back(cluster, accounts, unit);
             }
         }
-        place
+        room
     }
 
     fn put_back(&mut self, cluster: &mut Cluster, accounts: &mut Accounts, unit: usize) {
@@ -301,8 +307,8 @@ impl Victims {
         }
     }
 
-    /// Is there a new place for each of `units` besides `claimed`? If so they are counted as taken.
-    fn move_all(&self, cluster: &mut Cluster, claimed: &Place, units: &[usize]) -> bool {
+    /// A new place for each of `units` besides `claimed`, counted as taken; `None` if one has nowhere to go.
+    fn move_all(&self, cluster: &mut Cluster, claimed: &Place, units: &[usize]) -> Option<Vec<Place>> {
         cluster.take(claimed);
         let places = units.iter().flat_map(|&unit| &self.units[unit].places);
         let (mut moved, mut all) = (Vec::new(), true);
@@ -318,7 +324,7 @@ impl Victims {
             moved.iter().for_each(|place| cluster.give_back(place));
         }
         cluster.give_back(claimed);
-        all
+        all.then_some(moved)
     }
 
     fn allowed(
@@ -352,7 +358,7 @@ impl Victims {
 }
 
 /// A place like `place` on any node, of GPUs of the same kind.
-fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
+pub(crate) fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
     let class = |gpu: usize| cluster.node(place.node).gpus[gpu].class;
     (0..cluster.len()).find_map(|node| {
         let free = cluster.node(node);
@@ -389,7 +395,7 @@ impl Unit {
         self.amounts = self.amounts.plus(amounts);
         self.cost.0 = self.cost.0.max(task.priority);
         self.cost.1 += u128::from(amounts.0[0]) * u128::from(ran_ms.unsigned_abs());
-        self.settled |= !task.preemptible || task.stopping || ran_ms < min_run_ms;
+        self.settled |= !task.preemptible || task.stopping.is_some() || ran_ms < min_run_ms;
     }
 
     fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Share> + '_ {

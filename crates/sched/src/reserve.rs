@@ -4,6 +4,7 @@
 
 use cantle_model::Milli;
 
+use crate::binpack::digest;
 use crate::{Cluster, Place, Shape, State};
 
 /// How far a GPU is from having room: the end of the last task on it (the greatest number if unknown), then how much
@@ -14,12 +15,12 @@ type Distance = (i64, u32);
 /// `None` if no place would do even when all that runs has ended.
 pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Option<i64> {
     let ends = ends(cluster, state);
-    let nearest = (0..cluster.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape)).min();
-    let ((free_at_ms, _), node, gpus) = nearest?;
+    let offers = (0..cluster.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape));
+    let (distance, _, node, gpus) = offers.min()?;
     let share = |gpu: usize| Some((gpu, shape.share(cluster.node(node).gpus[gpu].class)?));
     let gpus = gpus.into_iter().filter_map(share).collect();
     cluster.hold(&Place { node, gpus, host: shape.host() });
-    Some(free_at_ms)
+    Some(distance.0)
 }
 
 /// For each GPU of each node: when the last task on it ends.
@@ -37,26 +38,28 @@ fn ends(cluster: &Cluster, state: &State) -> Vec<Vec<i64>> {
     ends
 }
 
-/// The GPUs of one node that will have room for `shape` first.
+/// The GPUs of one node that will have room for `shape` first: how far they are, what makes the node what it is, the
+/// node and the GPUs. Among equals names and positions decide nothing but names.
 fn nearest_on(
     cluster: &Cluster,
     ends: &[i64],
     node: usize,
     shape: &Shape,
-) -> Option<(Distance, usize, Vec<usize>)> {
-    let gpus = cluster.node(node).gpus.iter().enumerate().filter_map(|(at, gpu)| {
+) -> Option<(Distance, i64, usize, Vec<usize>)> {
+    let free = cluster.node(node);
+    let gpus = free.gpus.iter().enumerate().filter_map(|(at, gpu)| {
         let share = shape.share(gpu.class)?;
         let distance = if gpu.fits(share) { (i64::MIN, 0) } else { (ends[at], Milli::ONE.0 - gpu.milli) };
-        gpu.usable.then_some((distance, at))
+        gpu.usable.then_some((distance, (gpu.class, gpu.milli, gpu.bytes), at))
     });
-    let mut gpus: Vec<(Distance, usize)> = gpus.collect();
+    let mut gpus: Vec<_> = gpus.collect();
     let wanted = shape.devices().0 as usize;
     if gpus.len() < wanted {
         return None;
     }
     gpus.sort_unstable();
     gpus.truncate(wanted);
-    let end = gpus.iter().map(|(distance, _)| distance.0).max().unwrap_or(i64::MIN);
-    let used = gpus.iter().map(|(distance, _)| distance.1).sum();
-    Some(((end, used), node, gpus.into_iter().map(|(_, at)| at).collect()))
+    let end = gpus.iter().map(|(distance, ..)| distance.0).max().unwrap_or(i64::MIN);
+    let used = gpus.iter().map(|(distance, ..)| distance.1).sum();
+    Some(((end, used), digest(free), node, gpus.into_iter().map(|(.., at)| at).collect()))
 }

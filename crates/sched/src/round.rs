@@ -59,11 +59,11 @@ impl<'a> Round<'a> {
     pub(crate) fn decide(state: &'a State, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
         let mut round = Self::new(state, policy, now_ms);
         let mut turns = Turns::new(state, policy.order, &round.tally.now);
+        for position in moved(state) {
+            round.give_turn(position);
+        }
         while let Some(position) = turns.next(&round.tally.now, &round.tally.needs) {
-            round.considered.push(position);
-            if !round.decided.contains_key(&position) {
-                round.consider(position);
-            }
+            round.give_turn(position);
         }
         round.finish()
     }
@@ -117,6 +117,34 @@ impl<'a> Round<'a> {
             Some(places) => self.start(&group, &places),
             None => self.block(&group),
         }
+    }
+
+    fn give_turn(&mut self, position: Position) {
+        for position in self.with_those_yielded_to(position) {
+            if !self.decided.contains_key(&position) {
+                self.considered.push(position);
+                self.consider(position);
+            }
+        }
+    }
+
+    /// A task and those it was stopped for, the last of them first.
+    fn with_those_yielded_to(&self, position: Position) -> Vec<Position> {
+        let mut chain = vec![position];
+        let waiting = |id: &TaskId| {
+            let queues = self.state.queues.iter().enumerate();
+            let mut tasks =
+                queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |t| (at, t)));
+            tasks.find(|(_, (_, task))| task.task == *id).map(|(queue, (task, _))| (queue, task))
+        };
+        while let Some(next) = self.waiting(chain[chain.len() - 1]).yielded_to.as_ref().and_then(waiting) {
+            if chain.contains(&next) {
+                break;
+            }
+            chain.push(next);
+        }
+        chain.reverse();
+        chain
     }
 
     /// The task itself, or all waiting members of its gang.
@@ -258,7 +286,8 @@ impl<'a> Round<'a> {
     /// Tasks that were asked to stop on the nodes of these places.
     fn stopping_on(&self, places: &[Place]) -> Vec<TaskId> {
         let on = |running: &&Running| {
-            running.stopping && places.iter().any(|place| self.idle.node_name(place.node) == running.node)
+            running.stopping.is_some()
+                && places.iter().any(|place| self.idle.node_name(place.node) == running.node)
         };
         self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
     }
@@ -284,6 +313,7 @@ impl<'a> Round<'a> {
             room = victims.make_room(later, accounts, Claimant { moves: true, ..claimant }, &group.shapes);
         }
         let room = room?;
+        room.moved.iter().for_each(|place| self.boards.keep(place));
         let asked = room.victims.iter().map(|(victim, _)| state.running[*victim].task.clone()).collect();
         self.evictions.extend(room.victims.iter().map(|&(victim, cause)| {
             let running = &state.running[victim];
@@ -332,4 +362,11 @@ impl<'a> Round<'a> {
         let waits = self.decided.into_iter().filter_map(wait).collect();
         (Plan { starts: self.starts, evictions: self.evictions, waits }, self.considered)
     }
+}
+
+/// Tasks that were stopped to start again elsewhere.
+fn moved(state: &State) -> Vec<Position> {
+    let queues = state.queues.iter().enumerate();
+    let all = queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |t| (at, t)));
+    all.filter(|(_, (_, waiting))| waiting.moved).map(|(queue, (task, _))| (queue, task)).collect()
 }

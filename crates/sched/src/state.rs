@@ -3,7 +3,7 @@
 
 use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
 
-use crate::{Amounts, Mix, Project, Start};
+use crate::{Amounts, Cause, Mix, Project, Start};
 
 /// One moment of the world.
 #[derive(Clone, Debug, Default)]
@@ -123,8 +123,8 @@ pub struct Running {
     pub ends_at_ms: Option<i64>,
     /// Name of the queue it came from.
     pub queue: Option<String>,
-    /// Was it asked to stop? Then its slices will be free soon.
-    pub stopping: bool,
+    /// Was it asked to stop, and why? Then its slices will be free soon.
+    pub stopping: Option<Cause>,
     /// Its project.
     pub project: Option<String>,
     /// Higher ones go first within a project and may stop lower ones.
@@ -155,7 +155,7 @@ impl Running {
             started_at_ms: now_ms,
             ends_at_ms: waiting.max_run_ms.map(|run_ms| now_ms.saturating_add(run_ms)),
             queue: Some(start.queue.clone()),
-            stopping: false,
+            stopping: None,
             project: waiting.project.clone(),
             priority: waiting.priority,
             preemptible: waiting.preemptible,
@@ -175,7 +175,7 @@ impl Running {
             started_at_ms,
             ends_at_ms: None,
             queue: lease.queue.clone(),
-            stopping: false,
+            stopping: None,
             project: None,
             priority: 0,
             preemptible: true,
@@ -229,6 +229,11 @@ pub struct Waiting {
     pub enqueued_at_ms: i64,
     /// How long it runs at most, in milliseconds, if it said so.
     pub max_run_ms: Option<i64>,
+    /// The task that it was stopped for. As long as that one waits too, it goes first, whatever the order says:
+    /// otherwise both would take the same place in turn for ever.
+    pub yielded_to: Option<TaskId>,
+    /// Was it stopped to start again elsewhere ([`Cause::Consolidate`])? Then it gets its chance before all others.
+    pub moved: bool,
     /// Its project.
     pub project: Option<String>,
     /// Higher ones go first within a project and may stop lower ones.
@@ -251,6 +256,8 @@ impl Waiting {
             host: Host::default(),
             enqueued_at_ms,
             max_run_ms: None,
+            yielded_to: None,
+            moved: false,
             project: None,
             priority: 0,
             preemptible: true,

@@ -31,7 +31,7 @@ impl Tally {
             let (project, amounts) = (now.position(running.project.as_deref()), running.amounts());
             now.request(project, amounts);
             now.hold(project, amounts, !running.preemptible);
-            if running.stopping {
+            if running.stopping.is_some() {
                 stopping.push((project, amounts));
             }
         }

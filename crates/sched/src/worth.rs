@@ -118,7 +118,7 @@ impl Worth {
 
     /// Class of the GPUs taken, and how many places of each kind are lost to others.
     fn group(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) -> u64 {
-        let class = gpus.first().map_or(0xffff, |(at, _)| node.gpus[*at].class as u64);
+        let class = gpus.iter().map(|(at, _)| node.gpus[*at].class as u64).min().unwrap_or(0xffff);
         let touched = gpus.iter().filter(|(at, _)| node.gpus[*at].milli == Milli::ONE.0).count() as u64;
         let fresh = untouched(node);
         let before = self.slots(fresh, node.host);

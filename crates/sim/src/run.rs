@@ -42,6 +42,8 @@ struct World<'a> {
     ends: BTreeSet<(i64, String)>,
     /// Tasks that were asked to stop and when they will have, by time and then task.
     stops: BTreeSet<(i64, String)>,
+    /// For whom they were asked.
+    yielded_to: BTreeMap<String, TaskId>,
     /// All tasks as they were submitted.
     tasks: BTreeMap<TaskId, Waiting>,
     /// How long each submitted task will run.
@@ -62,6 +64,7 @@ impl<'a> World<'a> {
             state,
             ends: BTreeSet::new(),
             stops: BTreeSet::new(),
+            yielded_to: BTreeMap::new(),
             tasks: BTreeMap::new(),
             runs_ms: BTreeMap::new(),
             reasons: BTreeMap::new(),
@@ -103,7 +106,8 @@ impl<'a> World<'a> {
                 .filter(|(at_ms, _)| *at_ms <= now_ms)
                 .map(|(_, task)| task.clone())
                 .collect();
-            for task in stopped {
+            // Each goes to the front, so the last one first keeps their order.
+            for task in stopped.into_iter().rev() {
                 self.requeue(now_ms, &task);
             }
             let decided = self.decide(now_ms)?;
@@ -173,9 +177,10 @@ impl<'a> World<'a> {
                 Cause::Consolidate => "moved",
             };
             self.say(now_ms, format_args!("stop  {} for {} ({cause})", eviction.task, eviction.for_task));
+            self.yielded_to.insert(eviction.task.0.clone(), eviction.for_task.clone());
             self.stops.insert((now_ms + self.scenario.grace_ms, eviction.task.0.clone()));
             for running in self.state.running.iter_mut().filter(|running| running.task == eviction.task) {
-                running.stopping = true;
+                running.stopping = Some(eviction.cause);
             }
         }
         if let Some(queue) = plan.last_served() {
@@ -199,7 +204,10 @@ impl<'a> World<'a> {
         let queue =
             self.state.queues.iter_mut().find(|queue| Some(&queue.spec.name) == running.queue.as_ref());
         if let Some((queue, waiting)) = queue.zip(self.tasks.get(&running.task)) {
-            queue.waiting.insert(0, waiting.clone());
+            let mut waiting = waiting.clone();
+            waiting.yielded_to = self.yielded_to.remove(task);
+            waiting.moved = running.stopping == Some(Cause::Consolidate);
+            queue.waiting.insert(0, waiting);
         }
         self.say(now_ms, format_args!("back  {task} to its queue"));
     }

@@ -1,0 +1,137 @@
+//! Speed of placement and reclaim: decisions per second and their 99th percentile at 1,000, 10,000 and 100,000 GPUs,
+//! one large reclaim, and the memory that all this took.
+#![expect(
+    clippy::print_stdout,
+    clippy::disallowed_methods,
+    reason = "a benchmark prints, and measures with the wall clock"
+)]
+
+use std::time::{Duration, Instant};
+
+use cantle_model::{Gpu, GpuRequest, GpuUuid, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
+use cantle_sched::{
+    Ask, Cluster, Demand, Gang, GpuState, Host, Node, Order, Placement, Policy, Project, Queue, Running,
+    Standard, State, Waiting, plan,
+};
+
+const GIB: u64 = 1 << 30;
+/// Decisions measured at each size.
+const DECISIONS: usize = 20_000;
+
+fn main() {
+    println!("placement  GPUs     decisions/s  p99");
+    for placement in [Placement::Binpack, Placement::Worth] {
+        for nodes in [125, 1_250, 12_500] {
+            let (per_second, p99) = place(nodes, placement);
+            println!("{placement:10?} {:7} {per_second:12.0}  {:.0} us", nodes * 8, p99.as_secs_f64() * 1e6);
+        }
+    }
+    println!(
+        "reclaim, 1000 nodes of 8 GPUs full of single-GPU tasks, a gang of 100 x 8: {:.1} ms",
+        reclaim()
+    );
+    println!("peak memory: {} MiB", peak_mib());
+}
+
+fn node(at: usize) -> Node {
+    let gpu = |index: u32| Gpu {
+        uuid: GpuUuid(format!("GPU-{at}-{index}")),
+        index,
+        model: "A100".into(),
+        memory_bytes: 80 * GIB,
+        mig: false,
+    };
+    let mut node = Node::new(format!("node{at}"), (0..8).map(|index| GpuState::new(gpu(index))).collect());
+    node.host = Some(Host { cpu_milli: 128_000, memory_bytes: 1024 * GIB });
+    node
+}
+
+/// Sizes in eighths and how often they come; 16 is two GPUs and 64 is eight.
+const MIX: [(u32, u32); 8] = [(1, 10), (2, 20), (3, 5), (4, 20), (6, 10), (8, 25), (16, 7), (64, 3)];
+
+fn demand(eighths: u32) -> Demand {
+    let ask = match eighths {
+        whole if whole.is_multiple_of(8) => Ask::Whole { min: whole / 8, max: whole / 8 },
+        part => Ask::Part { request: GpuRequest::Fraction(Milli(part * 125)), devices: 1 },
+    };
+    let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
+    Demand { ask, models: Vec::new(), host }
+}
+
+/// Fills the cluster and then keeps it full: each decision that fails ends the oldest tasks until it succeeds.
+fn place(nodes: usize, placement: Placement) -> (f64, Duration) {
+    let nodes: Vec<Node> = (0..nodes).map(node).collect();
+    let mut cluster = Cluster::empty(&nodes);
+    let mix: Vec<(Demand, u32)> = MIX.iter().map(|&(eighths, count)| (demand(eighths), count)).collect();
+    let mut picker = Standard::picker(placement, &mix, &cluster);
+    let shapes: Vec<_> = mix.iter().map(|(demand, count)| (cluster.shape(demand), *count)).collect();
+    let (mut running, mut times) = (std::collections::VecDeque::new(), Vec::with_capacity(DECISIONS));
+    // Weyl's sequence: spread evenly, the same each time.
+    let mut draw = 0u32;
+    let total: u32 = MIX.iter().map(|(_, count)| count).sum();
+    // Fill without the clock, up to 85 %, so that what is measured is a busy cluster.
+    let mut free = 8_000 * nodes.len() as u64;
+    while times.len() < DECISIONS {
+        draw = draw.wrapping_add(2_654_435_769);
+        let mut at = draw % total;
+        let shape = shapes.iter().find(|(_, count)| at.checked_sub(*count).map(|rest| at = rest).is_none());
+        let Some((shape, _)) = shape else { continue };
+        let start = Instant::now();
+        let place = picker.find(&cluster, shape);
+        let took = start.elapsed();
+        if free < 1_200 * nodes.len() as u64 {
+            times.push(took);
+            if let Some(oldest) = running.pop_front() {
+                cluster.give_back(&oldest);
+                free += oldest.amounts().0[0];
+            }
+        }
+        if let Some(place) = place {
+            cluster.take(&place);
+            free -= place.amounts().0[0];
+            running.push_back(place);
+        }
+    }
+    let total: Duration = times.iter().sum();
+    times.sort_unstable();
+    (DECISIONS as f64 / total.as_secs_f64(), times[DECISIONS * 99 / 100])
+}
+
+/// Milliseconds for one plan in which a project takes 800 GPUs back from another.
+fn reclaim() -> f64 {
+    let nodes: Vec<Node> = (0..1_000).map(node).collect();
+    let spec = QueueSpec { name: "default".into(), want: QueueWant::Task };
+    let projects = vec![Project::new("a", 4_000_000), Project::new("b", 4_000_000)];
+    let task = |id: String, project: &str, gpus: u32| {
+        let mut task = Waiting::new(TaskId(id), 0).wanting(GpuRequest::Gpus(gpus));
+        task.project = Some(project.to_owned());
+        task
+    };
+    let singles = (0..8_000).map(|at| task(format!("s{at}"), "a", 1)).collect();
+    let mut state = State::new(nodes, Vec::new(), vec![Queue::new(spec, singles)]);
+    state.projects = projects;
+    let policy = Policy { order: Order::Share, reclaim: true, ..Policy::default() };
+    let first = plan(&state, &policy, 0);
+    let waiting = std::mem::take(&mut state.queues[0].waiting);
+    let running = first.starts.iter().zip(&waiting);
+    state.running = running
+        .map(|(start, task)| Running::of_start(start, task, LeaseId(start.task.0.clone()), 0))
+        .collect();
+    let member = |at: usize| {
+        let mut member = task(format!("g{at}"), "b", 8);
+        member.gang = Some(Gang { name: "g".into(), size: 100 });
+        member
+    };
+    state.queues[0].waiting = (0..100).map(member).collect();
+    let start = Instant::now();
+    let second = plan(&state, &policy, 1);
+    let took = start.elapsed();
+    assert_eq!(second.evictions.len(), 800, "the gang gets its 100 nodes");
+    took.as_secs_f64() * 1e3
+}
+
+fn peak_mib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap_or("");
+    line.split_whitespace().next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) / 1024
+}
