@@ -34,14 +34,18 @@ def dynamic(server):
             "CANTLE_SIM_GPUS": "3xA100-40GB",
             "CLEARML_WORKER_NAME": "node1",
             "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC": "1",
+            "PYTHONUNBUFFERED": "1",
             "FAKE_DOCKER_LOG": str(home / "docker.log"),
+            "FAKE_DOCKER_DRIVER": str(ROOT / "dist/lib/cantle/sim"),
             "FAKE_DOCKER_PROGRAM": str(HERE / "greedy.py"),
             # docker's stand-in gives the container nothing of its environment; the agent passes these on as -e.
             "CLEARML_AGENT_EXTRA_DOCKER_ARGS": f"-e GREEDY_REPORT_DIR={home}/reports -e GREEDY_HOLD_S={hold_s}",
         }
+        # The machine has its GPUs before anybody uses them.
+        server.run([CANTLE, "sim", "truth"], **env)
         argv = ["clearml-agent", "daemon", "--dynamic-gpus", "--gpus", gpus, "--queue", *queues, "--docker", "--foreground"]
         child = server.start(argv, "agent.log", **env)
-        wait_until(lambda: "Listening to queues" in server.text("agent.log") or child.poll() is not None, 60, "agent")
+        wait_until(lambda: "No tasks in Queues" in server.text("agent.log") or child.poll() is not None, 60, "agent")
         assert child.poll() is None, server.text("agent.log")
         return names
 
@@ -75,10 +79,10 @@ def test_the_documented_example(server, dynamic):
     assert "Not enough free GPUs 0.25/1.0" in wait_until(
         lambda: "Not enough free GPUs" in server.text("agent.log") and server.text("agent.log"), 30, "the waiting task"
     )
-    for name, fraction in (("quarter_gpu", 0.25), ("half_gpu", 0.5)):
+    for name, devices, fraction in (("dual_gpus", 2, 1), ("quarter_gpu", 1, 0.25), ("half_gpu", 1, 0.5)):
         seen = report_of(server, tasks[name])
         limit = int(A100_40GB * fraction)
-        assert seen["devices"] == 1 and seen["total"] == limit, "the task sees its slice"
+        assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
         assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
         assert limit - 1024 * MIB < seen["taken"] <= limit
     assert all(ended(server, task) == "completed" for task in tasks.values()), server.text("agent.log")
