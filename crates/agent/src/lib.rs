@@ -6,7 +6,6 @@
 
 mod capacity;
 mod clock;
-mod container_gpu;
 mod daemon;
 mod error;
 mod job;

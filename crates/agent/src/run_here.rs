@@ -3,14 +3,15 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId};
+use cantle_model::{
+    ComputeMode, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
+};
 use cantle_runtime::{Backend, BackendWish, DockerRun, StartError, TaskSpec, start_attached};
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::capacity;
 use crate::clock::now_ms;
-use crate::container_gpu;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
 use crate::node::{Locked, Node};
 use crate::refusals::Refusals;
@@ -95,7 +96,7 @@ async fn run_under(
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
     let spec = match docker {
-        Some(docker) => docker_client(spec, docker, &lease, request)?,
+        Some(docker) => docker_client(spec, docker, &lease, driver)?,
         None => spec,
     };
     let mut task = start_attached(&spec)?;
@@ -163,16 +164,12 @@ fn docker_client(
     spec: TaskSpec,
     docker: &DockerRun,
     lease: &Lease,
-    request: &RunRequest,
+    driver: &dyn Driver,
 ) -> Result<TaskSpec, AgentError> {
-    let (devices, driver_files) = match request.source {
-        Source::Sim { .. } => (Vec::new(), Vec::new()),
-        Source::Real => {
-            let libcuda = &spec.confinement.libraries.cuda.real;
-            (container_gpu::devices(&lease.slices)?, container_gpu::driver_files(libcuda))
-        }
-    };
-    let words = docker.with_slice(&spec, &lease.task, &devices, &driver_files).map_err(StartError::from)?;
+    let gpus: Vec<GpuUuid> = lease.slices.iter().map(|slice| slice.gpu.clone()).collect();
+    let parts = driver.container_parts(&gpus)?;
+    let words =
+        docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files).map_err(StartError::from)?;
     Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })
 }
 

@@ -4,12 +4,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_clearml::tasks;
-use cantle_driver::Source;
-use cantle_model::{LeaseId, TaskId};
+use cantle_model::{GpuUuid, TaskId};
 use cantle_runtime::{ContainerSpec, Engine, Output, Running, TaskSpec};
 
 use super::Agent;
-use crate::{AgentError, container_gpu};
+use super::entry::Entry;
+use crate::AgentError;
 
 /// ClearML's own default.
 const DEFAULT_IMAGE: &str = "nvidia/cuda:12.6.3-cudnn-runtime-ubuntu20.04";
@@ -36,31 +36,27 @@ impl Agent {
         mut spec: TaskSpec,
         dir: &std::path::Path,
     ) -> Result<Running, AgentError> {
-        let (devices, driver_files) = match self.config.source {
-            Source::Sim { .. } => (Vec::new(), Vec::new()),
-            Source::Real => {
-                let libcuda = &spec.confinement.libraries.cuda.real;
-                (container_gpu::devices(&spec.slices)?, container_gpu::driver_files(libcuda))
-            }
-        };
+        let gpus: Vec<GpuUuid> = spec.slices.iter().map(|slice| slice.gpu.clone()).collect();
+        let parts = self.driver.container_parts(&gpus)?;
         let (image, options) = image_and_options(docker, &task.container)
             .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
         spec.argv = in_container(&task.container, spec.argv);
         let task = TaskId(task.id.clone());
-        let container = ContainerSpec { task, image, options, devices, driver_files };
+        let container =
+            ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files };
         Ok(engine.start(&spec, &container, Output::TaskDir(dir.to_owned())).await?)
     }
 
-    /// Removes containers of a former daemon whose leases are gone: nobody answers for them any more.
+    /// Removes containers of a former daemon that it made but did not live to write down: their tasks start anew.
+    /// Containers of others on the same engine are none of our business.
     ///
     /// # Errors
     /// If the engine does not answer.
     pub(crate) async fn remove_leftovers(&self) -> Result<(), AgentError> {
         let Some(engine) = &self.engine else { return Ok(()) };
-        let standing: Vec<LeaseId> = self.node.leases()?.into_iter().map(|lease| lease.id).collect();
         for leftover in engine.leftovers().await? {
-            if !standing.contains(&leftover.lease) && !self.entries.contains_key(&leftover.lease) {
-                tracing::info!(lease = %leftover.lease, "removing a container that nobody answers for");
+            if self.entries.get(&leftover.lease).is_some_and(Entry::is_unsettled) {
+                tracing::info!(lease = %leftover.lease, "removing a container that was made but not started by us");
                 engine.remove(&leftover.id).await?;
             }
         }
