@@ -84,3 +84,76 @@ impl Book {
         account.release(core::mem::take(&mut self.context_granules));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::vec::Vec;
+
+    use cantle_ledger::host::{self, GpuLimit};
+    use cantle_ledger::{Attachment, GRANULE_BYTES};
+
+    use super::*;
+
+    fn attach(limit: u64) -> (tempfile::TempDir, Attachment) {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = GpuLimit { uuid: [1; 16], limit_bytes: limit * GRANULE_BYTES, context_bytes: 0 };
+        host::create(dir.path(), "lease", &[gpu]).unwrap();
+        let attachment = Attachment::new(&CString::new(dir.path().as_os_str().as_bytes()).unwrap()).unwrap();
+        (dir, attachment)
+    }
+
+    /// The rule, said again: large ones each in granules, small ones together.
+    fn granules(live: &[u64]) -> u32 {
+        let (large, small): (Vec<u64>, Vec<u64>) = live.iter().partition(|&&bytes| bytes > SMALL_BYTES);
+        let small = small.iter().map(|bytes| bytes.div_ceil(512) * 512).sum::<u64>().div_ceil(GRANULE_BYTES);
+        (large.iter().map(|bytes| bytes.div_ceil(GRANULE_BYTES)).sum::<u64>() + small) as u32
+    }
+
+    #[test]
+    fn charges_by_the_rule_whatever_comes_and_goes() {
+        let (_dir, attachment) = attach(60);
+        let (mut book, mut account) = (Book::default(), attachment.account(0).unwrap());
+        let (mut live, mut state) = (Vec::new(), 1_u64);
+        let mut below = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % end
+        };
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let bytes = if below(4) == 0 { below(20 << 20) } else { below(SMALL_BYTES + 2) };
+            match below(3) {
+                0 if !live.is_empty() => {
+                    let gone = live.swap_remove(below(live.len() as u64) as usize);
+                    book.release(&mut account, gone);
+                }
+                1 if !live.is_empty() => {
+                    let at = below(live.len() as u64) as usize;
+                    if book.resize(&mut account, live[at], bytes).is_ok() {
+                        live[at] = bytes;
+                    }
+                }
+                _ => match book.reserve(&mut account, bytes) {
+                    Ok(()) => live.push(bytes),
+                    Err(_) => refused += 1,
+                },
+            }
+            assert_eq!(account.held(), granules(&live));
+        }
+        assert!(refused > 100, "the limit was never in the way");
+    }
+
+    #[test]
+    fn a_context_is_charged_once() {
+        let (_dir, attachment) = attach(10);
+        let (mut book, mut account) = (Book::default(), attachment.account(0).unwrap());
+        assert!(book.reserve_context(&mut account, 11).is_err());
+        book.reserve_context(&mut account, 7).unwrap();
+        book.reserve_context(&mut account, 7).unwrap();
+        assert_eq!(account.held(), 7);
+        book.release_context(&mut account);
+        book.release_context(&mut account);
+        assert_eq!(account.held(), 0);
+    }
+}

@@ -60,6 +60,7 @@ hooks! { CUDA, "cuda":
     Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
     Frees cuMemRelease(handle: Handle) => vmm::release;
     Frees cuMemRetainAllocationHandle(handle: *mut Handle, address: *mut c_void) => vmm::retain;
+    Frees cuMemImportFromShareableHandle(handle: *mut Handle, shared: *mut c_void, kind: c_int) => vmm::import;
     Frees cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) => vmm::map;
     Frees cuMemUnmap(address: Address, bytes: usize) => vmm::unmap;
 
@@ -89,7 +90,6 @@ hooks! { CUDA, "cuda":
     Allocates cuCtxCreate_v4(context: *mut Context, parameters: *mut c_void, flags: c_uint, device: Device) => context::create_v4;
     Frees cuCtxDestroy(context: Context) => context::destroy;
     Frees cuCtxDestroy_v2(context: Context) => context::destroy;
-    Frees cuCtxDetach(context: Context) => context::destroy;
     Allocates cuDevicePrimaryCtxRetain(context: *mut Context, device: Device) => context::retain_primary;
     Frees cuDevicePrimaryCtxRelease(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxRelease_v2(device: Device) => context::end_primary;

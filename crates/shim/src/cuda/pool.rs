@@ -91,7 +91,7 @@ pub(super) unsafe fn alloc(
         return found;
     }
     // SAFETY: the caller's arguments.
-    from(pool, device, bytes, address, stream, || unsafe { real(address, bytes, stream) })
+    from(know(pool, device), bytes, address, stream, || unsafe { real(address, bytes, stream) })
 }
 
 pub(super) unsafe fn alloc_from(
@@ -102,11 +102,10 @@ pub(super) unsafe fn alloc_from(
     stream: Stream,
 ) -> Status {
     let known = process().and_then(|process| process.pools.get(pool as u64));
-    let device = if known.is_some() { charge::current().map(|(_, device)| device) } else { owner_of(pool) };
     // SAFETY: the caller's arguments.
     let real = || unsafe { real(address, bytes, pool, stream) };
-    match device {
-        Some(device) => from(pool, device, bytes, address, stream, real),
+    match known.map_or_else(|| owner_of(pool).map(|device| know(pool, device)), |known| Some(Some(known))) {
+        Some(known) => from(known, bytes, address, stream, real),
         // Imported, or of host memory: charged elsewhere, or not the GPU's.
         None => real(),
     }
@@ -131,39 +130,42 @@ fn owner_of(pool: Pool) -> Option<Device> {
 
 /// The device that a stream's work runs on: that of its context, which need not be current.
 fn device_of(stream: Stream) -> Option<Device> {
-    let (context, device) = charge::current()?;
+    let current = charge::current();
     // The default streams are the current context's.
     if stream as usize <= 2 {
-        return Some(device);
+        return current.map(|(_, device)| device);
     }
-    let mut streams_context = core::ptr::null_mut();
+    let mut context = core::ptr::null_mut();
     // SAFETY: the caller's stream; writes to where it is told.
-    let found = unsafe { driver::cuStreamGetCtx.get().ok()?(stream, &raw mut streams_context) };
-    if found != SUCCESS || streams_context == context {
+    if unsafe { driver::cuStreamGetCtx.get().ok()?(stream, &raw mut context) } != SUCCESS {
+        return None;
+    }
+    if let Some((_, device)) = current.filter(|(current, _)| *current == context) {
         return Some(device);
     }
     // SAFETY: a context of this process, popped again.
     unsafe {
-        if driver::cuCtxPushCurrent_v2.get().ok()?(streams_context) != SUCCESS {
+        if driver::cuCtxPushCurrent_v2.get().ok()?(context) != SUCCESS {
             return None;
         }
-        let other = charge::current();
-        let mut popped = core::ptr::null_mut();
-        driver::cuCtxPopCurrent_v2.get().ok()?(&raw mut popped);
-        other.map(|(_, device)| device)
+        let pushed = charge::current();
+        driver::cuCtxPopCurrent_v2.get().ok()?(&raw mut context);
+        pushed.map(|(_, device)| device)
     }
 }
 
+/// Allocates from a pool that is `known`, or that could not be remembered.
 fn from(
-    pool: Pool,
-    device: Device,
+    known: Option<Entry>,
     bytes: usize,
     address: *mut Address,
     stream: Stream,
     real: impl FnOnce() -> Status,
 ) -> Status {
-    let Some(known) = know(pool, device) else { return OUT_OF_MEMORY };
-    let Some(place) = Place::charged(known.gpu()) else { return OUT_OF_MEMORY };
+    let Some((known, place)) = known.and_then(|known| Some((known, Place::charged(known.gpu())?))) else {
+        return OUT_OF_MEMORY;
+    };
+    let pool = known.key as Pool;
     // Held until the pool's new reservation is charged, so that two threads don't take each other's growth for their own.
     let Some(mut opened) = place.open() else { return OUT_OF_MEMORY };
     if let Err(status) = opened.charge_context(bytes as u64) {

@@ -3,7 +3,7 @@
 //! Physical memory is there as long as its handle or a mapping of it is, so it is charged from creation until the last of them
 //! is gone. An imported handle is memory of the process that created it, and charged there.
 
-use core::ffi::c_int;
+use core::ffi::{c_int, c_void};
 
 use super::charge::{self, Place};
 use super::{Address, OUT_OF_MEMORY, SUCCESS};
@@ -100,12 +100,30 @@ pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handl
 }
 
 pub(super) unsafe fn retain(
-    real: unsafe extern "C" fn(*mut Handle, *mut core::ffi::c_void) -> Status,
+    real: unsafe extern "C" fn(*mut Handle, *mut c_void) -> Status,
     handle: *mut Handle,
-    address: *mut core::ffi::c_void,
+    address: *mut c_void,
 ) -> Status {
     // SAFETY: the caller's arguments.
     let status = unsafe { real(handle, address) };
+    if status == SUCCESS
+        && let Some(process) = process()
+    {
+        // SAFETY: written by the driver.
+        hold(process, unsafe { *handle });
+    }
+    status
+}
+
+/// A handle that is known already is of this process's own memory, and keeps it.
+pub(super) unsafe fn import(
+    real: unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> Status,
+    handle: *mut Handle,
+    shared: *mut c_void,
+    kind: c_int,
+) -> Status {
+    // SAFETY: the caller's arguments.
+    let status = unsafe { real(handle, shared, kind) };
     if status == SUCCESS
         && let Some(process) = process()
     {

@@ -1,0 +1,19 @@
+"""Memory that processes share is charged once, to whoever allocated it."""
+
+import sys
+
+from conftest import HERE, LIMIT, MIB
+
+HELD = 3000
+CONTEXT = 416
+
+
+def test_opening_a_neighbours_memory_costs_nothing(machine):
+    """Two processes of one slice: 3000 MiB in one, opened by the other, is more than the slice if it counts twice."""
+    running = machine.start([sys.executable, HERE / "share.py", HELD])
+    record = running.record()
+    assert record["opened"] == 0, "refused, although nothing new is taken"
+    used = machine.truth()["used_bytes"]
+    assert used == (HELD + 2 * CONTEXT) * MIB
+    assert LIMIT - record["free"] == used
+    running.end()
