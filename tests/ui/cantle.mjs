@@ -45,6 +45,7 @@ export class Cantle {
       CANTLE_STATE_DIR: path.join(this.home, "state"),
       CANTLE_SIM_DIR: path.join(this.home, "sim"),
       CANTLE_SIM_GPUS: simGpus,
+      CANTLE: BINARY,
       ...(process.env.CANTLE_LIB_DIR ? { CANTLE_LIB_DIR: process.env.CANTLE_LIB_DIR } : {}),
     };
   }

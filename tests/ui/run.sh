@@ -18,8 +18,9 @@ sudo=$([ "$(id -u)" = 0 ] || echo "sudo -n")
 if [ ! -x "$CHROMIUM" ]; then
     $sudo apt-get install -y -qq chromium >/dev/null 2>&1 || skip "no browser: apt-get install chromium failed"
 fi
-# Without Prometheus only the tests of the metrics are skipped.
+# Without these only the tests that need them are skipped.
 command -v promtool >/dev/null || $sudo apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1 || true
+command -v tmux >/dev/null || $sudo apt-get install -y -qq tmux >/dev/null 2>&1 || true
 [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund || skip "npm ci failed"
 # `screenshots` makes the pictures of the docs instead.
 [ "${1:-}" != screenshots ] || exec node screenshots.mjs

@@ -87,8 +87,8 @@ fn gpu_line(node: &str, gpu: &GpuView, style: Style) -> Line<'static> {
     ));
     line.push_span(format!(" {model:<18} {mode:<6} ["));
     bar(gpu, style).into_iter().for_each(|span| line.push_span(span));
-    let (given, used, total) =
-        (Milli(gpu.allocated_milli), Bytes(used_bytes(gpu)).to_string(), Bytes(gpu.memory_bytes));
+    let (given, used) = (Milli(gpu.allocated_milli).to_string(), Bytes(used_bytes(gpu)).to_string());
+    let total = Bytes(gpu.memory_bytes);
     line.push_span(format!("] {given:>5} of 1  {used:>8} of {total}"));
     line
 }

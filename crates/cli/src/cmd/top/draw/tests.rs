@@ -80,7 +80,7 @@ fn monochrome_and_ascii() {
             "n1/0             A100-SXM4-40GB     shared [###=========######......]  0.75 of 1    15 GiB of 40 GiB",
             "  |-# half                           default      0.5          5 GiB of 20 GiB   task-half",
             "  `-# quarter                        default      0.25        10 GiB of 10 GiB   task-quarter",
-            "n1/1             A100-SXM4-40GB     mig    [........................]     0 of 1        0 B of 40 GiB",
+            "n1/1             A100-SXM4-40GB     mig    [........................]     0 of 1       0 B of 40 GiB",
             "waiting: 1",
             "  big                              default      needs 2 GPUs, free 1.25 of 2",
         ]
