@@ -1,7 +1,7 @@
 //! Taking back: which running tasks have to stop so that a waiting one fits. Every choice is tried on the free
 //! amounts first; nothing is asked to stop unless that makes room.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_model::{Share, TaskId};
 
@@ -58,6 +58,13 @@ struct Unit {
 /// What stopping costs: priority first, then the work that is lost, in thousandths of a GPU times milliseconds.
 type Cost = (i32, u128);
 
+/// Room that could be made on a node: what it costs, how many units it takes, the node, and the units.
+type Offer = (Cost, usize, usize, Vec<usize>);
+
+/// Whether units of a project may be taken, by what they hold besides GPUs (CPU, memory); the same for all of them as
+/// long as the accounts don't change.
+type Allowed = BTreeMap<(usize, bool, bool), bool>;
+
 /// The running tasks as victims.
 #[derive(Clone, Debug)]
 pub(crate) struct Victims {
@@ -108,9 +115,17 @@ impl Victims {
         shapes: &[Shape],
     ) -> Option<Room> {
         let mut room = Room::default();
-        let mut chosen = Vec::new();
+        let (mut chosen, mut offers, mut offers_for) = (Vec::new(), BTreeSet::new(), None);
         for shape in shapes {
-            let Some((place, units, moved)) = self.next_place(cluster, accounts, claimant, shape) else {
+            if offers_for != Some(shape) {
+                let mut allowed = BTreeMap::new();
+                let offer = |node| self.offer(cluster, accounts, claimant, shape, node, &mut allowed);
+                offers = (0..cluster.len()).filter_map(offer).collect();
+                offers_for = Some(shape);
+            }
+            let Some((place, units, moved)) =
+                self.next_place(cluster, accounts, claimant, shape, &mut offers)
+            else {
                 for place in &room.places {
                     cluster.give_back(place);
                 }
@@ -120,6 +135,7 @@ impl Victims {
                 return None;
             };
             cluster.take(&place);
+            offers.extend(self.offer(cluster, accounts, claimant, shape, place.node, &mut BTreeMap::new()));
             room.places.push(place);
             room.moved.extend(moved);
             chosen.extend(units);
@@ -132,31 +148,44 @@ impl Victims {
         Some(room)
     }
 
+    /// The best offer that still stands; it and those that don't are used up.
     fn next_place(
         &mut self,
         cluster: &mut Cluster,
         accounts: &mut Accounts,
         claimant: Claimant,
         shape: &Shape,
+        offers: &mut BTreeSet<Offer>,
     ) -> Option<(Place, Vec<usize>, Vec<Place>)> {
-        let mut offers: Vec<(Cost, usize, usize, Vec<usize>)> = Vec::new();
-        let mut allowed = BTreeMap::new();
-        for node in 0..cluster.len() {
-            let Some(units) = self.cheapest_on(cluster, accounts, claimant, shape, node, &mut allowed) else {
-                continue;
-            };
-            let cost = units.iter().map(|&unit| self.units[unit].cost);
-            let cost = cost.fold((i32::MIN, 0), |sum, (priority, work)| (sum.0.max(priority), sum.1 + work));
-            offers.push((cost, units.len(), node, units));
-            if offers.last().is_some_and(|(_, count, ..)| *count == 0) {
-                break;
+        while let Some((_, _, node, units)) = offers.pop_first() {
+            if units.iter().any(|&unit| self.units[unit].settled) {
+                offers.extend(self.offer(cluster, accounts, claimant, shape, node, &mut BTreeMap::new()));
+            } else if let Some((place, moved)) =
+                self.try_out(cluster, accounts, claimant, shape, node, &units)
+            {
+                return Some((place, units, moved));
             }
         }
-        offers.sort_unstable_by_key(|(cost, count, node, _)| (*cost, *count, *node));
-        offers.into_iter().find_map(|(_, _, node, units)| {
-            let (place, moved) = self.try_out(cluster, accounts, claimant, shape, node, &units)?;
-            Some((place, units, moved))
-        })
+        None
+    }
+
+    fn offer(
+        &self,
+        cluster: &Cluster,
+        accounts: &Accounts,
+        claimant: Claimant,
+        shape: &Shape,
+        node: usize,
+        allowed: &mut Allowed,
+    ) -> Option<Offer> {
+        let units = self.cheapest_on(cluster, accounts, claimant, shape, node, allowed)?;
+        Some((self.cost_of(&units), units.len(), node, units))
+    }
+
+    /// The highest priority among the units and all the work that is lost.
+    fn cost_of(&self, units: &[usize]) -> Cost {
+        let costs = units.iter().map(|&unit| self.units[unit].cost);
+        costs.fold((i32::MIN, 0), |sum, (priority, work)| (sum.0.max(priority), sum.1 + work))
     }
 
     /// The cheapest units whose end makes room for `shape` on a node; empty if there is room.
@@ -167,7 +196,7 @@ impl Victims {
         claimant: Claimant,
         shape: &Shape,
         node: usize,
-        allowed: &mut BTreeMap<(usize, bool, bool), bool>,
+        allowed: &mut Allowed,
     ) -> Option<Vec<usize>> {
         let free = cluster.node(node);
         let mut may = |unit: usize| {
@@ -182,9 +211,7 @@ impl Victims {
             candidates.retain(|unit| may(*unit));
             candidates.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
             if let Some(units) = self.enough(gpu, share, node, at, candidates) {
-                let cost = units.iter().map(|&unit| self.units[unit].cost);
-                let cost = cost.fold((i32::MIN, 0), |sum, (p, work)| (sum.0.max(p), sum.1 + work));
-                gpus.push((cost, at, units));
+                gpus.push((self.cost_of(&units), at, units));
             }
         }
         let wanted = shape.devices().0 as usize;
@@ -327,13 +354,7 @@ impl Victims {
         all.then_some(moved)
     }
 
-    fn allowed(
-        &self,
-        unit: &Unit,
-        accounts: &Accounts,
-        claimant: Claimant,
-        known: &mut BTreeMap<(usize, bool, bool), bool>,
-    ) -> bool {
+    fn allowed(&self, unit: &Unit, accounts: &Accounts, claimant: Claimant, known: &mut Allowed) -> bool {
         if claimant.moves {
             return !unit.gang;
         }
