@@ -90,7 +90,8 @@ async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
     let change = call.change(false, request.status_reason, request.status_message);
     if !call.store.dequeue(&request.task, None, to, &change).await? {
         // A task that an agent started has left its queue already; agents ask once more to be sure.
-        return Ok(Dequeued::default());
+        let status = call.store.task(&request.task).await?.index.status;
+        return Ok(Dequeued { fields: status_field(status), ..Dequeued::default() });
     }
     Ok(Dequeued { dequeued: 1, updated: 1, fields: status_field(to) })
 }
