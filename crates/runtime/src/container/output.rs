@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -26,26 +26,29 @@ pub enum Output {
 }
 
 impl Output {
-    pub(super) fn begin(&self, head: &str) -> io::Result<()> {
+    pub(super) fn task_dir(&self) -> Option<TaskDir> {
         match self {
-            Self::TaskDir(dir) => {
-                TaskDir::new(dir).prepare()?;
-                std::fs::write(log(dir), head)
-            }
-            Self::Inherit => Ok(()),
+            Self::TaskDir(dir) => Some(TaskDir::new(dir)),
+            Self::Inherit => None,
         }
+    }
+
+    pub(super) fn begin(&self, head: &str) -> io::Result<()> {
+        let Some(dir) = self.task_dir() else { return Ok(()) };
+        dir.prepare()?;
+        std::fs::write(dir.output(), head)
     }
 
     /// Copies until the container has ended and all it wrote is here. The engine keeps the whole output and tells it
     /// in the same order each time, so that after an interruption it is enough to skip what is here already.
     pub(super) async fn copy(self, docker: Docker, id: String, head_len: u64) -> io::Result<()> {
-        let mut copy = match &self {
-            Self::TaskDir(dir) => {
-                let file = OpenOptions::new().append(true).open(log(dir))?;
+        let mut copy = match self.task_dir() {
+            Some(dir) => {
+                let file = OpenOptions::new().append(true).open(dir.output())?;
                 let copied = file.metadata()?.len().saturating_sub(head_len);
                 Copy { docker, id, sink: Sink::File(file), copied }
             }
-            Self::Inherit => Copy { docker, id, sink: Sink::Standard, copied: 0 },
+            None => Copy { docker, id, sink: Sink::Standard, copied: 0 },
         };
         loop {
             copy.pass(Until::Ended).await?;
@@ -91,10 +94,6 @@ impl Copy {
         }
         Ok(true)
     }
-}
-
-fn log(dir: &Path) -> PathBuf {
-    TaskDir::new(dir).output()
 }
 
 enum Sink {

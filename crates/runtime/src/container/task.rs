@@ -63,30 +63,19 @@ impl Container {
         if leader != nobody && !spec.slices.is_empty() {
             verify(pid, &spec.confinement.slice_dir)?;
         }
-        let head_len = match &output {
-            Output::TaskDir(dir) => std::fs::metadata(dir.join("output.log")).map_or(0, |meta| meta.len()),
-            Output::Inherit => 0,
-        };
-        let dir = match &output {
-            Output::TaskDir(dir) => {
-                let dir = TaskDir::new(dir);
-                let state = State {
-                    scope: scope.clone(),
-                    backend: Backend::Container,
-                    container: Some(at.clone()),
-                    head_len,
-                };
-                dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
-                Some(dir)
-            }
-            Output::Inherit => None,
-        };
-        let signals = match &output {
+        let dir = output.task_dir();
+        let head_len =
+            dir.as_ref().map_or(0, |dir| std::fs::metadata(dir.output()).map_or(0, |meta| meta.len()));
+        let signals = if let Some(dir) = &dir {
+            let container = Some(at.clone());
+            let state = State { scope: scope.clone(), backend: Backend::Container, container, head_len };
+            dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
+            None
+        } else {
             // The engine's process is not in the terminal's process group.
-            Output::Inherit => Some(signals::for_task(FromTerminal::Forwarded)),
-            Output::TaskDir(_) => None,
+            let signals = signals::for_task(FromTerminal::Forwarded);
+            Some(signals.map_err(|why| StartError::setup("signals", why))?)
         };
-        let signals = signals.transpose().map_err(|why| StartError::setup("signals", why))?;
         let copy = tokio::spawn(output.copy(docker.clone(), at.id.clone(), head_len));
         Ok(Self {
             scope,

@@ -8,6 +8,8 @@
     reason = "test support; each test program uses its own part of it"
 )]
 
+pub mod docker;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};

@@ -1,0 +1,156 @@
+//! The real shim over a simulated GPU in real containers, with the simulator's truth as witness:
+//! `tests/docker/run.sh` starts an engine and runs this. Without it, a skip.
+
+#![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use cantle_runtime::{Exit, Output, Running, TaskSpec};
+use common::docker::{Docker, lease, output, spec};
+use common::{Bench, eventually, stdout};
+
+/// A slice of a simulated GPU with the real shim: `make build` makes both.
+struct SimSlice {
+    bench: Bench,
+    lib_dir: PathBuf,
+    spec: TaskSpec,
+}
+
+const LIMIT_MIB: u64 = 8 << 10;
+const CARD_MIB: u64 = 40 << 10;
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+impl SimSlice {
+    fn new() -> Option<Self> {
+        let lib_dir = repository().join("dist/lib/cantle");
+        if !lib_dir.join("shim/libcuda.so.1").exists() || !lib_dir.join("sim/libcuda.so.1").exists() {
+            eprintln!("skipped: no shim or no simulated driver; run `make build`");
+            return None;
+        }
+        let bench = Bench::new();
+        let sim_dir = bench.path("sim");
+        let truth = simulator(&lib_dir, &sim_dir, &["create", "1xA100-40GB"]);
+        let uuid = truth["gpus"][0]["uuid"].as_str().unwrap().to_owned();
+        let limit = cantle_ledger::host::GpuLimit {
+            uuid: cantle_ledger::host::parse_uuid(&uuid).unwrap(),
+            limit_bytes: LIMIT_MIB << 20,
+            context_bytes: context_bytes(&lib_dir, &sim_dir),
+        };
+        let lease = lease(&bench);
+        cantle_ledger::host::create(&bench.path("slice"), &lease.0, &[limit]).unwrap();
+        let mut spec = spec(&bench, &[]);
+        spec.slices[0].gpu = cantle_model::GpuUuid(uuid);
+        spec.confinement.shim_dir = lib_dir.join("shim");
+        spec.confinement.sim_dir = Some(sim_dir);
+        spec.confinement.libraries.cuda.real = lib_dir.join("sim/libcuda.so.1");
+        spec.confinement.libraries.nvml.real = lib_dir.join("sim/libnvidia-ml.so.1");
+        Some(Self { bench, lib_dir, spec })
+    }
+
+    async fn start(&self, docker: &Docker, script: &str) -> Running {
+        let spec = TaskSpec { argv: ["sh", "-c", script].map(Into::into).into(), ..self.spec.clone() };
+        let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
+        let container = docker.container(&["-v", &tools]);
+        docker.engine.start(&spec, &container, Output::TaskDir(self.bench.path("task"))).await.unwrap()
+    }
+
+    fn truth(&self) -> serde_json::Value {
+        simulator(&self.lib_dir, &self.bench.path("sim"), &["truth"])
+    }
+}
+
+fn simulator(lib_dir: &Path, sim_dir: &Path, args: &[&str]) -> serde_json::Value {
+    let script = repository().join("tests/docker/sim.py");
+    let output = Command::new("python3").arg(script).arg(lib_dir).arg(sim_dir).args(args).output().unwrap();
+    assert!(output.status.success(), "{}", common::stderr(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// What the simulated card takes for a context, seen from outside: what a process without a slice can't get of 40 GiB.
+/// At the same time the negative control: without cantle the same program takes the whole card.
+fn context_bytes(lib_dir: &Path, sim_dir: &Path) -> u64 {
+    let script = repository().join("tests/docker/fill.py");
+    let output = Command::new("python3")
+        .arg(script)
+        .env("LD_LIBRARY_PATH", lib_dir.join("sim"))
+        .env("CANTLE_SIM_DIR", sim_dir)
+        .output()
+        .unwrap();
+    let taken_mib: u64 = stdout(&output).split(' ').next().unwrap().parse().unwrap();
+    assert!(taken_mib > CARD_MIB * 9 / 10, "{}", stdout(&output));
+    (CARD_MIB - taken_mib) << 20
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_gets_its_slice_and_no_more() {
+    let Some(docker) = Docker::new().await else { return };
+    let Some(slice) = SimSlice::new() else { return };
+    // Four processes at once; together they get one slice.
+    let script = "for i in 1 2 3 4; do python3 /tools/fill.py 60 2 & done; wait";
+    let mut task = slice.start(&docker, script).await;
+    eventually("all four have met the limit", || output(&slice.bench).lines().count() == 4);
+
+    let lines = output(&slice.bench);
+    let truth = slice.truth();
+    let pids = task.pids();
+    task.stopper().kill().await;
+    task.wait().await;
+
+    for line in lines.lines() {
+        assert!(
+            line.ends_with(&format!(" 2 {LIMIT_MIB}")),
+            "out of memory, in a card as large as the slice: {line}"
+        );
+    }
+    let used = truth["gpus"][0]["used_bytes"].as_u64().unwrap();
+    assert_eq!(used, LIMIT_MIB << 20, "contexts included: {truth}");
+    let processes = truth["gpus"][0]["processes"].as_array().unwrap();
+    assert_eq!(processes.len(), 4);
+    for process in processes {
+        let pid = u32::try_from(process["pid"].as_u64().unwrap()).unwrap();
+        assert!(pids.contains(&pid), "the driver and the runtime mean the same process: {pid} in {pids:?}");
+    }
+    assert_eq!(slice.truth()["gpus"][0]["used_bytes"], 0, "all of it came back");
+}
+
+/// Ways in which a task tries to get more than its slice. Each prints what it got.
+const ATTEMPTS: [&str; 14] = [
+    "python3 /tools/fill.py",
+    "env -i CANTLE_SIM_DIR=/run/cantle/sim /usr/bin/python3 /tools/fill.py",
+    "unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES GPU_MEMORY_LIMIT CANTLE_SLICE; python3 /tools/fill.py",
+    "GPU_MEMORY_LIMIT=99999999999 python3 /tools/fill.py",
+    "mkdir /tmp/fake; CANTLE_SLICE_DIR=/tmp/fake python3 /tools/fill.py",
+    "LD_LIBRARY_PATH=/usr/lib64 python3 /tools/fill.py",
+    "LD_PRELOAD=/usr/lib64/libcuda.so.1 python3 /tools/fill.py",
+    "umount /usr/lib64/libcuda.so.1; umount -l /usr/lib/*/libcuda.so.1; python3 /tools/fill.py",
+    "mount --bind /run/cantle/real/libcuda.so.1 /usr/lib/x86_64-linux-gnu/libcuda.so.1; python3 /tools/fill.py",
+    "cp /etc/passwd /run/cantle/slice/limits; truncate -s 0 /run/cantle/slice/limits; python3 /tools/fill.py",
+    "chmod 777 /run/cantle/slice/limits; dd if=/dev/zero of=/run/cantle/slice/limits bs=64 count=1; python3 /tools/fill.py",
+    "rm -rf /run/cantle/real /run/cantle/slice; mv /run/cantle /run/other; python3 /tools/fill.py",
+    "rm -f /usr/lib64/libcuda.so.1 /usr/lib/*/libcuda.so.1; python3 /tools/fill.py",
+    "unshare -m sh -c 'umount /usr/lib/*/libcuda.so.1; python3 /tools/fill.py' || python3 /tools/fill.py",
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_cannot_lift_its_limit() {
+    let Some(docker) = Docker::new().await else { return };
+    let Some(slice) = SimSlice::new() else { return };
+    let script = ATTEMPTS.map(|attempt| format!("( {attempt} ) 2>/dev/null")).join("; ");
+
+    let mut task = slice.start(&docker, &script).await;
+    let exit = task.wait().await;
+
+    let text = output(&slice.bench);
+    assert_eq!(exit, Exit::Code(0), "{text}");
+    assert_eq!(text.lines().count(), ATTEMPTS.len(), "{text}");
+    for (line, attempt) in text.lines().zip(ATTEMPTS) {
+        let taken_mib: u64 = line.split(' ').next().unwrap().parse().unwrap();
+        assert!(taken_mib < LIMIT_MIB && line.contains(" 2 "), "{attempt}: {line}");
+    }
+}
