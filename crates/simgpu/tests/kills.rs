@@ -94,7 +94,7 @@ fn kills_at_random_instants_leave_nothing() {
     let sim = Sim::open(dir.path(), Some(SPEC)).unwrap();
     let mut random = Random(1);
     let mut workers: Vec<Child> = (0..6).map(|_| start("worker_allocates", dir.path())).collect();
-    for _ in 0..60 {
+    for _ in 0..200 {
         std::thread::sleep(Duration::from_micros(random.below(10_000)));
         let victim = random.below(6) as usize;
         workers[victim].kill().unwrap();

@@ -101,21 +101,25 @@ impl Sim {
             && self.locks.holder(slot).is_some()
     }
 
-    /// Gives back what dead processes hold, and takes the lock.
+    /// Gives back what dead processes hold, and takes the lock. Liveness is asked under the lock: a witness must not see a
+    /// process that has died meanwhile together with the one that already uses its memory.
     pub fn swept(&'static self) -> Guard {
-        self.sweep(None);
-        self.lock()
+        let mut state = self.lock();
+        for (slot, _) in state.in_use(None) {
+            if self.locks.holder(slot).is_none() {
+                state.release_slot(slot);
+            }
+        }
+        state
     }
 
-    /// Gives back what dead processes hold; `own` is a slot known to be alive. The kernel is asked without the lock: with
-    /// many processes that takes a while, and a slot that changes hands meanwhile is recognised by its generation.
+    /// Gives back what dead processes hold; `own` is a slot known to be alive. For those who need room, not a picture: the
+    /// kernel is asked without the lock, since with many processes that takes a while, and a slot that changes hands
+    /// meanwhile is recognised by its generation.
     fn sweep(&'static self, own: Option<usize>) {
-        let used: Vec<(usize, u64)> = {
-            let state = self.lock();
-            let others = state.processes().filter(|(slot, _)| Some(*slot) != own);
-            others.map(|(slot, process)| (slot, process.generation)).collect()
-        };
-        let dead: Vec<_> = used.into_iter().filter(|(slot, _)| self.locks.holder(*slot).is_none()).collect();
+        let in_use = self.lock().in_use(own);
+        let dead: Vec<_> =
+            in_use.into_iter().filter(|(slot, _)| self.locks.holder(*slot).is_none()).collect();
         if dead.is_empty() {
             return;
         }
@@ -129,6 +133,12 @@ impl Sim {
 }
 
 impl Guard {
+    /// Slots in use, but for `own`, with their generations.
+    fn in_use(&self, own: Option<usize>) -> Vec<(usize, u64)> {
+        let others = self.processes().filter(|(slot, _)| Some(*slot) != own);
+        others.map(|(slot, process)| (slot, process.generation)).collect()
+    }
+
     /// The pid of the process in `slot`, as seen from this process's pid namespace where possible.
     pub fn pid_of(&self, slot: usize) -> u32 {
         self.sim.locks.holder(slot).filter(|&pid| pid != 0).unwrap_or(self.slots[slot].pid)
