@@ -6,10 +6,13 @@ use cantle_driver::{Driver, Source};
 use cantle_model::{
     ComputeMode, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
 };
-use cantle_runtime::{Backend, BackendWish, DockerRun, StartError, TaskSpec, start_attached};
+use cantle_runtime::{
+    Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec, start_attached,
+};
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::Docker;
 use crate::capacity;
 use crate::clock::now_ms;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
@@ -41,6 +44,8 @@ pub struct RunRequest {
     pub lib_dir: std::path::PathBuf,
     /// Which enforcement is accepted.
     pub wish: BackendWish,
+    /// The container to run it in, if any.
+    pub image: Option<Docker>,
 }
 
 /// Runs one task with our stdin, stdout and stderr and gives its exit code. `talk` gets one line about what it got.
@@ -78,28 +83,35 @@ async fn run(
     let node = Node::open(&Node::dir_for(&request.source))?;
     let launcher = Launcher::new(driver, &request.source, &request.lib_dir, &node, request.wish)?;
     let lease = wait_for_room(driver, &node, &gpus, &request, talk).await?;
-    let ran = run_under(driver, &node, &gpus, &launcher, &request, docker, lease.clone(), talk).await;
+    let place = Place { driver, node: &node, gpus: &gpus, launcher: &launcher };
+    let ran = run_under(&place, &request, docker, lease.clone(), talk).await;
     node.lock()?.retire(&lease)?;
     ran
 }
 
+/// Where a task runs.
+struct Place<'a> {
+    driver: &'a dyn Driver,
+    node: &'a Node,
+    gpus: &'a [Gpu],
+    launcher: &'a Launcher,
+}
+
 async fn run_under(
-    driver: &dyn Driver,
-    node: &Node,
-    gpus: &[Gpu],
-    launcher: &Launcher,
+    place: &Place<'_>,
     request: &RunRequest,
     docker: Option<&DockerRun>,
     mut lease: Lease,
     talk: &dyn Fn(&str),
 ) -> Result<i32, AgentError> {
+    let &Place { driver, node, gpus, launcher } = place;
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
-    let spec = match docker {
-        Some(docker) => docker_client(spec, docker, &lease, driver)?,
-        None => spec,
+    let mut task = match (docker, &request.image) {
+        (Some(docker), _) => start_attached(&docker_client(spec, docker, &lease, driver)?)?,
+        (None, Some(image)) => start_in(image, spec, &lease, driver).await?,
+        (None, None) => start_attached(&spec)?,
     };
-    let mut task = start_attached(&spec)?;
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
     let enforced = enforced_by(backend);
     lease.leader = Some(task.leader());
@@ -157,6 +169,26 @@ impl Eye<'_> {
         }
         guilty
     }
+}
+
+/// In a container of ours, shown as if it were a process of ours.
+async fn start_in(
+    image: &Docker,
+    spec: TaskSpec,
+    lease: &Lease,
+    driver: &dyn Driver,
+) -> Result<Running, AgentError> {
+    let engine = Engine::connect(image.socket.as_deref()).await?;
+    let gpus: Vec<GpuUuid> = lease.slices.iter().map(|slice| slice.gpu.clone()).collect();
+    let parts = driver.container_parts(&gpus)?;
+    let container = ContainerSpec {
+        task: lease.task.clone(),
+        image: image.image.clone().unwrap_or_default(),
+        options: image.options.clone(),
+        devices: parts.devices,
+        driver_files: parts.files,
+    };
+    Ok(engine.start(&spec, &container, Output::Inherit).await?)
 }
 
 /// The slice is put into the container; docker's own client runs without one.

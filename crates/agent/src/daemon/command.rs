@@ -57,14 +57,13 @@ fn environment(task: &tasks::Task, config: &Config, worker: &str) -> BTreeMap<St
 }
 
 /// Without ClearML's agent, "command not found" would leave people wondering which command.
-pub(crate) fn explain(error: StartError, task: &tasks::Task) -> AgentError {
+pub(crate) fn explain(error: &AgentError) -> String {
     match error {
-        StartError::NotFound(program) if program == CLEARML_AGENT => AgentError::Task {
-            name: task.name.clone(),
-            why: "its code is run by ClearML's agent, which is not installed here; pip install clearml-agent"
-                .to_owned(),
-        },
-        error => error.into(),
+        AgentError::Start(StartError::NotFound(program)) if program == CLEARML_AGENT => {
+            "its code is run by ClearML's agent, which is not installed here; pip install clearml-agent"
+                .to_owned()
+        }
+        error => error.to_string(),
     }
 }
 

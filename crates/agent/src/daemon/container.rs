@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use cantle_clearml::tasks;
 use cantle_model::{GpuUuid, TaskId};
-use cantle_runtime::{ContainerSpec, Engine, Output, Running, TaskSpec};
+use cantle_runtime::{ContainerSpec, TaskSpec};
 
 use super::Agent;
 use super::entry::Entry;
@@ -26,25 +26,23 @@ pub struct Docker {
 }
 
 impl Agent {
+    /// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
+    ///
     /// # Errors
-    /// If the task's options are refused, or the engine can't run it.
-    pub(crate) async fn start_container(
+    /// If the task's own options can't be read, or the driver can't say what a container needs of it.
+    pub(crate) fn container_spec(
         &self,
-        engine: &Engine,
         docker: &Docker,
         task: &tasks::Task,
-        mut spec: TaskSpec,
-        dir: &std::path::Path,
-    ) -> Result<Running, AgentError> {
+        spec: &mut TaskSpec,
+    ) -> Result<ContainerSpec, AgentError> {
         let gpus: Vec<GpuUuid> = spec.slices.iter().map(|slice| slice.gpu.clone()).collect();
         let parts = self.driver.container_parts(&gpus)?;
         let (image, options) = image_and_options(docker, &task.container)
             .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
-        spec.argv = in_container(&task.container, spec.argv);
+        spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));
         let task = TaskId(task.id.clone());
-        let container =
-            ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files };
-        Ok(engine.start(&spec, &container, Output::TaskDir(dir.to_owned())).await?)
+        Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
     }
 
     /// Removes containers of a former daemon that it made but did not live to write down: their tasks start anew.

@@ -31,7 +31,9 @@ pub(crate) enum Stage {
     Claimed,
     /// Claimed by a former daemon that died before it started the task: goes back to its queue.
     Returning,
-    /// Its first process has been started; how to stop it.
+    /// Its first process is about to be started.
+    Starting,
+    /// It has processes; how to stop them.
     Running(Stopper),
     /// `outcome.json` says how; the server does not know yet.
     Ended,
@@ -44,6 +46,11 @@ impl Entry {
 
     pub(crate) const fn is_running(&self) -> bool {
         matches!(self.stage, Stage::Running(_))
+    }
+
+    /// It has processes, or will have in a moment.
+    pub(crate) const fn is_busy(&self) -> bool {
+        matches!(self.stage, Stage::Starting | Stage::Running(_))
     }
 
     pub(crate) const fn is_ended(&self) -> bool {

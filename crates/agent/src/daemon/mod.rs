@@ -12,6 +12,7 @@ mod command;
 mod config;
 mod container;
 mod entry;
+mod execute;
 mod finish;
 mod link;
 mod logs;
@@ -31,7 +32,7 @@ use cantle_clearml::Error as WireError;
 use cantle_clearml::cantle::EventView;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
-use cantle_runtime::{Engine, Exit};
+use cantle_runtime::Engine;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
@@ -44,6 +45,7 @@ use crate::launch::Launcher;
 use crate::node::{Claim, Node};
 use crate::watchdog::Watchdog;
 use entry::Entry;
+use execute::News;
 use link::Link;
 use queues::Served;
 
@@ -65,9 +67,9 @@ struct Agent {
     launcher: Launcher,
     /// Where containers run, with `--docker`.
     engine: Option<Engine>,
-    /// Tasks of which nothing is left.
-    ended: mpsc::UnboundedReceiver<(LeaseId, Exit)>,
-    ended_sender: mpsc::UnboundedSender<(LeaseId, Exit)>,
+    /// From what runs beside the loop.
+    news: mpsc::UnboundedReceiver<(LeaseId, News)>,
+    news_sender: mpsc::UnboundedSender<(LeaseId, News)>,
     reports: report::Reports,
     planning: start::Planning,
     watchdog: Watchdog,
@@ -97,12 +99,12 @@ impl Agent {
             tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => return,
-                Some((lease, exit)) = self.ended.recv() => self.task_ended(&lease, exit),
+                Some((lease, news)) = self.news.recv() => self.heed(&lease, news),
                 _ = poll.tick() => {}
             }
-            // What ended together is handled together, before anything new is planned.
-            while let Ok((lease, exit)) = self.ended.try_recv() {
-                self.task_ended(&lease, exit);
+            // What happened together is handled together, before anything new is planned.
+            while let Ok((lease, news)) = self.news.try_recv() {
+                self.heed(&lease, news);
             }
             let mut pass = std::pin::pin!(self.pass());
             tokio::select! {

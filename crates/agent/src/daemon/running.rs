@@ -5,10 +5,11 @@ use std::time::Duration;
 use cantle_clearml::{Error as WireError, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_runtime::{Exit, Running};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Agent;
 use super::entry::{Entry, Stage};
+use super::execute::News;
 use crate::job::{Outcome, Stop};
 use crate::watchdog::{Finding, Watch};
 
@@ -22,11 +23,11 @@ const GOODBYE: Duration = Duration::from_secs(10);
 impl Agent {
     /// Has [`Agent::task_ended`] called when the task and everything it left behind are gone.
     pub(crate) fn watch(&self, lease: LeaseId, mut task: Running) {
-        let ended = self.ended_sender.clone();
+        let news = self.news_sender.clone();
         tokio::spawn(async move {
             let exit = task.wait().await;
             // The receiver is gone only when the daemon is; then the next one finds the runtime's own note.
-            let _ = ended.send((lease, exit));
+            let _ = news.send((lease, News::Ended(exit)));
         });
     }
 
@@ -154,14 +155,14 @@ impl Agent {
 
     /// The end of the daemon: its tasks end with it, as with ClearML's agent.
     pub(crate) async fn stop_everything(&mut self) {
-        for lease in self.leases_where(|entry| entry.is_running() && entry.stop.is_none()) {
-            self.stop(&lease, Stop::Shutdown);
-        }
         let until = Instant::now() + self.config.stop_grace + SUPERVISOR_EXTRA;
-        while self.entries.values().any(Entry::is_running) && Instant::now() < until {
+        while self.entries.values().any(Entry::is_busy) && Instant::now() < until {
+            for lease in self.leases_where(|entry| entry.is_running() && entry.stop.is_none()) {
+                self.stop(&lease, Stop::Shutdown);
+            }
             tokio::select! {
-                Some((lease, exit)) = self.ended.recv() => self.task_ended(&lease, exit),
-                () = sleep(SUPERVISOR_EXTRA) => {}
+                Some((lease, news)) = self.news.recv() => self.heed(&lease, news),
+                () = sleep_until(until) => {}
             }
         }
         match timeout(GOODBYE, self.say_goodbye()).await {

@@ -77,7 +77,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         return Err(error.into());
     }
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
-    let (ended_sender, ended) = mpsc::unbounded_channel();
+    let (news_sender, news) = mpsc::unbounded_channel();
     Ok(Agent {
         worker,
         link,
@@ -90,8 +90,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         queues,
         jobs_dir,
         entries: BTreeMap::new(),
-        ended,
-        ended_sender,
+        news,
+        news_sender,
         reports: report::Reports::default(),
         planning: start::Planning::default(),
         watchdog: Watchdog::default(),

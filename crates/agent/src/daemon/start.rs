@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use cantle_clearml::{Error as WireError, TaskRequest, cantle, queues, tasks};
 use cantle_model::{GpuRequest, LeaseId, QueueId, QueueWant, TaskId};
-use cantle_runtime::start_detached;
 use cantle_sched::{Plan, Queue, Reason, Start, Waiting, audit, plan};
 use tokio::time::Instant;
 
+use super::Agent;
 use super::entry::{Entry, Stage};
 use super::queues::Queued;
-use super::{Agent, command};
 use crate::job::{Job, JobDir, Outcome};
-use crate::launch::{enforced_by, new_lease};
-use crate::refusals::Refusals;
+use crate::launch::new_lease;
 use crate::{AgentError, capacity, clock::now_ms, own_holder};
 
 /// Tasks of one queue that a plan looks at: those behind them wait for them anyway.
@@ -215,7 +213,7 @@ impl Agent {
             tasks::Started { task, force: true, status_reason: words.clone(), status_message: words };
         let started = self.link.call(&started).await;
         if self.unless_refused(lease, started)?.is_some() {
-            self.execute(lease, &found.task).await;
+            self.execute(lease, &found.task);
         }
         Ok(())
     }
@@ -248,54 +246,6 @@ impl Agent {
             exit_code: outcome.and_then(|outcome| outcome.code),
             message: outcome.and_then(|outcome| outcome.message.clone()),
         }
-    }
-
-    /// The task is ours and the server knows: from here on it ends with an outcome.
-    async fn execute(&mut self, lease: &LeaseId, task: &tasks::Task) {
-        match self.try_execute(lease, task).await {
-            Ok(how) => {
-                let name = task.name.clone();
-                self.note("start", Some(&task.id), None, format!("task {name} started: {how}"));
-            }
-            Err(error) => {
-                let code = i32::from(error.exit_code());
-                let message = format!("not started: {error}");
-                self.settle(lease, Outcome { code: Some(code), message: Some(message) });
-            }
-        }
-        self.planning.changed = true;
-    }
-
-    async fn try_execute(&mut self, lease: &LeaseId, task: &tasks::Task) -> Result<String, AgentError> {
-        let command = command::of_task(task, &self.config, &self.worker)?;
-        let Some(entry) = self.entries.get_mut(lease) else { return Ok(String::new()) };
-        entry.job.name.clone_from(&task.name);
-        entry.job.command = Some(command.clone());
-        entry.dir.write(&entry.job)?;
-        let standing = self.node.lock()?.lease(lease)?;
-        let mut standing = standing.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
-        self.launcher.make_region(self.driver.as_ref(), &self.node, &standing, &self.gpus)?;
-        self.node.link_task(lease, entry.dir.path())?;
-        let spec = self.launcher.spec(&self.node, lease, &standing.slices, &command);
-        let dir = entry.dir.path().to_owned();
-        let running = match (&self.engine, &self.config.docker) {
-            (Some(engine), Some(docker)) => self.start_container(engine, docker, task, spec, &dir).await?,
-            _ => {
-                let running = start_detached(&spec, &dir, &self.config.program).await;
-                running.map_err(|error| command::explain(error, task))?
-            }
-        };
-        let Some(entry) = self.entries.get_mut(lease) else { return Ok(String::new()) };
-        standing.name.clone_from(&task.name);
-        standing.leader = Some(running.leader());
-        self.node.lock()?.put(&standing)?;
-        entry.stage = Stage::Running(running.stopper());
-        entry.refusals = Refusals::of(&self.node.slice_dir(lease));
-        entry.pinged = Instant::now();
-        let slices = crate::launch::got(&standing.slices, &self.gpus);
-        let how = format!("{slices}, {}", enforced_by(running.backend()));
-        self.watch(lease.clone(), running);
-        Ok(how)
     }
 
     fn set_reasons(&mut self, decided: &Plan) {
