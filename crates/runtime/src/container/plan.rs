@@ -201,7 +201,7 @@ fn log_head(
         let value = if given.value.is_empty() { String::new() } else { format!("={}", given.value) };
         words.push(format!("--{}{value}", given.name));
     }
-    words.extend(variables.iter().map(|(name, value)| format!("--env={name}={value}")));
+    words.extend(variables.iter().map(|(name, value)| format!("--env={name}={}", shown(name, value))));
     words.extend(mounts.iter().map(mount_option));
     words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
     words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
@@ -215,6 +215,12 @@ fn log_head(
         let _ = writeln!(text, "cantle: {note}");
     }
     text
+}
+
+/// A task's log is read by more people than may know its keys.
+fn shown<'a>(name: &str, value: &'a str) -> &'a str {
+    let is_secret = ["SECRET", "TOKEN", "PASSWORD", "_KEY"].iter().any(|word| name.contains(word));
+    if is_secret { "***" } else { value }
 }
 
 /// The mount as an option of docker's own client.
