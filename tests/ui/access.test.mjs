@@ -82,6 +82,15 @@ test("an open page does not keep the server from ending", async () => {
   await page.context().close();
 });
 
+test("a session that ended leads to the login, not to endless tries", async () => {
+  const page = await open(cantle, "/nodes");
+  await live(page);
+  await page.context().clearCookies();
+  await cantle.restart();
+  await page.getByLabel("Access key").waitFor();
+  await page.context().close();
+});
+
 test("keys, filters in the address, and their command line", async () => {
   const page = await open(cantle, "/");
   await live(page);

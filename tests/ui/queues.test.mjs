@@ -86,4 +86,10 @@ test("a task submitted elsewhere appears by itself, at the end", async () => {
   await both("one", ["b", "c", "a", "late"]);
 });
 
+test("length and waiting time over time", async () => {
+  const queue = page.locator('[data-queue="one"]');
+  await queue.getByText("Length and waiting time").click();
+  await until("two charts", async () => (await queue.locator(".chart canvas").count()) === 2);
+});
+
 test("nothing went wrong in the page", () => assert.deepEqual(page.problems, []));

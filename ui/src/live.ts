@@ -1,7 +1,7 @@
 // What the page knows, kept fresh by one event stream. Components read the signals; nothing else polls the server.
 
 import { batch, computed, signal } from "@preact/signals";
-import { call } from "./api";
+import { call, resume } from "./api";
 import type { EventView, NodeView, QueueView, TaskView } from "./types";
 
 export const nodes = signal<NodeView[]>([]);
@@ -82,6 +82,8 @@ export function connect(): () => void {
   const lose = () => {
     source?.close();
     connection.value = "lost";
+    // It may be the session that ended, not the server: then there is a login to show.
+    void resume().catch(() => undefined);
     clearTimeout(retry);
     retry = setTimeout(open, pause_ms);
     pause_ms = Math.min(pause_ms * 2, 5000);
@@ -95,7 +97,7 @@ export function connect(): () => void {
     source.onopen = () => (pause_ms = 250);
     on<NodeView[]>("nodes", (changed) => (nodes.value = merged(nodes.value, changed, (node) => node.node, (node) => node.node)));
     on<QueueView[]>("queues", (changed) => (queues.value = merged(queues.value, changed, (queue) => queue.id, (queue) => queue.name)));
-    on<QueueView[]>("all_queues", (all) => (queues.value = all));
+    on<QueueView[]>("all_queues", (all) => (queues.value = merged([], all, (queue) => queue.id, (queue) => queue.name)));
     on<TaskView[]>("tasks", mergeTasks);
     on<EventView[]>("events", mergeEvents);
     // First on each connection, and again after the server had to drop messages for a slow reader.

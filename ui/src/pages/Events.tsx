@@ -14,13 +14,12 @@ const COLUMNS: Column<EventView>[] = [
     id: "task",
     head: "Task",
     width: "minmax(7rem, 1fr)",
-    wide: true,
     sort: (event) => event.task ?? "",
     cell: (event) => event.task && <a href={link(`tasks/${event.task}`)}>{tasks.value.get(event.task)?.name ?? event.task}</a>,
   },
-  { id: "queue", head: "Queue", width: "minmax(5rem, 1fr)", wide: true, sort: (event) => event.queue ?? "", cell: (event) => event.queue },
-  { id: "node", head: "Node", width: "minmax(5rem, 1fr)", wide: true, sort: (event) => event.node ?? "", cell: (event) => event.node },
-  { id: "message", head: "What happened", width: "minmax(9rem, 4fr)", cell: (event) => (
+  { id: "queue", head: "Queue", width: "minmax(5rem, 1fr)", narrow: "hidden", sort: (event) => event.queue ?? "", cell: (event) => event.queue },
+  { id: "node", head: "Node", width: "minmax(5rem, 1fr)", narrow: "hidden", sort: (event) => event.node ?? "", cell: (event) => event.node },
+  { id: "message", head: "What happened", width: "minmax(9rem, 4fr)", narrow: "below", cell: (event) => (
       <span title={event.message}>
         <Says text={event.message} />
       </span>

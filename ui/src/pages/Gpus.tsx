@@ -33,7 +33,7 @@ function Tiles({ all }: { all: GpuView[] }) {
   return (
     <section class="tiles" aria-label="In short" data-testid="tiles">
       <Tile value={`${inGpus(sum((gpu) => gpu.allocated_milli))} of ${all.length}`} unit="GPUs" label="given out" />
-      <Tile value={bytes(used)} unit={`of ${bytes(sum((gpu) => gpu.memory_bytes))}`} label="memory really used" />
+      <Tile value={bytes(used)} unit={`of ${bytes(sum((gpu) => gpu.memory_bytes))}`} label="memory in use" />
       <Tile value={String(count("in_progress"))} unit="tasks" label="running" />
       <Tile value={String(count("queued"))} unit="tasks" label="waiting" />
     </section>

@@ -22,26 +22,26 @@ function lasted(task: TaskView): number {
 const COLUMNS: Column<TaskView>[] = [
   { id: "name", head: "Task", width: "minmax(8rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
   { id: "state", head: "State", width: "5.8rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
-  { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", wide: true, sort: (task) => task.queue ?? "", cell: (task) => task.queue },
-  { id: "project", head: "Project", width: "minmax(4.5rem, 1fr)", wide: true, sort: (task) => task.project ?? "", cell: (task) => task.project },
-  { id: "gpu", head: "GPUs", width: "3rem", wide: true, sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
+  { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.queue ?? "", cell: (task) => task.queue },
+  { id: "project", head: "Project", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.project ?? "", cell: (task) => task.project },
+  { id: "gpu", head: "GPUs", width: "3rem", narrow: "hidden", sort: (task) => task.milli, cell: (task) => (task.milli ? gpus(task.milli) : "") },
   {
     id: "limit",
     head: "Limit",
     width: "4.6rem",
-    wide: true,
+    narrow: "hidden",
     sort: (task) => task.memory_limit_bytes,
     cell: (task) => (task.memory_limit_bytes ? bytes(task.memory_limit_bytes) : ""),
   },
-  { id: "node", head: "Node", width: "minmax(4rem, 1fr)", wide: true, sort: (task) => task.node ?? "", cell: (task) => task.node },
-  { id: "created", head: "Created", width: "5.6rem", wide: true, sort: (task) => task.created, cell: (task) => <time dateTime={task.created}>{clock(task.created)}</time> },
-  { id: "time", head: "Ran", width: "5.2rem", wide: true, sort: lasted, cell: (task) => task.started && age(task.started, task.ended ? Date.parse(task.ended) : now.value) },
-  { id: "reason", head: "Reason", width: "minmax(8rem, 6fr)", cell: (task) => <span title={task.reason ?? ""}>{task.reason && <Says text={task.reason} />}</span> },
+  { id: "node", head: "Node", width: "minmax(4rem, 1fr)", narrow: "hidden", sort: (task) => task.node ?? "", cell: (task) => task.node },
+  { id: "created", head: "Created", width: "5.6rem", narrow: "hidden", sort: (task) => task.created, cell: (task) => <time dateTime={task.created}>{clock(task.created)}</time> },
+  { id: "time", head: "Ran", width: "5.2rem", narrow: "hidden", sort: lasted, cell: (task) => task.started && age(task.started, task.ended ? Date.parse(task.ended) : now.value) },
+  { id: "reason", head: "Reason", width: "minmax(8rem, 6fr)", narrow: "below", cell: (task) => <span title={task.reason ?? ""}>{task.reason && <Says text={task.reason} />}</span> },
   {
     id: "do",
     head: "Action",
     width: "5.5rem",
-    wide: true,
+    narrow: "hidden",
     cell: (task) =>
       canStop(task) ? (
         <ActionButton action={stop(task)} label={`Stop ${task.name}`} danger>
