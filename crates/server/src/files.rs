@@ -13,13 +13,16 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use futures_util::stream::try_unfold;
 use tokio::fs::{self, File};
-use tokio::io::AsyncWriteExt as _;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::app::App;
 use crate::clock::new_id;
 
 type Failure = (StatusCode, String);
+
+const PIECE_BYTES: usize = 256 << 10;
 
 /// Routes for files, with the same credentials as the API.
 pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<S> {
@@ -82,10 +85,23 @@ async fn download(
     State(app): State<Arc<App>>,
     path: axum::extract::Path<String>,
 ) -> Result<Response, Failure> {
-    let target = place(&app.files_dir, &path)?;
-    let bytes = fs::read(&target).await.map_err(|error| failed(&error))?;
-    let octets = [(header::CONTENT_TYPE, "application/octet-stream")];
-    Ok((octets, Body::from(bytes)).into_response())
+    let file = File::open(place(&app.files_dir, &path)?).await.map_err(|error| failed(&error))?;
+    let about = file.metadata().await.map_err(|error| failed(&error))?;
+    if !about.is_file() {
+        return Err((StatusCode::NOT_FOUND, format!("{} is not an object", path.escape_default())));
+    }
+    // Piece by piece: objects may be larger than memory.
+    let pieces = try_unfold(file, async |mut file| {
+        let mut piece = vec![0; PIECE_BYTES];
+        let length = file.read(&mut piece).await?;
+        piece.truncate(length);
+        Ok::<_, std::io::Error>((length > 0).then_some((piece, file)))
+    });
+    let head = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_LENGTH, about.len().to_string()),
+    ];
+    Ok((head, Body::from_stream(pieces)).into_response())
 }
 
 async fn remove(

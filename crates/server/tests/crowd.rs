@@ -1,4 +1,10 @@
 //! Many at once, much at once, and a server that is killed in the middle of it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
 
 mod common;
 

@@ -1,4 +1,10 @@
 //! The journey of a task through the server, and every way off it.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
 
 mod common;
 

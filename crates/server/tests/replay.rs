@@ -1,5 +1,11 @@
 //! Recorded conversations of ClearML's real clients, sent again: our answers must have the same codes, the same shapes
 //! and the same states. The recordings are not part of this repository; without them the test says so and ends.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
 
 mod common;
 

@@ -1,4 +1,10 @@
 //! HTTP as the real clients speak it, and as nobody should.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
 
 mod common;
 
@@ -104,6 +110,10 @@ async fn uploads_come_back() {
             .send()
     };
     assert_eq!(get(name).await.unwrap().text().await.unwrap(), r#"{"a": 1}"#);
+    let large = "x".repeat(5 << 20);
+    assert_eq!(post(body.replace("{\"a\": 1}", &large)).await.unwrap().status(), 200);
+    assert_eq!(get(name).await.unwrap().text().await.unwrap(), large, "more than one piece");
+    assert_eq!(get("P1").await.unwrap().status(), 404, "a folder is no object");
     assert_eq!(get("P1/absent").await.unwrap().status(), 404);
     assert_eq!(get("%2e%2e/credentials.json").await.unwrap().status(), 400);
     assert_eq!(post(body.replace(name, "../../x")).await.unwrap().status(), 400);

@@ -1,6 +1,6 @@
 //! What happened, in order.
 
-use sqlx::SqliteConnection;
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::Happening;
 use crate::{Store, StoreError, row};
@@ -50,17 +50,15 @@ impl Store {
         after: Option<i64>,
         limit: i64,
     ) -> Result<Vec<Happening>, StoreError> {
-        let sql = match after {
-            Some(_) => {
-                "SELECT * FROM happenings WHERE id > $1 AND ($2 IS NULL OR task = $2) ORDER BY id LIMIT $3"
-            }
-            None => {
-                "SELECT * FROM happenings WHERE id > $1 AND ($2 IS NULL OR task = $2) ORDER BY id DESC LIMIT $3"
-            }
-        };
-        let rows = sqlx::query(sql).bind(after.unwrap_or(i64::MIN)).bind(task).bind(limit);
-        let mut found: Vec<Happening> =
-            rows.fetch_all(&self.readers).await?.iter().map(row::happening).collect::<Result<_, _>>()?;
+        let mut sql = QueryBuilder::<Sqlite>::new("SELECT * FROM happenings WHERE id > ");
+        sql.push_bind(after.unwrap_or(i64::MIN));
+        if let Some(task) = task {
+            sql.push(" AND task = ").push_bind(task);
+        }
+        sql.push(if after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " })
+            .push_bind(limit);
+        let rows = sql.build().fetch_all(&self.readers).await?;
+        let mut found: Vec<Happening> = rows.iter().map(row::happening).collect::<Result<_, _>>()?;
         if after.is_none() {
             found.reverse();
         }

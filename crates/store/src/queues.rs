@@ -1,5 +1,7 @@
 //! Queues and the order in them.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 use sqlx::{Row as _, SqliteConnection};
 
@@ -108,17 +110,18 @@ impl Store {
         // One transaction, so that no task is seen in two queues or in none while it moves.
         let mut tx = self.readers.begin().await?;
         let rows = sqlx::query("SELECT * FROM queues ORDER BY name").fetch_all(&mut *tx).await?;
+        let waiting: Vec<(String, String, i64)> =
+            sqlx::query_as("SELECT queue, task, added_us FROM queue_entries ORDER BY queue, position")
+                .fetch_all(&mut *tx)
+                .await?;
+        let mut entries: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
+        for (queue, task, added_us) in waiting {
+            entries.entry(queue).or_default().push((task, added_us));
+        }
         let mut queues = Vec::with_capacity(rows.len());
         for found in &rows {
-            let id: String = found.try_get("id")?;
-            queues.push(QueueRow {
-                entries: entries(&mut tx, &id).await?,
-                id,
-                name: found.try_get("name")?,
-                created_us: found.try_get("created_us")?,
-                last_update_us: found.try_get("last_update_us")?,
-                doc: row::json(found, "doc")?,
-            });
+            let id: &str = found.try_get("id")?;
+            queues.push(row::queue(found, entries.remove(id).unwrap_or_default())?);
         }
         Ok(queues)
     }
@@ -132,14 +135,8 @@ impl Store {
         let found =
             sqlx::query("SELECT * FROM queues WHERE id = $1").bind(id).fetch_optional(&mut *tx).await?;
         let found = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
-        Ok(QueueRow {
-            entries: entries(&mut tx, id).await?,
-            id: id.to_owned(),
-            name: found.try_get("name")?,
-            created_us: found.try_get("created_us")?,
-            last_update_us: found.try_get("last_update_us")?,
-            doc: row::json(&found, "doc")?,
-        })
+        let waiting = entries(&mut tx, id).await?;
+        row::queue(&found, waiting)
     }
 
     /// Moves a task within its queue: `place` gets its position and the number of entries, and says the new position.

@@ -6,7 +6,9 @@ use serde::de::DeserializeOwned;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
-use crate::data::{Happening, LatestScalar, LogLine, ModelRow, ProjectRow, TaskIndex, TaskRow, WorkerRow};
+use crate::data::{
+    Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, TaskIndex, TaskRow, WorkerRow,
+};
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
@@ -64,6 +66,17 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
         exit_code: row.try_get("exit_code")?,
         reason: row.try_get("reason")?,
         doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn queue(row: &SqliteRow, entries: Vec<(String, i64)>) -> Result<QueueRow, StoreError> {
+    Ok(QueueRow {
+        id: row.try_get("id")?,
+        name: row.try_get("name")?,
+        created_us: row.try_get("created_us")?,
+        last_update_us: row.try_get("last_update_us")?,
+        doc: json(row, "doc")?,
+        entries,
     })
 }
 
