@@ -36,8 +36,6 @@ pub(crate) const ARTIFACTS: [Artifact; 3] = [
 const LIBC_SYMBOLS: &[&str] = &[
     "__errno_location",
     "bcmp",
-    "close",
-    "fcntl",
     "getenv",
     "getpid",
     "kill",
@@ -49,9 +47,7 @@ const LIBC_SYMBOLS: &[&str] = &[
     "memset",
     "mmap",
     "munmap",
-    "open",
     "pthread_self",
-    "read",
     "strlen",
     "syscall",
 ];

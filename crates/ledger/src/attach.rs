@@ -2,24 +2,27 @@
 //!
 //! **Life.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
 //! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock is there as long
-//! as the process's memory is there, whatever the program does to its descriptors, and the kernel drops it when the last thread
-//! is gone, before the parent can learn of the death. It needs no `/proc`, works across pid namespaces and knows no reuse.
-//! Children don't inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
+//! as the process's memory is there, whatever the program does to its descriptors, and works across pid namespaces. Children
+//! don't inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
+//!
+//! **Death.** The kernel takes a process's memory first, then its files, and only with the driver's files what it holds of a GPU.
+//! So a slot whose lock is free is not settled while its process is still exiting: what it held would be given out twice. A
+//! process that lives on without its lock has replaced its memory by `exec`, and its GPU memory with it: dead, for a slot.
 //!
 //! Where a filesystem maps another file than the one that was opened (overlayfs), the lock would go with the descriptor. That is
-//! noticed when attaching; then the descriptor stays open, and such a slot counts as dead only if its lock is free *and* no
-//! process with its pid and start time is left.
+//! noticed when attaching; then the descriptor stays open, and such a slot is dead only once its process is.
 
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::Ordering;
 
+use crate::GRANULE_BYTES;
 use crate::layout::{
     GpuCells, GpuEntry, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid, freed,
     owner_pid, taken,
 };
 use crate::map::{self, Fd, Mapping, OpenError};
+use crate::proc_stat::{self, Life};
 use crate::protocol::{self, Cell, Over};
-use crate::{GRANULE_BYTES, proc_stat};
 
 const PATH_BYTES: usize = 256;
 
@@ -254,9 +257,7 @@ fn lock_command(fd: &Fd, command: c_int, kind: c_int, slot: u32) -> Option<c_int
     request.l_whence = libc::SEEK_SET as libc::c_short;
     request.l_start = libc::off_t::from(slot);
     request.l_len = 1;
-    // SAFETY: `request` lives through the call.
-    let result = unsafe { libc::fcntl(fd.0, command, &raw mut request) };
-    (result == 0).then_some(c_int::from(request.l_type))
+    fd.lock(command, &mut request).then_some(c_int::from(request.l_type))
 }
 
 fn lock(fd: &Fd, slot: u32) -> bool {
@@ -285,8 +286,11 @@ fn is_locked(fd: &Fd, slot: u32) -> bool {
 }
 
 fn is_dead_once_unlocked(slot: &Slot, owner: u64) -> bool {
-    slot.lock_is_durable.load(Ordering::Acquire) == 1
-        || proc_stat::is_gone(owner_pid(owner), slot.start_ticks.load(Ordering::Acquire))
+    match proc_stat::life(owner_pid(owner), slot.start_ticks.load(Ordering::Acquire)) {
+        Life::Gone => true,
+        Life::Exiting => false,
+        Life::Living => slot.lock_is_durable.load(Ordering::Acquire) == 1,
+    }
 }
 
 /// Swaps `fd` for a fresh descriptor and tells whether the slot's lock survived, held by the mapping. If not, locks it again.

@@ -85,7 +85,7 @@ pub(crate) struct Slot {
     pub(crate) owner: AtomicU64,
     /// Start time of the process, in clock ticks since boot; with the pid it names one process for ever.
     pub(crate) start_ticks: AtomicU64,
-    /// 1 if the kernel lock alone tells life ([`crate::attach`]).
+    /// 1 if the owner's lock stays as long as its memory ([`crate::attach`]).
     pub(crate) lock_is_durable: AtomicU32,
     pub(crate) records: [Record<AtomicU64>; MAX_GPUS],
 }

@@ -46,9 +46,25 @@ pub(crate) struct Fd(pub(crate) c_int);
 
 impl Fd {
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Self, OpenError> {
+        // By number, as all calls here: the C library's functions are cancellation points, and a thread that was asked to end
+        // must not do so in the middle of ours.
         // SAFETY: `path` is a C string; no mode is read without O_CREAT.
-        let fd = unsafe { libc::open(path.as_ptr(), flags | libc::O_CLOEXEC) };
-        if fd < 0 { Err(OpenError::Io(errno())) } else { Ok(Self(fd)) }
+        let fd = unsafe {
+            libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC)
+        };
+        c_int::try_from(fd).ok().filter(|fd| *fd >= 0).map(Self).ok_or_else(|| OpenError::Io(errno()))
+    }
+
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> Option<usize> {
+        // SAFETY: `buffer` has room for what is asked for.
+        let length = unsafe { libc::syscall(libc::SYS_read, self.0, buffer.as_mut_ptr(), buffer.len()) };
+        usize::try_from(length).ok()
+    }
+
+    /// `fcntl` with a lock; false if it fails.
+    pub(crate) fn lock(&self, command: c_int, request: &mut libc::flock) -> bool {
+        // SAFETY: `request` lives through the call; on 64-bit systems the kernel's structure is the C library's.
+        unsafe { libc::syscall(libc::SYS_fcntl, self.0, command, core::ptr::from_mut(request)) == 0 }
     }
 
     fn len(&self) -> Result<usize, OpenError> {
@@ -62,7 +78,7 @@ impl Fd {
 impl Drop for Fd {
     fn drop(&mut self) {
         // SAFETY: our own descriptor, closed once.
-        unsafe { libc::close(self.0) };
+        unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 

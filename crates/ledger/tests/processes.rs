@@ -202,6 +202,30 @@ fn a_process_that_closes_every_descriptor_keeps_what_it_holds() {
 }
 
 #[test]
+fn exec_ends_what_the_program_before_it_held() {
+    let (dir, path) = slice(LIMIT);
+    let child = spawn(|| {
+        let attachment = Attachment::new(&path).unwrap();
+        attachment.account(0).unwrap().reserve(10).unwrap();
+        let program = [c"sleep".as_ptr(), c"60".as_ptr(), std::ptr::null()];
+        // SAFETY: a terminated array of C strings.
+        unsafe { libc::execvp(program[0], program.as_ptr()) };
+    });
+    let observer = Observer::open(dir.path()).unwrap();
+    let mut returned = 0;
+    for _ in 0..1_000 {
+        returned += observer.reap();
+        if returned > 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(returned, 10 * GRANULE_BYTES);
+    kill(child);
+    wait(child);
+}
+
+#[test]
 fn a_child_that_outlives_its_parent_does_not_keep_the_parents_memory() {
     let (dir, path) = slice(LIMIT);
     let [release] = shared(1) else { unreachable!() };

@@ -200,7 +200,7 @@ pub(super) unsafe fn launch(
         let Some(mut opened) = Place::charged(gpu).and_then(Place::open) else { continue };
         let device = known.context as Device;
         let idle = attribute(device, RESERVED).saturating_sub(attribute(device, USED));
-        let needed = granules_holding(known.bytes().saturating_sub(idle));
+        let needed = pool::growth_granules(known.bytes().saturating_sub(idle));
         match opened.account.reserve(needed) {
             Ok(()) => *growth = needed,
             Err(over) => refused = Some(opened.refuse(over, known.bytes())),

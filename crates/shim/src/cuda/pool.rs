@@ -33,6 +33,14 @@ pub(super) struct Properties {
     pub(super) location: Location,
 }
 
+/// The driver's pools grow in steps of this size.
+const STEP_BYTES: u64 = 32 << 20;
+
+/// What a pool may grow by for an allocation that does not fit into what it has.
+pub(super) const fn growth_granules(bytes: u64) -> u32 {
+    granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
+}
+
 fn attribute(pool: Pool, which: c_int) -> Option<u64> {
     let mut bytes = 0_u64;
     // SAFETY: both attributes are 64 bits.
@@ -199,7 +207,7 @@ fn reserve_growth(opened: &mut charge::Opened, pool: Pool, bytes: u64) -> Result
     if bytes <= idle {
         return Ok(0);
     }
-    let growth = granules_holding(bytes);
+    let growth = growth_granules(bytes);
     if opened.account.reserve(growth).is_err() {
         trim(process, opened, pool);
         opened.account.reserve(growth)?;
