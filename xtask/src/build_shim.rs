@@ -98,7 +98,8 @@ fn stub(dir: &Path, file: &str, soname: &str, symbols: &[&str]) -> Result<PathBu
 fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
     let mut linker = vec!["-nostartfiles".to_owned(), "-nostdlib".to_owned()];
     linker.extend(
-        ["--no-undefined", "-z,relro", "-z,now", "-z,nodelete", "--hash-style=both"].map(|flag| format!("-Wl,{flag}")),
+        ["--no-undefined", "-z,relro", "-z,now", "-z,nodelete", "--hash-style=both"]
+            .map(|flag| format!("-Wl,{flag}")),
     );
     linker.push(format!("-Wl,-soname,{}", artifact.file));
     linker.push("-ldl".to_owned());

@@ -1,8 +1,9 @@
 //! `dist/`: the binary, the filter libraries, the simulated driver (layout: docs/reference/layout.md).
 
 use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// Builds everything, release profile.
 pub(crate) fn build() -> Result<()> {
@@ -11,6 +12,7 @@ pub(crate) fn build() -> Result<()> {
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
+    web_page()?;
     web_page()?;
     crate::run("cargo", &["build", "--release", "--locked", "-p", "cantle-cli"])?;
     install(&crate::target_dir().join("release/cantle"), &bin.join("cantle"))?;
@@ -31,6 +33,22 @@ fn web_page() -> Result<()> {
     }
     crate::run("npm", &["--prefix", "ui", "ci", "--silent", "--no-audit", "--no-fund"])?;
     crate::run("npm", &["--prefix", "ui", "run", "--silent", "build"])
+}
+
+/// The web page, which the server carries inside. Without Node.js the server is built without it and says so.
+fn web_page() -> Result<()> {
+    let ui = crate::root().join("ui");
+    let npm = |words: &[&str]| Command::new("npm").args(words).current_dir(&ui).status();
+    if npm(&["--version"]).is_err() {
+        println!("dist: no npm here, so the server will have no web page");
+        return Ok(());
+    }
+    for words in [&["ci", "--silent", "--no-audit", "--no-fund"][..], &["run", "--silent", "build"]] {
+        if !npm(words)?.success() {
+            bail!("npm {} failed in ui/", words.join(" "));
+        }
+    }
+    Ok(())
 }
 
 fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {
