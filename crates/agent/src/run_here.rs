@@ -7,7 +7,8 @@ use cantle_model::{
     ComputeMode, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
 };
 use cantle_runtime::{
-    Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec, start_attached,
+    Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec,
+    start_attached,
 };
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
 use tokio::time::{Instant, sleep, timeout};

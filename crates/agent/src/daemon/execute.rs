@@ -18,7 +18,7 @@ use crate::refusals::Refusals;
 /// What became of something that runs beside the loop.
 pub(crate) enum News {
     /// A task was started, or not.
-    Started(Result<Running, AgentError>),
+    Started(Box<Result<Running, AgentError>>),
     /// Of a task and all it left behind nothing is left.
     Ended(Exit),
 }
@@ -26,7 +26,7 @@ pub(crate) enum News {
 /// How a task is started.
 enum Way {
     Process { program: PathBuf },
-    Container { engine: Engine, container: ContainerSpec },
+    Container { engine: Engine, container: Box<ContainerSpec> },
 }
 
 impl Way {
@@ -49,7 +49,7 @@ impl Agent {
                 tokio::spawn(async move {
                     let started = way.start(spec, dir).await;
                     // The receiver is gone only when the daemon is; then the next one finds the task by its files.
-                    let _ = news.send((lease, News::Started(started)));
+                    let _ = news.send((lease, News::Started(Box::new(started))));
                 });
             }
             Err(error) => self.not_started(lease, &error),
@@ -77,7 +77,7 @@ impl Agent {
         let dir = entry.dir.path().to_owned();
         let way = match (&self.engine, &self.config.docker) {
             (Some(engine), Some(docker)) => {
-                let container = self.container_spec(docker, task, &mut spec)?;
+                let container = Box::new(self.container_spec(docker, task, &mut spec)?);
                 Way::Container { engine: engine.clone(), container }
             }
             _ => Way::Process { program: self.config.program.clone() },
@@ -87,8 +87,10 @@ impl Agent {
 
     pub(crate) fn heed(&mut self, lease: &LeaseId, news: News) {
         match news {
-            News::Started(Ok(running)) => self.started(lease, running),
-            News::Started(Err(error)) => self.not_started(lease, &error),
+            News::Started(started) => match *started {
+                Ok(running) => self.started(lease, running),
+                Err(error) => self.not_started(lease, &error),
+            },
             News::Ended(exit) => self.task_ended(lease, exit),
         }
     }

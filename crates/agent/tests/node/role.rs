@@ -47,6 +47,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
         source: source(place),
         lib_dir: place.join("lib"),
         wish: BackendWish::Auto,
+        image: None,
     };
     let ran = async_runtime().block_on(run_here(request, &|line| eprintln!("cantle: {line}")));
     match ran {
