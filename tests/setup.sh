@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Suites install Debian packages (an engine, a browser); a fresh machine has no package lists yet.
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -z "$(ls /var/lib/apt/lists/*_Packages 2>/dev/null)" ]; then
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -z "$(ls /var/lib/apt/lists/*_Packages* 2>/dev/null)" ]; then
     apt-get update -qq
 fi
 tests/setup-venv.sh

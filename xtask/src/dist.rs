@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 /// Builds everything, release profile.
 pub(crate) fn build() -> Result<()> {
@@ -12,7 +12,6 @@ pub(crate) fn build() -> Result<()> {
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    web_page()?;
     web_page()?;
     crate::run("cargo", &["build", "--release", "--locked", "-p", "cantle-cli"])?;
     install(&crate::target_dir().join("release/cantle"), &bin.join("cantle"))?;
@@ -26,29 +25,13 @@ pub(crate) fn build() -> Result<()> {
 
 /// The page that the binary embeds. Without Node.js it is left out, and the server says so at `/ui`.
 fn web_page() -> Result<()> {
-    let found = std::process::Command::new("npm").arg("--version").output();
+    let found = Command::new("npm").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
         println!("dist: npm is not here, so the binary will have no web page");
         return Ok(());
     }
     crate::run("npm", &["--prefix", "ui", "ci", "--silent", "--no-audit", "--no-fund"])?;
     crate::run("npm", &["--prefix", "ui", "run", "--silent", "build"])
-}
-
-/// The web page, which the server carries inside. Without Node.js the server is built without it and says so.
-fn web_page() -> Result<()> {
-    let ui = crate::root().join("ui");
-    let npm = |words: &[&str]| Command::new("npm").args(words).current_dir(&ui).status();
-    if npm(&["--version"]).is_err() {
-        println!("dist: no npm here, so the server will have no web page");
-        return Ok(());
-    }
-    for words in [&["ci", "--silent", "--no-audit", "--no-fund"][..], &["run", "--silent", "build"]] {
-        if !npm(words)?.success() {
-            bail!("npm {} failed in ui/", words.join(" "));
-        }
-    }
-    Ok(())
 }
 
 fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {
