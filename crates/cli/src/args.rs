@@ -204,6 +204,15 @@ pub(crate) struct RunArgs {
     /// Wait so many seconds for room; default: give up at once
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) timeout: u64,
+    /// Run it in a container of this image; more words, up to --, are options of docker run: --image IMAGE ARGS… -- CMD
+    #[arg(long, value_name = "IMAGE")]
+    pub(crate) image: Option<String>,
+    /// One of those words; see `image_words`
+    #[arg(long = crate::image_words::CARRIER, hide = true, allow_hyphen_values = true)]
+    pub(crate) image_options: Vec<String>,
+    /// The container engine's socket; default: Docker's or Podman's usual one
+    #[arg(long, value_name = "PATH", requires = "image")]
+    pub(crate) docker_socket: Option<PathBuf>,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,

@@ -4,6 +4,7 @@ mod args;
 mod cmd;
 mod connect;
 mod error;
+mod image_words;
 mod out;
 mod place;
 
@@ -25,7 +26,7 @@ fn main() -> ExitCode {
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
         _ => {}
     }
-    let cli = match Cli::try_parse_from(words) {
+    let cli = match Cli::try_parse_from(image_words::carried(words)) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };

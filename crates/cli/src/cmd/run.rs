@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AgentError, Command, RunRequest, run_docker, run_here};
+use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
 use cantle_model::{ComputeMode, GpuRequest};
 use cantle_runtime::{BackendWish, DockerRun};
 
@@ -13,6 +13,11 @@ use crate::error::{CliError, Kind, Outcome, as_kind};
 
 /// Ends with the task's exit code.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
+    let image = args.image.map(|image| Docker {
+        image: Some(image),
+        options: args.image_options,
+        socket: args.docker_socket,
+    });
     let request = RunRequest {
         request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
         compute: args.compute,
@@ -21,6 +26,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
         source: context.places.source()?,
         lib_dir: context.places.lib.clone(),
         wish: BackendWish::Auto,
+        image,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     runtime()?.block_on(run_here(request, &talk)).map(exit_code).map_err(from_agent)
@@ -37,6 +43,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
         source: context.places.source()?,
         lib_dir: context.places.lib.clone(),
         wish: BackendWish::Auto,
+        image: None,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     runtime()?.block_on(run_docker(request, &docker, &talk)).map(exit_code).map_err(from_agent)
