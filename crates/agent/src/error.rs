@@ -62,6 +62,11 @@ pub enum AgentError {
     /// More than any GPU here has.
     #[error("{0}")]
     Never(String),
+    /// A division of compute time that nothing here enforces.
+    #[error(
+        "--compute {0} is not enforced by this version, only even is (the driver's own time-slicing); leave it out"
+    )]
+    Compute(String),
     /// No room within the time given.
     #[error("no room: {0}")]
     NoRoom(String),
@@ -112,7 +117,8 @@ impl AgentError {
             | Self::Queues(_)
             | Self::UnknownQueue { .. }
             | Self::QueueTwice(_)
-            | Self::Never(_) => 2,
+            | Self::Never(_)
+            | Self::Compute(_) => 2,
             Self::Server(cantle_clearml::Error::Address { .. }) => 2,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::NoRoom(_) => 6,

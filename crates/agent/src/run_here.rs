@@ -74,6 +74,12 @@ async fn run(
     docker: Option<&DockerRun>,
     talk: &dyn Fn(&str),
 ) -> Result<i32, AgentError> {
+    // Promised and not kept would be worse than refused.
+    match request.compute {
+        ComputeMode::Even => {}
+        ComputeMode::Fair => return Err(AgentError::Compute("fair".to_owned())),
+        ComputeMode::Strict => return Err(AgentError::Compute("strict".to_owned())),
+    }
     let driver = cantle_driver::open(&request.source)?;
     let driver = driver.as_ref();
     let mut gpus = driver.gpus()?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use cantle_clearml::{TaskRequest, tasks};
+use cantle_model::{ComputeMode, Isolation};
 use cantle_runtime::StartError;
 
 use super::Config;
@@ -23,6 +24,9 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
     let request =
         TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| unusable(error.to_string()))?;
     let request = request.unwrap_or_default();
+    if let Some(promise) = cannot_keep(&request) {
+        return Err(unusable(promise.to_owned()));
+    }
     let env = environment(task, config, worker);
     if !request.command.is_empty() {
         let argv = request.command.into_iter().map(OsString::from).collect();
@@ -34,6 +38,18 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
     let argv =
         [CLEARML_AGENT, "execute", "--disable-monitoring", "--id", &task.id].map(OsString::from).to_vec();
     Ok(Command { argv, env, cwd: None })
+}
+
+/// What a task asks for beyond memory that nothing here enforces. Better refused than promised.
+fn cannot_keep(request: &TaskRequest) -> Option<&'static str> {
+    if request.isolation == Isolation::Mig {
+        return Some(
+            "it asks for a MIG instance (parameter cantle/isolation), which this agent does not give",
+        );
+    }
+    (request.compute != ComputeMode::Even).then_some(
+        "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even",
+    )
 }
 
 fn has_script(task: &tasks::Task) -> bool {
@@ -89,6 +105,19 @@ mod tests {
         let command = of_task(&task, &config(), "node1:dgpu0").unwrap();
         assert_eq!(command.argv, ["echo", "a b"]);
         assert_eq!(command.env.get("CLEARML_TASK_ID"), Some(&"7".into()));
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_promised() {
+        let command = vec!["train".to_owned()];
+        let fair =
+            TaskRequest { command: command.clone(), compute: ComputeMode::Fair, ..TaskRequest::default() };
+        let mig = TaskRequest { command, isolation: Isolation::Mig, ..TaskRequest::default() };
+        for (request, named) in [(fair, "cantle/compute"), (mig, "cantle/isolation")] {
+            let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
+            let error = of_task(&task, &config(), "w").unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod entry;
 mod execute;
 mod finish;
 mod link;
+mod load;
 mod logs;
 mod queues;
 mod report;

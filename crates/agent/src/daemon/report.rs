@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode, SliceView, Waiting};
-use cantle_clearml::workers::{MachineStats, StatusReport, Unregister};
+use cantle_clearml::workers::{StatusReport, Unregister};
 use cantle_clearml::{Error as WireError, tasks};
 use cantle_ledger::host::Observer;
 use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use super::Agent;
 use super::entry::Entry;
+use super::load::Load;
 use super::queues::spec_text;
 use crate::clock::now_ms;
 use crate::uuid::gpu_uuid_bytes;
@@ -21,13 +22,12 @@ const PING_EVERY: Duration = Duration::from_secs(60);
 /// People look at this one.
 const NODE_EVERY: Duration = Duration::from_secs(2);
 
-const MB: f64 = 1024.0 * 1024.0;
-
 /// When what was reported last.
 #[derive(Default)]
 pub(crate) struct Reports {
     status: Option<Instant>,
     node: Option<Instant>,
+    load: Load,
 }
 
 fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
@@ -37,7 +37,8 @@ fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
 impl Agent {
     pub(crate) async fn report(&mut self, now: Instant) -> Result<(), WireError> {
         if is_due(self.reports.status, STATUS_EVERY, now) {
-            self.link.call(&self.status_report()).await?;
+            let status = self.status_report();
+            self.link.call(&status).await?;
             self.reports.status = Some(now);
         }
         if self.planning.changed || is_due(self.reports.node, NODE_EVERY, now) {
@@ -59,7 +60,7 @@ impl Agent {
         Ok(())
     }
 
-    fn status_report(&self) -> StatusReport {
+    fn status_report(&mut self) -> StatusReport {
         let running = self.entries.values().find(|entry| entry.is_running());
         StatusReport {
             worker: self.worker.clone(),
@@ -68,21 +69,9 @@ impl Agent {
             queue: running.map(|entry| entry.job.queue.0.clone()),
             queues: self.queues.iter().map(|queue| queue.id.0.clone()).collect(),
             is_daemon: Some(true),
-            machine_stats: Some(self.machine_stats()),
+            machine_stats: Some(self.reports.load.stats(self.driver.as_ref(), &self.gpus)),
             ..StatusReport::default()
         }
-    }
-
-    fn machine_stats(&self) -> MachineStats {
-        let mut stats = MachineStats::default();
-        for gpu in &self.gpus {
-            // A GPU that can't be asked leaves a gap, not a zero.
-            if let Ok(memory) = self.driver.memory(&gpu.uuid) {
-                stats.gpu_memory_used.push(megabytes(memory.used_bytes));
-                stats.gpu_memory_free.push(megabytes(memory.free_bytes));
-            }
-        }
-        stats
     }
 
     fn node_report(&self) -> ReportNode {
@@ -163,10 +152,4 @@ impl Agent {
         let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
         self.link.call(&Unregister { worker: self.worker.clone(), queues }).await.map(|_| ())
     }
-}
-
-/// ClearML's unit. A double holds every byte count below 2^53 exactly.
-#[expect(clippy::cast_precision_loss, reason = "GPU memory is far below 2^53 bytes")]
-fn megabytes(bytes: u64) -> f64 {
-    bytes as f64 / MB
 }
