@@ -51,7 +51,8 @@ def test_no_room_says_so(cantle):
 
 def test_waits_for_room(cantle):
     cantle.start("run", "--gpus", "3", "--", "sleep", "3", log="holder.log")
-    wait_until(lambda: cantle.cli("run", "--gpu", "0.5", "--", "true", code=None).returncode == 6, 10, "the GPUs are taken")
+    wait_until(lambda: "enforced" in cantle.log("holder.log"), 10, lambda: cantle.log("holder.log"))
+    cantle.cli("run", "--gpu", "0.5", "--", "true", code=6)
     cantle.cli("run", "--timeout", "20", "--gpu", "0.5", "--", "true")
 
 
