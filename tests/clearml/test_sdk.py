@@ -85,7 +85,7 @@ copy.set_parameters({'General/lr': 2})
 copy.add_tags(['red'])
 red = [t.id for t in Task.get_tasks(project_name='P1', tags=['red'])]
 answer = dict(seen=seen, refusal=refusal, parent=copy.parent == task.id, params=copy.get_parameters(),
-              red=red == [copy.id], deleted=copy.delete(), gone=Task.query_tasks(task_name='copy'))
+              red=red == [copy.id], deleted=bool(copy.delete()), gone=Task.query_tasks(task_name='copy'))
 """)
     assert answer["seen"] == ["created", "queued", "created", "failed", "created"]
     assert 'Could not find queue named "nope"' in answer["refusal"]
