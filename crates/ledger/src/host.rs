@@ -58,7 +58,9 @@ pub enum HostError {
     UnknownGpu(String),
 }
 
-/// Creates a slice's two files in `dir`, which must exist. Each appears complete or not at all, and is on disk on return.
+/// Creates a slice's two files in `dir`, which must exist. Each appears complete or not at all.
+///
+/// They are not forced to disk: what they count ends with the machine's memory, and a task's start would wait for it.
 ///
 /// `usage` is writable by everyone who can reach it, because a task's processes may run as several users: who may reach it is
 /// decided by `dir`'s permissions and by what is mounted where.
@@ -67,9 +69,7 @@ pub enum HostError {
 /// [`HostError`]; a file that was there before is replaced only once its successor is complete.
 pub fn create(dir: &Path, lease: &str, gpus: &[GpuLimit]) -> Result<(), HostError> {
     put(dir, USAGE_FILE, 0o666, &empty_usage())?;
-    put(dir, LIMITS_FILE, 0o644, &limits(lease, gpus)?)?;
-    let synced = File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(|error| HostError::Io(dir.to_owned(), error))
+    put(dir, LIMITS_FILE, 0o644, &limits(lease, gpus)?)
 }
 
 fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(), HostError> {
@@ -80,7 +80,6 @@ fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(), HostError>
         file.write_all(bytes)?;
         // Not through the umask.
         file.set_permissions(Permissions::from_mode(mode))?;
-        file.sync_all()?;
         fs::rename(&temporary, &path)
     })();
     written.map_err(|error| HostError::Io(path, error))
