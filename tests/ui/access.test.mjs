@@ -82,6 +82,26 @@ test("an open page does not keep the server from ending", async () => {
   await page.context().close();
 });
 
+test("the keys that may only look show everything and change nothing", async () => {
+  const [viewer] = cantle.json("credentials", "--read-only");
+  const basic = `Basic ${Buffer.from(`${viewer.access_key}:${viewer.secret_key}`).toString("base64")}`;
+  const api = (endpoint, authorization = basic) => fetch(`${cantle.url}/${endpoint}`, { method: "POST", headers: { Authorization: authorization, "Content-Type": "application/json" }, body: "{}" });
+  assert.equal((await api("cantle.get_nodes")).status, 200);
+  assert.equal((await api("queues.get_next_task")).status, 403);
+  const { data } = await (await api("auth.login")).json();
+  assert.equal((await api("queues.create", `Bearer ${data.token}`)).status, 403, "a token is worth no more than the keys that bought it");
+  const id = cantle.submit("default", "looked-at", "sleep", "600");
+  const context = await (await launchBrowser()).newContext();
+  await context.request.post(`${cantle.url}/ui/-/session`, { data: viewer });
+  const page = await context.newPage();
+  await page.goto(`${cantle.url}/ui/tasks/${id}`);
+  await live(page);
+  await page.getByTestId("task").getByText("running").waitFor();
+  assert.equal(await page.getByRole("button", { name: "Stop" }).count(), 0);
+  await page.getByText("read only").waitFor();
+  await context.close();
+});
+
 test("a session that ended leads to the login, not to endless tries", async () => {
   const page = await open(cantle, "/nodes");
   await live(page);

@@ -1,10 +1,13 @@
 // Calls to the server: ClearML's own services and `cantle.*`, through the session of this page.
 
-import { signal } from "@preact/signals";
+import { computed, signal } from "@preact/signals";
 import type { Session } from "./types";
 
 /** `undefined`: not known yet; `null`: not logged in. */
 export const session = signal<Session | null | undefined>(undefined);
+
+/** May this page only look? The server refuses everything else; the page does not offer it. */
+export const readOnly = computed(() => session.value?.read_only ?? true);
 
 /** What the server said no to, in its own words. */
 export class ApiError extends Error {

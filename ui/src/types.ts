@@ -110,5 +110,6 @@ export interface Session {
   csrf: string;
   access_key: string;
   open: boolean;
+  read_only: boolean;
   url: string;
 }

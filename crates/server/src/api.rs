@@ -103,9 +103,12 @@ async fn dispatch(
     if !endpoint.contains('.') {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
-    call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
+    let role = call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
+    if !role.may_call(endpoint) {
+        return Err(ApiError::read_only(endpoint));
+    }
     match endpoint {
-        "auth.login" => services::auth::login(&call, query),
+        "auth.login" => services::auth::login(&call, role, query),
         "events.add_batch" => services::events::add_batch(call, body).await,
         _ => routes.call(endpoint, call, object(body)?).await,
     }

@@ -27,6 +27,15 @@ impl ApiError {
         Self::new(401, subcode, format!("Unauthorized ({})", message.into()))
     }
 
+    /// The key pair that may only look was used for more.
+    pub(crate) fn read_only(what: &str) -> Self {
+        Self::new(
+            403,
+            0,
+            format!("Forbidden ({what} changes something, and these credentials may only look)"),
+        )
+    }
+
     /// No such endpoint. Code and text are what stock agents look for.
     pub(crate) fn unknown_endpoint(name: &str) -> Self {
         Self::new(400, 0, format!("Unsupported endpoint: {name}"))

@@ -19,6 +19,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::app::App;
 use crate::clock::new_id;
+use crate::error::ApiError;
+use crate::identity::Role;
 
 type Failure = (StatusCode, String);
 
@@ -41,7 +43,10 @@ async fn check(State(app): State<Arc<App>>, headers: HeaderMap, request: Request
     // SDKs fetch with the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
     match app.keys.check(authorization.or(cookie.as_deref())) {
-        Ok(()) => next.run(request).await,
+        Ok(Role::ReadOnly) if !request.method().is_safe() => {
+            (StatusCode::FORBIDDEN, ApiError::read_only("this").message).into_response()
+        }
+        Ok(_) => next.run(request).await,
         Err(error) => (StatusCode::UNAUTHORIZED, error.message).into_response(),
     }
 }

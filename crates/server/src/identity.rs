@@ -1,4 +1,5 @@
-//! Who may call: one key pair, made at the first start, and tokens that are signed with a secret of their own.
+//! Who may call: two key pairs, made at the first start, and tokens that are signed with a secret of their own. One pair
+//! may do everything, the other only look.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -46,13 +47,62 @@ pub fn credentials_path(state_dir: &Path) -> PathBuf {
     state_dir.join("server").join("credentials.json")
 }
 
+/// Where the key pair that may only look is, in the same form.
+#[must_use]
+pub fn viewer_path(state_dir: &Path) -> PathBuf {
+    state_dir.join("server").join("viewer.json")
+}
+
+/// What a caller may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Everything.
+    Full,
+    /// Look at everything, change nothing.
+    ReadOnly,
+}
+
+/// ClearML's name for somebody who may only look.
+const GUEST: &str = "guest";
+
+impl Role {
+    /// The name in tokens, in ClearML's words.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Full => "user",
+            Self::ReadOnly => GUEST,
+        }
+    }
+
+    /// A new endpoint is closed to those who may only look until its name says that it only reads.
+    pub(crate) fn may_call(self, endpoint: &str) -> bool {
+        // It takes the task out of the queue.
+        const TAKES: &str = "queues.get_next_task";
+        let action = endpoint.split_once('.').map_or("", |(_, action)| action);
+        let reads = action.starts_with("get_") && endpoint != TAKES;
+        let known = ["auth.login", "cantle.explain_task", "server.info", "server.endpoints"];
+        self == Self::Full || reads || known.contains(&endpoint)
+    }
+}
+
 impl CredentialsFile {
     /// Reads the credentials of the server with this state folder; `None` if there is no server yet.
     ///
     /// # Errors
     /// If the file can't be read or is damaged.
     pub fn read(state_dir: &Path) -> Result<Option<Self>, ServerError> {
-        let path = credentials_path(state_dir);
+        Self::read_file(credentials_path(state_dir))
+    }
+
+    /// As [`CredentialsFile::read`], of the key pair that may only look.
+    ///
+    /// # Errors
+    /// If the file can't be read or is damaged.
+    pub fn read_viewer(state_dir: &Path) -> Result<Option<Self>, ServerError> {
+        Self::read_file(viewer_path(state_dir))
+    }
+
+    fn read_file(path: PathBuf) -> Result<Option<Self>, ServerError> {
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
@@ -70,7 +120,8 @@ impl CredentialsFile {
 
 /// What the server needs to know whom it talks to.
 pub(crate) struct Keys {
-    credentials: Credentials,
+    full: Credentials,
+    viewer: Credentials,
     signing: EncodingKey,
     verifying: DecodingKey,
     open: bool,
@@ -82,22 +133,27 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// Reads key pair and signing secret, or makes them. The address in the file is always the present one.
-pub(crate) fn load_or_make(
-    state_dir: &Path,
-    url: &str,
-    open: bool,
-) -> Result<(CredentialsFile, Keys), ServerError> {
-    let known = CredentialsFile::read(state_dir)?;
-    let file = match known {
+/// Reads a key pair, or makes one. The address in the file is always the present one.
+fn load_or_make_pair(path: PathBuf, url: &str) -> Result<CredentialsFile, ServerError> {
+    let file = match CredentialsFile::read_file(path.clone())? {
         Some(old) => CredentialsFile { url: url.to_owned(), ..old },
         None => {
             let (access_key, secret_key) = (new_id()[..20].to_uppercase(), new_id() + &new_id());
             CredentialsFile { url: url.to_owned(), access_key, secret_key }
         }
     };
-    let text = format!("{:#}\n", json!(file));
-    write_private(&credentials_path(state_dir), text.as_bytes())?;
+    write_private(&path, format!("{:#}\n", json!(file)).as_bytes())?;
+    Ok(file)
+}
+
+/// Reads key pairs and signing secret, or makes them.
+pub(crate) fn load_or_make(
+    state_dir: &Path,
+    url: &str,
+    open: bool,
+) -> Result<(CredentialsFile, Keys), ServerError> {
+    let file = load_or_make_pair(credentials_path(state_dir), url)?;
+    let viewer = load_or_make_pair(viewer_path(state_dir), url)?.credentials();
     let secret_path = state_dir.join("server").join("token.key");
     let secret = match std::fs::read(&secret_path) {
         Ok(secret) if secret.len() >= 32 => secret,
@@ -105,9 +161,9 @@ pub(crate) fn load_or_make(
         Err(error) if error.kind() == ErrorKind::NotFound => make_secret(&secret_path)?,
         Err(source) => return Err(ServerError::File { path: secret_path, source }),
     };
-    let credentials = file.credentials();
+    let full = file.credentials();
     let (signing, verifying) = (EncodingKey::from_secret(&secret), DecodingKey::from_secret(&secret));
-    Ok((file, Keys { credentials, signing, verifying, open }))
+    Ok((file, Keys { full, viewer, signing, verifying, open }))
 }
 
 fn make_secret(path: &Path) -> Result<Vec<u8>, ServerError> {
@@ -142,11 +198,11 @@ struct Claims {
 }
 
 impl Keys {
-    /// A new token.
-    pub(crate) fn token(&self, now_us: i64, lives_s: Option<i64>) -> Result<String, ApiError> {
+    /// A new token for somebody with this role.
+    pub(crate) fn token(&self, role: Role, now_us: i64, lives_s: Option<i64>) -> Result<String, ApiError> {
         let iat = now_us / 1_000_000;
         let identity = json!({
-            "user": USER, "company": COMPANY, "role": "user", "user_name": USER, "company_name": COMPANY,
+            "user": USER, "company": COMPANY, "role": role.name(), "user_name": USER, "company_name": COMPANY,
         });
         let claims = Claims {
             iat,
@@ -165,9 +221,12 @@ impl Keys {
             .map_err(|error| ApiError::new(500, 0, format!("token: {error}")))
     }
 
-    /// The public half of the key pair.
-    pub(crate) fn access_key(&self) -> &str {
-        &self.credentials.access_key
+    /// The public half of the key pair of a role.
+    pub(crate) fn access_key(&self, role: Role) -> &str {
+        match role {
+            Role::Full => &self.full.access_key,
+            Role::ReadOnly => &self.viewer.access_key,
+        }
     }
 
     /// Does everybody get an answer?
@@ -175,10 +234,10 @@ impl Keys {
         self.open
     }
 
-    /// Lets a caller in, by key pair or by token.
-    pub(crate) fn check(&self, authorization: Option<&str>) -> Result<(), ApiError> {
+    /// Lets a caller in, by key pair or by token, and says what it may do.
+    pub(crate) fn check(&self, authorization: Option<&str>) -> Result<Role, ApiError> {
         if self.open {
-            return Ok(());
+            return Ok(Role::Full);
         }
         let Some(value) = authorization else {
             return Err(ApiError::unauthorized(NO_CREDENTIALS, "missing credentials"));
@@ -190,24 +249,27 @@ impl Keys {
         }
     }
 
-    fn check_pair(&self, pair: &str) -> Result<(), ApiError> {
+    fn check_pair(&self, pair: &str) -> Result<Role, ApiError> {
         let bad = || ApiError::unauthorized(BAD_CREDENTIALS, "malformed Basic credentials");
         let decoded = STANDARD.decode(pair).map_err(|_| bad())?;
         let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
         let (access_key, secret_key) = decoded.split_once(':').ok_or_else(bad)?;
         // Comparing digests takes as long for a near miss as for a far one.
         let same = |a: &str, b: &str| Sha256::digest(a) == Sha256::digest(b);
-        let known = same(access_key, &self.credentials.access_key);
-        if known & same(secret_key, &self.credentials.secret_key) {
-            return Ok(());
+        for (role, pair) in [(Role::Full, &self.full), (Role::ReadOnly, &self.viewer)] {
+            let known = same(access_key, &pair.access_key);
+            if known & same(secret_key, &pair.secret_key) {
+                return Ok(role);
+            }
         }
         Err(ApiError::unauthorized(INVALID_CREDENTIALS, "invalid credentials"))
     }
 
-    fn check_token(&self, token: &str) -> Result<(), ApiError> {
+    fn check_token(&self, token: &str) -> Result<Role, ApiError> {
         let validation = Validation::new(Algorithm::HS256);
         match decode::<Claims>(token, &self.verifying, &validation) {
-            Ok(_) => Ok(()),
+            Ok(token) if token.claims.identity["role"] == GUEST => Ok(Role::ReadOnly),
+            Ok(_) => Ok(Role::Full),
             Err(error) => Err(ApiError::unauthorized(INVALID_TOKEN, format!("invalid token: {error}"))),
         }
     }
@@ -232,10 +294,35 @@ mod tests {
         let (dir, file, keys) = made();
         let mode = std::fs::metadata(credentials_path(dir.path())).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let token = keys.token(now_us(), None).unwrap();
+        let token = keys.token(Role::Full, now_us(), None).unwrap();
         let (again, keys) = load_or_make(dir.path(), "http://127.0.0.1:2", false).unwrap();
         assert_eq!(again, CredentialsFile { url: "http://127.0.0.1:2".into(), ..file });
-        assert_eq!(keys.check(Some(&format!("Bearer {token}"))), Ok(()), "tokens outlive a restart");
+        assert_eq!(keys.check(Some(&format!("Bearer {token}"))), Ok(Role::Full), "tokens outlive a restart");
+    }
+
+    #[test]
+    fn who_may_only_look_stays_so() {
+        let (dir, file, keys) = made();
+        let viewer = CredentialsFile::read_viewer(dir.path()).unwrap().unwrap();
+        assert_ne!(viewer.access_key, file.access_key);
+        let pair = STANDARD.encode(format!("{}:{}", viewer.access_key, viewer.secret_key));
+        assert_eq!(keys.check(Some(&format!("Basic {pair}"))), Ok(Role::ReadOnly));
+        let token = keys.token(Role::ReadOnly, now_us(), None).unwrap();
+        assert_eq!(keys.check(Some(&format!("Bearer {token}"))), Ok(Role::ReadOnly));
+        let mixed = STANDARD.encode(format!("{}:{}", viewer.access_key, file.secret_key));
+        assert!(keys.check(Some(&format!("Basic {mixed}"))).is_err());
+    }
+
+    #[test]
+    fn what_who_may_only_look_may_call() {
+        for endpoint in ["auth.login", "tasks.get_all", "cantle.get_nodes", "cantle.explain_task"] {
+            assert!(Role::ReadOnly.may_call(endpoint), "{endpoint}");
+        }
+        for endpoint in
+            ["queues.get_next_task", "tasks.stop", "events.add_batch", "cantle.report_node", "get_"]
+        {
+            assert!(!Role::ReadOnly.may_call(endpoint) && Role::Full.may_call(endpoint), "{endpoint}");
+        }
     }
 
     #[test]
@@ -243,14 +330,14 @@ mod tests {
         let (_dir, file, keys) = made();
         let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
         let good = basic(&format!("{}:{}", file.access_key, file.secret_key));
-        assert_eq!(keys.check(Some(&good)), Ok(()));
+        assert_eq!(keys.check(Some(&good)), Ok(Role::Full));
         let subcode = |value: Option<&str>| keys.check(value).unwrap_err().subcode;
         assert_eq!(subcode(None), 20);
         assert_eq!(subcode(Some("Basic !!!")), 21);
         assert_eq!(subcode(Some("Digest x")), 21);
         assert_eq!(subcode(Some(&basic(&format!("{}:wrong", file.access_key)))), 22);
         let long_ago = now_us() - 40 * 24 * 3600 * 1_000_000;
-        let expired = format!("Bearer {}", keys.token(long_ago, None).unwrap());
+        let expired = format!("Bearer {}", keys.token(Role::Full, long_ago, None).unwrap());
         assert_eq!(subcode(Some(&expired)), 30);
         assert_eq!(subcode(Some("Bearer x.y.z")), 30);
     }

@@ -26,7 +26,7 @@ use cantle_clearml::Credentials;
 use cantle_store::{Store, StoreError};
 use tokio::net::TcpListener;
 
-pub use identity::{CredentialsFile, credentials_path};
+pub use identity::{CredentialsFile, credentials_path, viewer_path};
 
 /// What a server needs to know.
 #[derive(Clone, Debug)]

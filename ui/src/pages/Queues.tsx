@@ -1,5 +1,6 @@
 import { useState } from "preact/hooks";
 import { dequeue, moveTo, moveToQueue, perform } from "../actions";
+import { readOnly } from "../api";
 import { cantle } from "../cli";
 import { age, gpuAmount, plural } from "../format";
 import { connection, nodes, now, queues, tasks } from "../live";
@@ -27,7 +28,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
   const move = (to: number) => moveTo(task, place, to, queue.waiting);
   const onKey = (event: KeyboardEvent) => {
     const to = event.key === "ArrowUp" ? place - 1 : event.key === "ArrowDown" ? place + 1 : -1;
-    if (!event.altKey || to < 0 || to > last) return;
+    if (readOnly.value || !event.altKey || to < 0 || to > last) return;
     event.preventDefault();
     perform(move(to));
   };
@@ -42,7 +43,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
   };
   return (
     <li
-      draggable
+      draggable={!readOnly.value}
       class={over ? "over" : ""}
       data-task={task.name}
       onKeyDown={onKey}
@@ -55,9 +56,11 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
       onDragLeave={() => setOver(false)}
       onDrop={drop}
     >
-      <span class="grip" aria-hidden="true">
-        ⠿
-      </span>
+      {!readOnly.value && (
+        <span class="grip" aria-hidden="true">
+          ⠿
+        </span>
+      )}
       <span class="place">{place + 1}</span>
       <div class="what">
         <a href={link(`tasks/${task.id}`)}>{task.name}</a> <span class="muted">waits {age(task.created, now.value)}</span>
@@ -78,23 +81,25 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
         <ActionButton action={move(last)} label={`Move ${task.name} to the back`} disabled={place === last}>
           ⤓
         </ActionButton>
-        <select
-          aria-label={`Move ${task.name} to another queue`}
-          value=""
-          onChange={(event) => {
-            perform(moveToQueue(task, event.currentTarget.value));
-            event.currentTarget.value = "";
-          }}
-        >
-          <option value="">to…</option>
-          {queues.value
-            .filter((other) => other.name !== queue.name)
-            .map((other) => (
-              <option key={other.id} value={other.name}>
-                {other.name}
-              </option>
-            ))}
-        </select>
+        {!readOnly.value && (
+          <select
+            aria-label={`Move ${task.name} to another queue`}
+            value=""
+            onChange={(event) => {
+              perform(moveToQueue(task, event.currentTarget.value));
+              event.currentTarget.value = "";
+            }}
+          >
+            <option value="">to…</option>
+            {queues.value
+              .filter((other) => other.name !== queue.name)
+              .map((other) => (
+                <option key={other.id} value={other.name}>
+                  {other.name}
+                </option>
+              ))}
+          </select>
+        )}
         <ActionButton action={dequeue(task)} label={`Take ${task.name} out of the queue`} danger>
           ✕
         </ActionButton>

@@ -2,6 +2,7 @@ import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
 import { type Action, asking, execute, outcome, perform } from "../actions";
+import { readOnly } from "../api";
 import { param, setParam } from "../route";
 
 /** The command line of the page, and of the button under the pointer or the focus. */
@@ -18,6 +19,7 @@ export function usePageCli(line: string): void {
 /** A button that does something to a task, and shows how to do the same on the command line. */
 export function ActionButton(props: { action: Action; children?: ComponentChildren; label?: string; disabled?: boolean; danger?: boolean }) {
   const { action, children, label, disabled = false, danger = false } = props;
+  if (readOnly.value) return null;
   const show = () => (buttonCli.value = action.cli);
   const hide = () => (buttonCli.value = null);
   return (

@@ -1,7 +1,7 @@
 import { signal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import { useEffect } from "preact/hooks";
-import { logOut, session } from "../api";
+import { logOut, readOnly, session } from "../api";
 import { connection, taskList } from "../live";
 import { go, link, path } from "../route";
 import { CliBar, Confirm, Outcome, openModal } from "./Controls";
@@ -99,6 +99,7 @@ function Header() {
         <i aria-hidden="true" />
         {CONNECTION[connection.value]}
       </span>
+      {readOnly.value && <span class="badge">read only</span>}
       <button type="button" class="quiet" aria-label="Keys" title="Keys (?)" onClick={() => (helpOpen.value = true)}>
         ?
       </button>

@@ -8,6 +8,7 @@ use cantle_store::{QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
 use crate::app::Call;
+use crate::clock::rfc3339;
 use crate::error::ApiError;
 
 /// Stock agents report every 30 seconds.
@@ -48,7 +49,7 @@ impl Board {
             TaskStatus::Created => None,
             TaskStatus::Queued => Some(self.why_it_waits(task)),
             TaskStatus::InProgress if task.status_message == "stopping" => Some("asked to stop".to_owned()),
-            TaskStatus::InProgress => None,
+            TaskStatus::InProgress => self.silent_node(task),
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()
                 .flatten()
@@ -57,12 +58,23 @@ impl Board {
         }
     }
 
+    /// The node that holds the task is not heard of any more. It may come back and go on, so nothing is decided here.
+    fn silent_node(&self, task: &TaskRow) -> Option<String> {
+        let holder = task.node.as_deref().filter(|_| task.exit_code.is_none())?;
+        let node = self.nodes.iter().find(|node| node.report.node == holder)?;
+        let since = rfc3339(node.last_seen_us);
+        (!node.alive).then(|| {
+            format!("{holder}, which holds it, is silent since {since}; if it is gone: cantle requeue")
+        })
+    }
+
     fn why_it_waits(&self, task: &TaskRow) -> String {
         let Some(queue) = task.index.queue.as_deref().and_then(|id| self.queues.get(id)) else {
             return "its queue does not exist any more; enqueue it again".to_owned();
         };
         let Some(position) = self.position(task) else {
-            return "taken by an agent, about to start".to_owned();
+            let silent = self.silent_node(task);
+            return silent.unwrap_or_else(|| "taken by an agent, about to start".to_owned());
         };
         let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
         let alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();

@@ -16,6 +16,7 @@ use sha2::{Digest as _, Sha256};
 use super::Ui;
 use crate::clock::now_us;
 use crate::error::ApiError;
+use crate::identity::Role;
 
 const COOKIE: &str = "cantle_session";
 const CSRF_HEADER: &str = "x-csrf-token";
@@ -26,17 +27,18 @@ const OPEN_TOKEN: &str = "open";
 /// An API token that came in the cookie and is good.
 pub(crate) struct Session {
     token: String,
+    role: Role,
 }
 
 impl Session {
     /// The session of a request.
     pub(crate) fn of(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
         if ui.api.app.keys.is_open() {
-            return Ok(Self { token: String::new() });
+            return Ok(Self { token: String::new(), role: Role::Full });
         }
         let token = cookie(headers).unwrap_or_default().to_owned();
-        ui.api.app.keys.check(Some(&format!("Bearer {token}")))?;
-        Ok(Self { token })
+        let role = ui.api.app.keys.check(Some(&format!("Bearer {token}")))?;
+        Ok(Self { token, role })
     }
 
     /// Also refuses what another site could have made the browser send.
@@ -67,8 +69,9 @@ impl Session {
         let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Json(json!({
             "csrf": self.csrf(),
-            "access_key": keys.access_key(),
+            "access_key": keys.access_key(self.role),
             "open": keys.is_open(),
+            "read_only": self.role == Role::ReadOnly,
             "url": format!("http://{host}"),
         }))
     }
@@ -87,12 +90,13 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
     let keys = &ui.api.app.keys;
-    let made =
-        keys.check(Some(&format!("Basic {pair}"))).and_then(|()| keys.token(now_us(), Some(SESSION_S)));
+    let made = keys
+        .check(Some(&format!("Basic {pair}")))
+        .and_then(|role| Ok((role, keys.token(role, now_us(), Some(SESSION_S))?)));
     match made {
-        Ok(token) => {
+        Ok((role, token)) => {
             let cookie = set_cookie(&token, SESSION_S);
-            let session = Session { token };
+            let session = Session { token, role };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
         }
         Err(error) => refuse(&error),
@@ -152,9 +156,10 @@ mod tests {
 
     #[test]
     fn csrf_tokens_belong_to_one_session() {
-        let (one, other) = (Session { token: "one".into() }, Session { token: "other".into() });
+        let session = |token: &str| Session { token: token.into(), role: Role::Full };
+        let (one, other) = (session("one"), session("other"));
         assert_ne!(one.csrf(), other.csrf());
-        assert_eq!(one.csrf(), Session { token: "one".into() }.csrf());
+        assert_eq!(one.csrf(), session("one").csrf());
         assert_eq!(one.csrf().len(), 64);
     }
 }
