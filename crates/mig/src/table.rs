@@ -1,0 +1,65 @@
+//! What a GPU offers, as NVML says.
+
+use serde::{Deserialize, Serialize};
+
+/// A GPU instance profile.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Profile {
+    /// Its name, e.g. `2g.10gb`.
+    pub name: String,
+    /// NVML's id of it on this GPU.
+    pub id: u32,
+    /// Compute slices it has.
+    pub compute_slices: u32,
+    /// Units of the GPU's placement grid it takes (memory slices, except where a GPU has a finer grid).
+    pub size: u32,
+    /// Units at which it may start.
+    pub starts: Vec<u32>,
+    /// Instances of it that a GPU can have at once.
+    pub max_instances: u32,
+    /// Memory of an instance in bytes.
+    pub memory_bytes: u64,
+}
+
+impl Profile {
+    /// Without media engines or graphics added or taken away; only such are chosen for a request by size.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        !self.name.contains(['+', '-'])
+    }
+}
+
+/// All profiles of one GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Table {
+    /// Units of its placement grid: 8 on most GPUs, 4 on A30, 12 on RTX PRO 6000; at most 32.
+    pub units: u32,
+    /// Its profiles.
+    pub profiles: Vec<Profile>,
+}
+
+impl Table {
+    /// Position of the profile with this name.
+    #[must_use]
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.profiles.iter().position(|profile| profile.name == name)
+    }
+
+    /// Positions of plain profiles.
+    pub(crate) fn plain(&self) -> impl Iterator<Item = usize> + '_ {
+        self.profiles.iter().enumerate().filter(|(_, profile)| profile.is_plain()).map(|(at, _)| at)
+    }
+
+    /// Names of plain profiles, the smallest first.
+    pub(crate) fn names(&self) -> String {
+        let mut plain: Vec<&Profile> = self.plain().map(|at| &self.profiles[at]).collect();
+        plain.sort_by_key(|profile| (profile.size, profile.compute_slices));
+        let names: Vec<&str> = plain.into_iter().map(|profile| profile.name.as_str()).collect();
+        names.join(", ")
+    }
+}
+
+/// The units that an instance of `size` at `start` takes, as a bit mask.
+pub(crate) const fn mask(start: u32, size: u32) -> u32 {
+    (if size >= 32 { u32::MAX } else { (1 << size) - 1 }) << start
+}
