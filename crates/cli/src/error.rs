@@ -15,8 +15,6 @@ pub(crate) enum Kind {
     Auth = 4,
     /// Refused by quota or policy.
     Refused = 5,
-    /// No room within the time given.
-    NoCapacity = 6,
     /// No GPU, driver or enforcement.
     Unavailable = 7,
     /// Somebody else holds it.

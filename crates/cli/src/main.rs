@@ -58,7 +58,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Move(args) => cmd::move_task::move_task(&context, &args),
         Command::Top(args) => cmd::top::top(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
-        Command::Credentials => cmd::up::credentials(&context),
+        Command::Credentials(args) => cmd::up::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Simulate(args) => cmd::sim::simulate(&context, &args.scenarios),
         Command::Doctor => cmd::doctor::doctor(&context),
@@ -77,7 +77,7 @@ impl Context {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "NO_COLOR is a convention of its own, see no-color.org")]
+/// `NO_COLOR` is a convention of its own, see no-color.org.
 fn wants_color(color: Color) -> bool {
     match color {
         Color::Always => true,
