@@ -210,8 +210,7 @@ pub(super) unsafe fn launch(
     for (gpu, &growth) in growths.iter().enumerate() {
         let Some(known) = known(gpu) else { continue };
         if let Some(mut opened) = Place::charged(gpu).and_then(Place::open) {
-            opened.account.release(growth);
-            settle(&mut opened, known.context as Device);
+            settle(&mut opened, known.context as Device, growth);
         }
     }
     status
@@ -224,11 +223,11 @@ fn attribute(device: Device, which: c_int) -> u64 {
     if unsafe { get(device, which, (&raw mut bytes).cast()) } == SUCCESS { bytes } else { 0 }
 }
 
-/// Brings the charge to what the GPU's graphs have reserved.
-fn settle(opened: &mut Opened, device: Device) {
+/// Brings the charge to what the GPU's graphs have reserved; `ahead` was reserved for growth.
+fn settle(opened: &mut Opened, device: Device, ahead: u32) {
     let now = granules_holding(attribute(device, RESERVED));
     let before = core::mem::replace(&mut opened.book.graph_granules, now);
-    let _ = opened.account_for(before, now);
+    let _ = opened.account_for(before.saturating_add(ahead), now);
 }
 
 pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
@@ -237,7 +236,7 @@ pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: 
     if let Ok(place) = Place::of(device)
         && let Some(mut opened) = place.open()
     {
-        settle(&mut opened, device);
+        settle(&mut opened, device, 0);
     }
     status
 }

@@ -184,8 +184,7 @@ fn from(
         Err(over) => return opened.refuse(over, bytes as u64),
     };
     let status = real();
-    opened.account.release(growth);
-    if let Err(over) = settle(place.process(), &mut opened, pool)
+    if let Err(over) = settle(place.process(), &mut opened, pool, growth)
         && status == SUCCESS
     {
         // The pool grew by more than was reserved, and that does not fit.
@@ -202,7 +201,7 @@ fn from(
 /// Reserves what the pool may have to grow by for `bytes`. What it has idle counts, and is trimmed away if the rest does not fit.
 fn reserve_growth(opened: &mut charge::Opened, pool: Pool, bytes: u64) -> Result<u32, Over> {
     let process = opened.process();
-    let _ = settle(process, opened, pool);
+    let _ = settle(process, opened, pool, 0);
     let idle = attribute(pool, RESERVED).unwrap_or(0).saturating_sub(attribute(pool, USED).unwrap_or(0));
     if bytes <= idle {
         return Ok(0);
@@ -220,28 +219,30 @@ fn trim(process: &Process, opened: &mut charge::Opened, pool: Pool) {
         // SAFETY: a pool of this process.
         unsafe { trim(pool, 0) };
     }
-    let _ = settle(process, opened, pool);
+    let _ = settle(process, opened, pool, 0);
 }
 
 /// Brings the charge to the pool's reservation. An error is growth that does not fit; it is charged all the same, because it
 /// has happened.
-fn settle(process: &Process, opened: &mut charge::Opened, pool: Pool) -> Result<(), Over> {
+///
+/// `ahead` was reserved for growth. It becomes part of the charge: given back first, somebody else might take its place.
+fn settle(process: &Process, opened: &mut charge::Opened, pool: Pool, ahead: u32) -> Result<(), Over> {
     let (Some(known), Some(reserved)) = (process.pools.get(pool as u64), attribute(pool, RESERVED)) else {
+        opened.account.release(ahead);
         return Ok(());
     };
     let (before, now) = (granules_holding(known.bytes()), granules_holding(reserved));
-    if before == now {
-        return Ok(());
+    let settled = opened.account_for(before.saturating_add(ahead), now);
+    if before != now {
+        process.pools.update(pool as u64, |entry| entry.set_bytes(u64::from(now) * GRANULE_BYTES));
     }
-    let settled = opened.account_for(before, now);
-    process.pools.update(pool as u64, |entry| entry.set_bytes(u64::from(now) * GRANULE_BYTES));
     settled
 }
 
 /// Reads all pools again: after what may have made them smaller.
 pub(super) fn settle_all() {
     each_pool(|process, opened, pool| {
-        let _ = settle(process, opened, pool);
+        let _ = settle(process, opened, pool, 0);
     });
 }
 
