@@ -6,6 +6,9 @@ use std::path::Path;
 
 use crate::{Backend, TaskSpec};
 
+/// Names the task's lease.
+pub(crate) const SLICE: &str = "CANTLE_SLICE";
+
 /// The variables that cantle sets, given those the task has already. They win over the task's own, but none of them
 /// has an effect on enforcement.
 pub(crate) fn for_task(
@@ -22,7 +25,7 @@ pub(crate) fn for_task(
     let visible = if devices.is_empty() { "void".to_owned() } else { devices.join(",") };
     set("NVIDIA_VISIBLE_DEVICES", visible.into());
     set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
-    set("CANTLE_SLICE", spec.lease.0.clone().into());
+    set(SLICE, spec.lease.0.clone().into());
     if let Some(limit) = spec.slices.iter().map(|slice| slice.memory_limit_bytes).min() {
         set("GPU_MEMORY_LIMIT", limit.to_string().into());
     }

@@ -40,5 +40,7 @@ pub const TASK_INIT_COMMAND: &str = "__task-init";
 /// Is this process itself inside a slice? Then a task started from here would be confined twice.
 #[must_use]
 pub fn inside_slice() -> bool {
-    std::path::Path::new(namespace::SLICE_DIR).join("limits").exists()
+    let mounted = std::path::Path::new(namespace::SLICE_DIR).join("limits").exists();
+    // Preloaded tasks have no folder of their own; the variable decides nothing but this.
+    mounted || std::env::var_os(environment::SLICE).is_some()
 }

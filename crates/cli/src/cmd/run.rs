@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
 use cantle_model::{ComputeMode, GpuRequest};
-use cantle_runtime::{BackendWish, DockerRun};
+use cantle_runtime::{BackendWish, DockerRun, inside_slice};
 
 use super::{Context, runtime};
 use crate::args::{DockerRunArgs, RunArgs};
@@ -13,6 +13,11 @@ use crate::error::{CliError, Kind, Outcome, as_kind};
 
 /// Ends with the task's exit code.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
+    if inside_slice() {
+        let text =
+            "this is inside a slice already, and a slice can't be cut again; run the command by itself";
+        return Err(CliError::new(Kind::Conflict, text));
+    }
     let image = args.image.map(|image| Docker {
         image: Some(image),
         options: args.image_options,
