@@ -62,6 +62,8 @@ pub(crate) enum Stop {
     Superseded,
     /// The daemon itself is stopping.
     Shutdown,
+    /// Its place is needed for another task: it goes back to the front of its queue; the text says for whom.
+    Preempted(String),
     /// The task broke a rule; the text names it.
     Enforced(String),
 }

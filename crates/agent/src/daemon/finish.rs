@@ -20,6 +20,8 @@ enum Verdict {
     Completed,
     Stopped(&'static str),
     Failed(String),
+    /// Back to the front of its queue.
+    Requeued(String),
     /// The server has put the task into another state meanwhile; that stands.
     Nothing,
 }
@@ -28,6 +30,9 @@ fn verdict(exit: &Outcome, stop: Option<&Stop>) -> Verdict {
     match (stop, exit.code, &exit.message) {
         (Some(Stop::Superseded), _, _) => Verdict::Nothing,
         (Some(Stop::Enforced(why)), _, _) => Verdict::Failed(why.clone()),
+        // If it was done before the signal reached it, it is done.
+        (Some(Stop::Preempted(_)), Some(0), _) => Verdict::Completed,
+        (Some(Stop::Preempted(why)), _, _) => Verdict::Requeued(why.clone()),
         // Whatever code it ended with: a program that cleans up after SIGTERM may well return 0.
         (Some(Stop::Aborted), _, _) => Verdict::Stopped(ABORTED),
         (Some(Stop::Shutdown), _, _) => Verdict::Stopped(SHUT_DOWN),
@@ -102,20 +107,22 @@ impl Agent {
         let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
         let verdict = verdict(&outcome, stop.as_ref());
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
+        let queue = entry.job.queue.0.clone();
         let report = self.task_report(lease, Some(&outcome));
         accept_refusal(self.link.call_extended(&report).await.map(|_| ()))?;
-        accept_refusal(self.tell(&task, &verdict).await)?;
+        accept_refusal(self.tell(&task, &queue, &verdict).await)?;
         let message = match &verdict {
             Verdict::Completed => format!("task {name} completed"),
             Verdict::Stopped(why) => format!("task {name} stopped: {why}"),
             Verdict::Failed(why) => format!("task {name} failed: {why}"),
+            Verdict::Requeued(why) => format!("task {name} is back in its queue: {why}"),
             Verdict::Nothing => format!("task {name} ended after the server had taken it back"),
         };
         self.note("end", Some(&task), None, message);
         Ok(())
     }
 
-    async fn tell(&self, task: &str, verdict: &Verdict) -> Result<(), WireError> {
+    async fn tell(&self, task: &str, queue: &str, verdict: &Verdict) -> Result<(), WireError> {
         let (task, force) = (task.to_owned(), true);
         let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         match verdict {
@@ -135,6 +142,7 @@ impl Agent {
                 let failed = tasks::Failed { task, force, status_reason, status_message };
                 self.link.call(&failed).await.map(|_| ())
             }
+            Verdict::Requeued(why) => self.requeue(queue, &task, why).await,
             Verdict::Nothing => Ok(()),
         }
     }
@@ -174,6 +182,9 @@ mod tests {
         assert_eq!(verdict(&exit(0), Some(&Stop::Superseded)), Verdict::Nothing);
         let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
         assert_eq!(verdict(&lost, None), Verdict::Failed("its supervisor was killed".into()));
+        let preempted = Stop::Preempted("its place is needed for task x".into());
+        assert!(matches!(verdict(&exit(143), Some(&preempted)), Verdict::Requeued(_)));
+        assert_eq!(verdict(&exit(0), Some(&preempted)), Verdict::Completed, "it was faster");
         let enforced = Stop::Enforced("it held 3 GiB outside its slice".into());
         assert!(
             matches!(verdict(&exit(137), Some(&enforced)), Verdict::Failed(why) if why.contains("3 GiB"))

@@ -75,7 +75,7 @@ impl Agent {
     }
 
     /// Back into its queue, although the server has it as running already.
-    async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
+    pub(crate) async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
         let words = Some(why.to_owned());
         let stopped = tasks::Stopped {
             task: task.to_owned(),

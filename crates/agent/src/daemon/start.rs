@@ -124,6 +124,7 @@ impl Agent {
             self.planning.last_served = Some(queue.to_owned());
         }
         self.set_reasons(&decided);
+        decided.evictions.iter().for_each(|eviction| self.evict(eviction));
         let mut placed = Vec::new();
         for start in decided.starts {
             placed.push(self.write_down(&locked, start)?);

@@ -32,7 +32,9 @@ fn killed_again_and_again(place: &Place) {
     }
     let _last = cluster.daemon("0-2", &queues);
     for task in &tasks {
-        eventually(&format!("task {task} has ended"), || cluster.task(task).state.is_final());
+        eventually(&format!("task {task} has ended; it is {:?}", cluster.task(task)), || {
+            cluster.task(task).state.is_final()
+        });
         assert_eq!(cluster.task(task).exit_code, Some(9), "{:?}", cluster.task(task));
     }
     let mut started: BTreeMap<String, usize> = BTreeMap::new();

@@ -76,9 +76,9 @@ impl Place {
 
 /// Waits until something becomes true.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while !is_so() {
-        assert!(Instant::now() < until, "not within 20 s: {what}");
+        assert!(Instant::now() < until, "not within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
