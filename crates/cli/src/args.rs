@@ -117,7 +117,7 @@ pub(crate) enum Command {
     /// Inside a task: show its limits and whether they are enforced
     Limits,
     /// Show the access and secret key of the local server
-    Credentials,
+    Credentials(CredentialsArgs),
     /// Simulated GPUs
     #[command(subcommand)]
     Sim(SimCommand),
@@ -352,6 +352,14 @@ pub(crate) struct TaskIds {
     /// The tasks' ids
     #[arg(value_name = "TASK", required = true)]
     pub(crate) tasks: Vec<String>,
+}
+
+/// `cantle credentials`
+#[derive(Args, Debug)]
+pub(crate) struct CredentialsArgs {
+    /// The pair that may look at everything and change nothing
+    #[arg(long)]
+    pub(crate) read_only: bool,
 }
 
 /// `cantle move`

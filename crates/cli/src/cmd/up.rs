@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::run::from_agent;
 use super::{Context, runtime};
-use crate::args::{DaemonArgs, Serve, ServerArgs, UpArgs};
+use crate::args::{CredentialsArgs, DaemonArgs, Serve, ServerArgs, UpArgs};
 use crate::connect::{self, describe};
 use crate::error::{CliError, Kind, Outcome, as_kind};
 use crate::out::{Column, Format};
@@ -191,9 +191,14 @@ const KEY_COLUMNS: [Column<CredentialsFile>; 3] = [
 ];
 
 /// The local server's keys.
-pub(crate) fn credentials(context: &Context) -> Outcome {
+pub(crate) fn credentials(context: &Context, args: &CredentialsArgs) -> Outcome {
     let state = &context.places.state;
-    let keys = connect::local(state)?.ok_or_else(|| {
+    let found = if args.read_only {
+        CredentialsFile::read_viewer(state).map_err(as_kind(Kind::Failed))?
+    } else {
+        connect::local(state)?
+    };
+    let keys = found.ok_or_else(|| {
         let file = credentials_path(state);
         CliError::new(
             Kind::NotFound,
