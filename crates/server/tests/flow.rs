@@ -19,6 +19,7 @@ use cantle_clearml::tasks::{
 use cantle_clearml::workers::{self, StatusReport};
 use cantle_clearml::{TaskRequest, projects, queues};
 use cantle_model::TaskStatus;
+use cantle_store::{NodeRow, Store};
 use common::TestServer;
 use serde_json::{Map, json};
 
@@ -316,4 +317,27 @@ async fn dequeue_reset_delete() {
     assert_eq!(server.client.call(&log).await.unwrap().total, 0);
     assert!(server.client.call(&Delete { task: id.clone(), force: false }).await.unwrap().deleted);
     assert_eq!(server.refused(&GetById { task: id }).await, (400, 101));
+}
+
+#[tokio::test]
+async fn a_node_that_fell_silent_is_named() {
+    let server = TestServer::start().await;
+    let queue = server.queue("q").await;
+    let id = server.task("t").await;
+    server.enqueue(&id, &queue).await;
+    server.take(&queue).await.unwrap();
+    server.client.call(&report("n1", "q", Vec::new())).await.unwrap();
+    let claim =
+        ReportTask { task: id.clone(), node: "n1".into(), lease: "l".into(), ..ReportTask::default() };
+    server.client.call(&claim).await.unwrap();
+    start(&server, &id).await;
+    let why = async || server.client.call(&ExplainTask { task: id.clone() }).await.unwrap().reason;
+    assert_eq!(why().await, "runs on n1");
+    let store = Store::open(&server.dir.path().join("server/cantle.db")).await.unwrap();
+    let long_ago = NodeRow { last_seen_us: 1_000_000, ..store.nodes().await.unwrap().remove(0) };
+    store.report_node(&long_ago).await.unwrap();
+    assert_eq!(
+        why().await,
+        "n1, which holds it, is silent since 1970-01-01T00:00:01.000000+00:00; if it is gone: cantle requeue"
+    );
 }
