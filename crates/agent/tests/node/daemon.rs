@@ -20,11 +20,10 @@ pub(crate) const TESTS: &[Test] = &[
     ("daemon_fails_tasks_that_cannot_start_with_a_clear_line", cannot_start),
 ];
 
-const HOLD: &str = "while [ ! -e $HOLD ]; do sleep 0.05; done";
-
-/// A script that runs until the file `name` appears in the place.
-fn until(place: &Place, name: &str) -> String {
-    HOLD.replace("$HOLD", place.path().join(name).to_str().unwrap())
+/// A script that runs until the file `name` appears in the place, or the place is gone: a test that fails leaves nothing.
+pub(crate) fn until(place: &Place, name: &str) -> String {
+    let dir = place.path().display();
+    format!("while [ -d {dir} ] && [ ! -e {dir}/{name} ]; do sleep 0.05; done")
 }
 
 fn release(place: &Place, name: &str) {
@@ -115,13 +114,14 @@ fn abort(place: &Place) {
     let gentle = cluster.submit(
         "one",
         "gentle",
-        "trap 'echo stopping; exit 0' TERM; echo up; while :; do sleep 0.05; done",
+        &format!("trap 'echo stopping; exit 0' TERM; echo up; {}", until(place, "never")),
     );
     eventually("it is up", || cluster.log(&gentle).contains("up"));
     cluster.stop_task(&gentle);
     cluster.wait(&gentle, TaskStatus::Stopped);
     assert!(cluster.log(&gentle).contains("stopping"), "it was asked before it was killed");
-    let stubborn = cluster.submit("one", "stubborn", "trap '' TERM; echo up; while :; do sleep 0.05; done");
+    let stubborn =
+        cluster.submit("one", "stubborn", &format!("trap '' TERM; echo up; {}", until(place, "never")));
     eventually("it is up", || cluster.log(&stubborn).contains("up"));
     cluster.stop_task(&stubborn);
     cluster.wait(&stubborn, TaskStatus::Stopped);

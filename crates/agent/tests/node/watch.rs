@@ -6,6 +6,7 @@ use cantle_model::TaskStatus;
 
 use crate::Test;
 use crate::cluster::Cluster;
+use crate::daemon::until;
 use crate::place::{Place, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -24,7 +25,7 @@ fn script(place: &Place, mebibytes: u64) -> String {
 fn evader(place: &Place) {
     let cluster = Cluster::new(place);
     let _daemon = cluster.daemon("0", &["half=0.5"]);
-    let honest = cluster.submit("half", "honest", "while :; do sleep 0.05; done");
+    let honest = cluster.submit("half", "honest", &until(place, "never"));
     cluster.wait(&honest, TaskStatus::InProgress);
     let evader = cluster.submit("half", "evader", &script(place, 1024));
     let failed = cluster.wait(&evader, TaskStatus::Failed);
