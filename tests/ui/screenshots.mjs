@@ -7,7 +7,7 @@ import { Cantle, ROOT, closeBrowser, live, open, until } from "./cantle.mjs";
 
 const OUT = path.join(ROOT, "docs/screenshots");
 const QUEUES = ["train=2", "finetune=0.5", "notebook=0.25", "eval=1"];
-/** Takes a third of its memory at once and the rest step by step, and prints as a training does. */
+/** Takes 1 GiB of each of its GPUs with every epoch, up to so many, and prints as a training does. */
 const TRAINING = `
 import ctypes, sys, time
 cuda, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
@@ -25,32 +25,35 @@ for epoch in range(600):
 `;
 
 const cantle = await Cantle.start("4xA100-40GB", "up", "--worker-name", "dgx01", "--queue", ...QUEUES);
-const train = (queue, project, name, epochs) =>
-  cantle.cli("submit", "--queue", queue, "--project", project, "--name", name, "--", "python3", "-c", TRAINING, String(epochs));
+try {
+  const train = (queue, project, name, epochs) =>
+    cantle.cli("submit", "--queue", queue, "--project", project, "--name", name, "--", "python3", "-c", TRAINING, String(epochs));
 
-train("train", "llm", "llama-8b-sft", 29);
-const shown = train("finetune", "vision", "vit-b16-cars", 14);
-train("finetune", "speech", "whisper-small-de", 9);
-train("notebook", "vision", "ana-notebook", 6);
-train("notebook", "speech", "ben-notebook", 3);
-cantle.cli("submit", "--queue", "notebook", "--project", "vision", "--name", "quick-check", "--wait", "--", "python3", "-c", "print('fine')");
-train("train", "llm", "llama-8b-dpo", 30);
-for (const name of ["eval-mmlu", "eval-gsm8k", "eval-humaneval"]) train("eval", "llm", name, 20);
+  train("train", "llm", "llama-8b-sft", 29);
+  const shown = train("finetune", "vision", "vit-b16-cars", 14);
+  train("finetune", "speech", "whisper-small-de", 9);
+  train("notebook", "vision", "ana-notebook", 6);
+  train("notebook", "speech", "ben-notebook", 3);
+  cantle.cli("submit", "--queue", "notebook", "--project", "vision", "--name", "quick-check", "--wait", "--", "python3", "-c", "print('fine')");
+  train("train", "llm", "llama-8b-dpo", 30);
+  for (const name of ["eval-mmlu", "eval-gsm8k", "eval-humaneval"]) train("eval", "llm", name, 20);
 
-const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
+  const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
 
-mkdirSync(OUT, { recursive: true });
-await until("the training to be well on its way", () => cantle.json("gpus").some((gpu) => gpu.slices.some((slice) => slice.memory_used_bytes > 13 * 2 ** 30)), 60_000);
-for (const [name, address] of PAGES) {
-  for (const colorScheme of ["light", "dark"]) {
-    for (const [size, viewport] of [["wide", { width: 1280, height: 860 }], ["narrow", { width: 360, height: 780 }]]) {
-      const page = await open(cantle, address, { colorScheme, viewport });
-      await live(page);
-      await sleep(700);
-      await page.screenshot({ path: path.join(OUT, `${name}-${colorScheme}-${size}.png`) });
-      await page.context().close();
+  mkdirSync(OUT, { recursive: true });
+  await until("the training to be well on its way", () => cantle.json("gpus").some((gpu) => gpu.slices.some((slice) => slice.memory_used_bytes > 13 * 2 ** 30)), 60_000);
+  for (const [name, address] of PAGES) {
+    for (const colorScheme of ["light", "dark"]) {
+      for (const [size, viewport] of [["wide", { width: 1280, height: 860 }], ["narrow", { width: 360, height: 780 }]]) {
+        const page = await open(cantle, address, { colorScheme, viewport });
+        await live(page);
+        await sleep(700);
+        await page.screenshot({ path: path.join(OUT, `${name}-${colorScheme}-${size}.png`) });
+        await page.context().close();
+      }
     }
   }
+} finally {
+  await closeBrowser();
+  await cantle.close();
 }
-await closeBrowser();
-await cantle.close();
