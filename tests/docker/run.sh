@@ -15,6 +15,8 @@ if ! command -v dockerd >/dev/null || ! command -v debootstrap >/dev/null; then
 fi
 
 dir=$(mktemp -d)
+# A shell that is ended by a signal skips what is to be done at its exit, unless it ends itself.
+trap 'exit 143' INT TERM
 trap 'tests/docker/engine.sh stop "$dir"; rm -rf "$dir"' EXIT
 tests/docker/engine.sh start "$dir"
 export CANTLE_TEST_ENGINE="$dir" CANTLE_TEST_IMAGE=cantle-test:base
