@@ -37,10 +37,11 @@ fn example() -> PathBuf {
 static ONE: Mutex<()> = Mutex::new(());
 
 struct Node {
-    _one: MutexGuard<'static, ()>,
+    driver: Arc<dyn Driver>,
     state: TempDir,
     lib_dir: PathBuf,
-    driver: Arc<dyn Driver>,
+    /// Last, because fields are dropped in this order: the next test may begin only when this driver is closed.
+    _one: MutexGuard<'static, ()>,
 }
 
 impl Node {
@@ -51,7 +52,7 @@ impl Node {
         sim::create(state.path(), SPEC, &lib_dir).expect("simulated GPUs");
         let source = Source::Sim { dir: state.path().to_owned(), lib_dir: lib_dir.clone() };
         let driver = open_with_probe(&source, example()).expect("driver");
-        Some(Self { _one: one, state, lib_dir, driver })
+        Some(Self { driver, state, lib_dir, _one: one })
     }
 
     fn uuids(&self) -> Vec<GpuUuid> {
