@@ -57,7 +57,7 @@ test("buttons move to the front, up, down and back", async () => {
 });
 
 test("Alt and an arrow move the focused task", async () => {
-  await row("one", "a").getByRole("link").focus();
+  await row("one", "a").getByRole("link").first().focus();
   await page.keyboard.press("Alt+ArrowUp");
   await both("one", ["b", "c", "a", "d"]);
 });
