@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# The long forms of the crash tests: about an hour. `make test` runs the same tests in their short form.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export CANTLE_STRESS_KILLS="${CANTLE_STRESS_KILLS:-10000}"
+cargo test --release --locked -p cantle-ledger --test processes
+cargo test --release --locked -p cantle-simgpu --test kills
+.venv/bin/python -m pytest -q tests/bypass/test_crash.py
