@@ -4,5 +4,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 export CANTLE_STRESS_KILLS="${CANTLE_STRESS_KILLS:-10000}"
 cargo test --release --locked -p cantle-ledger --test processes
-cargo test --release --locked -p cantle-simgpu --test kills
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
+CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py
