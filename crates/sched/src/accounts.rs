@@ -217,6 +217,17 @@ impl Accounts {
         within_quota && over(victim.held, victim.deserved, amounts).is_some()
     }
 
+    /// Would `wanted` in exchange for `given_up` of the same project leave it, or one above it, with more than before and
+    /// more than it may keep? Then it would be taken back at once, and so on for ever: a project grows beyond its share
+    /// into free room only.
+    pub(crate) fn grows_over_share(&self, project: usize, wanted: Amounts, given_up: Amounts) -> bool {
+        self.path(project).iter().map(|&at| &self.accounts[at]).any(|account| {
+            let (after, keeps) = (account.held.plus(wanted).minus(given_up), account.keeps());
+            let most = Amounts(std::array::from_fn(|at| keeps.0[at].max(account.held.0[at])));
+            over(after, most, wanted).is_some()
+        })
+    }
+
     /// Order in which siblings are served, the lowest first (KAI's `queue_order.go`).
     pub(crate) fn turn_key(&self, at: usize, next: Amounts) -> TurnKey {
         let account = &self.accounts[at];

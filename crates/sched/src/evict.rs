@@ -126,12 +126,7 @@ impl Victims {
             let Some((place, units, moved)) =
                 self.next_place(cluster, accounts, claimant, shape, &mut offers)
             else {
-                for place in &room.places {
-                    cluster.give_back(place);
-                }
-                for unit in chosen {
-                    self.put_back(cluster, accounts, unit);
-                }
+                self.undo(cluster, accounts, claimant, &room, chosen);
                 return None;
             };
             cluster.take(&place);
@@ -140,12 +135,39 @@ impl Victims {
             room.moved.extend(moved);
             chosen.extend(units);
         }
+        let own =
+            chosen.iter().map(|&unit| &self.units[unit]).filter(|unit| unit.project == claimant.project);
+        let own: Vec<Amounts> = own.map(|unit| unit.amounts).collect();
+        let given_up = own.iter().fold(Amounts::default(), |sum, amounts| sum.plus(*amounts));
+        if !own.is_empty() && accounts.grows_over_share(claimant.project, claimant.wanted, given_up) {
+            self.undo(cluster, accounts, claimant, &room, chosen);
+            return None;
+        }
         for unit in chosen {
+            if self.units[unit].project == claimant.project {
+                accounts.release(claimant.project, self.units[unit].amounts);
+            }
             let cause = self.cause(unit, claimant);
             room.victims.extend(self.units[unit].tasks.iter().map(|&task| (task, cause)));
         }
         accounts.hold(claimant.project, claimant.wanted, false);
         Some(room)
+    }
+
+    fn undo(
+        &mut self,
+        cluster: &mut Cluster,
+        accounts: &mut Accounts,
+        claimant: Claimant,
+        room: &Room,
+        chosen: Vec<usize>,
+    ) {
+        for place in room.places.iter().chain(&room.moved) {
+            cluster.give_back(place);
+        }
+        for unit in chosen {
+            self.put_back(cluster, accounts, claimant, unit);
+        }
     }
 
     /// The best offer that still stands; it and those that don't are used up.
@@ -306,7 +328,7 @@ impl Victims {
                 break;
             }
             self.units[unit].settled = true;
-            accounts.release(self.units[unit].project, self.units[unit].amounts);
+            self.count_off(accounts, claimant, unit);
             for place in &self.units[unit].places {
                 cluster.give_back(place);
             }
@@ -320,15 +342,25 @@ impl Victims {
         });
         if room.is_none() {
             for unit in off {
-                self.put_back(cluster, accounts, unit);
+                self.put_back(cluster, accounts, claimant, unit);
             }
         }
         room
     }
 
-    fn put_back(&mut self, cluster: &mut Cluster, accounts: &mut Accounts, unit: usize) {
+    /// Tasks of the claimant's own project still count while others are asked for: what it gives up itself gives it no
+    /// claim on others, or the two would take turns for ever.
+    fn count_off(&self, accounts: &mut Accounts, claimant: Claimant, unit: usize) {
+        if self.units[unit].project != claimant.project {
+            accounts.release(self.units[unit].project, self.units[unit].amounts);
+        }
+    }
+
+    fn put_back(&mut self, cluster: &mut Cluster, accounts: &mut Accounts, claimant: Claimant, unit: usize) {
         self.units[unit].settled = false;
-        accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
+        if self.units[unit].project != claimant.project {
+            accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
+        }
         for place in &self.units[unit].places {
             cluster.take(place);
         }

@@ -10,8 +10,8 @@ use crate::evict::{Claimant, Victims};
 use crate::tally::Tally;
 use crate::turns::{Position, Turns};
 use crate::{
-    Amounts, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, Reason, Running, Shape, Start,
-    State, Wait, Waiting, reserve,
+    Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, Reason, Running, Shape,
+    Start, State, Wait, Waiting, reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.
@@ -59,7 +59,7 @@ impl<'a> Round<'a> {
     pub(crate) fn decide(state: &'a State, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
         let mut round = Self::new(state, policy, now_ms);
         let mut turns = Turns::new(state, policy.order, &round.tally.now);
-        for position in moved(state) {
+        for position in promised(state) {
             round.give_turn(position);
         }
         while let Some(position) = turns.next(&round.tally.now, &round.tally.needs) {
@@ -292,8 +292,15 @@ impl<'a> Round<'a> {
         self.state.running.iter().filter(on).map(|running| running.task.clone()).collect()
     }
 
-    /// Chooses who has to stop for `group`. Tries to take before it tries to move.
+    /// Chooses who has to stop for `group`. Tries to take before it tries to move. A move is made alone: what moves must
+    /// find the place that was found for it, so nobody else is stopped until it has.
     fn evict(&mut self, group: &Group) -> Option<(Vec<Place>, Vec<TaskId>)> {
+        let asked_now = self.evictions.iter().map(|eviction| eviction.cause);
+        let asked_before = self.state.running.iter().filter_map(|running| running.stopping);
+        let asked: Vec<Cause> = asked_now.chain(asked_before).collect();
+        if asked.contains(&Cause::Consolidate) {
+            return None;
+        }
         let (state, later) = (self.state, &mut self.boards.later);
         let victims = self.victims.get_or_insert_with(|| {
             let by_name = later.by_name();
@@ -309,7 +316,7 @@ impl<'a> Round<'a> {
         if self.policy.reclaim {
             room = victims.make_room(later, accounts, claimant, &group.shapes);
         }
-        if room.is_none() && self.policy.consolidate && group.shapes.len() == 1 {
+        if room.is_none() && self.policy.consolidate && asked.is_empty() && group.shapes.len() == 1 {
             room = victims.make_room(later, accounts, Claimant { moves: true, ..claimant }, &group.shapes);
         }
         let room = room?;
@@ -364,9 +371,15 @@ impl<'a> Round<'a> {
     }
 }
 
-/// Tasks that were stopped to start again elsewhere.
-fn moved(state: &State) -> Vec<Position> {
+/// Tasks for which others were stopped, then tasks that were stopped to start again elsewhere: all of them get their
+/// chance before anybody else, or one stopped task would take the place that was freed by another.
+fn promised(state: &State) -> Vec<Position> {
     let queues = state.queues.iter().enumerate();
-    let all = queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |t| (at, t)));
-    all.filter(|(_, (_, waiting))| waiting.moved).map(|(queue, (task, _))| (queue, task)).collect()
+    let all =
+        queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |(task, w)| ((at, task), w)));
+    let all: Vec<(Position, &Waiting)> = all.collect();
+    let yielded_to: BTreeSet<&TaskId> = all.iter().filter_map(|(_, task)| task.yielded_to.as_ref()).collect();
+    let claims = all.iter().filter(|(_, task)| yielded_to.contains(&task.task));
+    let moved = all.iter().filter(|(_, task)| task.moved);
+    claims.chain(moved).map(|(position, _)| *position).collect()
 }
