@@ -66,6 +66,10 @@ stop)
     # A containerd that outlived a killed dockerd is ours as well.
     containerd=$(cat "$dir/exec/containerd/containerd.pid" 2>/dev/null || echo 0)
     if [ "$containerd" != 0 ] && kill "$containerd" 2>/dev/null; then wait_gone "$containerd"; fi
+    # An engine that was killed leaves its mounts, and a folder with mounts in it can't be removed.
+    awk -v below="$dir/" 'index($2, below) == 1 { print $2 }' /proc/mounts | sort -r | while read -r place; do
+        umount -l "$place"
+    done
     ;;
 *)
     echo "usage: engine.sh start|restart|stop DIR" >&2
