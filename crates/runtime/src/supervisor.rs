@@ -88,7 +88,8 @@ fn start(dir: &TaskDir) -> Result<(Scope, Flock<File>), StartError> {
     let scope = Scope::below(root, spawned.leader, spawned.usage);
     let state = State { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
     dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
-    report(&Report::Started(state)).map_err(|why| StartError::setup("report", why))?;
+    // The daemon may have been killed meanwhile. The task runs all the same, and the next daemon reads the folder.
+    let _ = report(&Report::Started(state));
     Ok((scope, lock))
 }
 
