@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Cantle, closeBrowser, live, open } from "./cantle.mjs";
+import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
 
 const GIB = 2 ** 30;
 
@@ -27,6 +27,7 @@ after(async () => {
 test("instances are where the driver put them, and gaps are gaps", async () => {
   const page = await open(cantle, "/gpus");
   await live(page);
+  await until("the card to be drawn", async () => (await page.locator(".gpubar .piece").count()) > 0);
   const drawn = await page.locator(".gpubar .piece").evaluateAll((pieces) => pieces.map((piece) => [piece.querySelector(".label").textContent.trim(), parseFloat(piece.style.left), parseFloat(piece.style.width)]));
   assert.deepEqual(drawn, [
     ["3g.40gb a0000000", 0, 50],

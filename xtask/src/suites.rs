@@ -41,7 +41,10 @@ const SUITES: &[Suite] = &[
         ],
     },
     Suite { name: "shim", steps: &[&["cargo", "xtask", "verify-shim"]] },
-    Suite { name: "unit", steps: &[&["cargo", "test", "--workspace", "--release", "--locked"]] },
+    Suite {
+        name: "unit",
+        steps: &[&["cargo", "test", "--workspace", "--release", "--locked", "--no-fail-fast"]],
+    },
     Suite {
         name: "scenarios",
         steps: &[&["cargo", "test", "--release", "--locked", "-p", "cantle-sim", "--test", "scenarios"]],
@@ -175,7 +178,11 @@ fn run_step(step: &[&str], log: &mut File) -> Result<Count> {
 /// Reads the closing lines of cargo's and pytest's runners, and the plain one.
 fn closing_line(line: &str) -> Option<Count> {
     let is_cargo = line.starts_with("test result:");
-    let is_pytest = line.contains(" in ") && line.trim_end_matches('=').trim_end().ends_with('s');
+    // "3 passed in 4.02s", over a minute "3 passed in 64.02s (0:01:04)".
+    let is_pytest = line.split_once(" in ").is_some_and(|(_, time)| {
+        let seconds = time.split([' ', '=']).next().and_then(|word| word.strip_suffix('s'));
+        seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok())
+    });
     let is_plain =
         line.split(", ").count() >= 2 && line.split(", ").all(|p| p.trim().split(' ').count() == 2);
     let mut count = Count::default();
@@ -206,6 +213,7 @@ mod tests {
             "test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s";
         assert_eq!(read(cargo), Some((9, 0, 1)));
         assert_eq!(read("3 failed, 12 passed, 2 skipped in 4.02s"), Some((12, 3, 2)));
+        assert_eq!(read("18 passed in 163.60s (0:02:43)"), Some((18, 0, 0)));
         assert_eq!(read("==== 1 passed, 1 error in 0.10s ===="), Some((1, 1, 0)));
         assert_eq!(read("17 passed, 0 failed, 1 skipped"), Some((17, 0, 1)));
         assert_eq!(read("two tasks passed in the night"), None);

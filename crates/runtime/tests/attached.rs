@@ -234,7 +234,9 @@ fn a_terminal_reaches_the_task_once() {
     );
     let command = bench.attached(&bench.shell(&script));
     let words = std::iter::once(command.get_program()).chain(command.get_args());
-    let line = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let words = words.map(|word| word.to_string_lossy()).collect::<Vec<_>>();
+    // A shell that stays in between would die of the terminal's signals itself: dash does, bash gets out of the way.
+    let line = format!("exec {}", words.join(" "));
     let mut terminal = Command::new("script");
     terminal.args(["--quiet", "--return", "--command", &line, "/dev/null"]);
     let mut terminal = terminal.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
