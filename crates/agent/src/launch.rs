@@ -66,8 +66,9 @@ impl Launcher {
     /// # Errors
     /// If a GPU can't be measured: without the figure a slice would not hold what it promises.
     pub(crate) fn measure(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), AgentError> {
-        for gpu in gpus {
-            self.contexts.context_bytes(driver, gpu)?;
+        // Of a GPU in MIG mode only the instances have contexts.
+        for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
+            self.contexts.context_bytes(driver, gpu, None)?;
         }
         Ok(())
     }
@@ -94,7 +95,7 @@ impl Launcher {
             Ok(GpuLimit {
                 uuid: gpu_uuid_bytes(name).ok_or_else(|| AgentError::BadUuid(name.to_owned()))?,
                 limit_bytes: slice.memory_limit_bytes,
-                context_bytes: self.contexts.context_bytes(driver, gpu)?,
+                context_bytes: self.contexts.context_bytes(driver, gpu, slice.mig.as_ref())?,
             })
         };
         let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;

@@ -3,9 +3,7 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{
-    ComputeMode, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
-};
+use cantle_model::{ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId};
 use cantle_runtime::{
     Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec,
     start_attached,
@@ -186,8 +184,7 @@ async fn start_in(
     driver: &dyn Driver,
 ) -> Result<Running, AgentError> {
     let engine = Engine::connect(image.socket.as_deref()).await?;
-    let gpus: Vec<GpuUuid> = lease.slices.iter().map(|slice| slice.gpu.clone()).collect();
-    let parts = driver.container_parts(&gpus)?;
+    let parts = driver.container_parts(&lease.slices)?;
     let container = ContainerSpec {
         task: lease.task.clone(),
         image: image.image.clone().unwrap_or_default(),
@@ -205,8 +202,7 @@ fn docker_client(
     lease: &Lease,
     driver: &dyn Driver,
 ) -> Result<TaskSpec, AgentError> {
-    let gpus: Vec<GpuUuid> = lease.slices.iter().map(|slice| slice.gpu.clone()).collect();
-    let parts = driver.container_parts(&gpus)?;
+    let parts = driver.container_parts(&lease.slices)?;
     let words =
         docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files).map_err(StartError::from)?;
     Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })

@@ -227,8 +227,10 @@ mod tests {
 
     fn wrong(counted: u64, processes: &[(u32, u64)], attached: &[u32], with_slice: bool) -> Option<String> {
         let slice = Slice { gpu: "GPU-a".into(), milli: Milli(250), memory_limit_bytes: 10 * GIB, mig: None };
-        let processes: Vec<ProcessMemory> =
-            processes.iter().map(|&(pid, bytes)| ProcessMemory { pid, used_bytes: Some(bytes) }).collect();
+        let processes: Vec<ProcessMemory> = processes
+            .iter()
+            .map(|&(pid, bytes)| ProcessMemory { pid, used_bytes: Some(bytes), instance: None })
+            .collect();
         let attached = attached.iter().copied().collect();
         let look = Look {
             index: 2,

@@ -7,7 +7,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
-use cantle_model::{GRANULE_BYTES, GpuUuid};
+use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance};
 use libloading::Library;
 
 use crate::{Driver, DriverError, Memory, PROBE_CONTEXT_COMMAND, Result, Source};
@@ -21,9 +21,10 @@ pub(crate) fn measure(
     probe_exe: &Path,
     libcuda: &Path,
     gpu: &GpuUuid,
+    device: &str,
 ) -> Result<u64> {
     let before = driver.memory(gpu)?;
-    let mut child = spawn(source, probe_exe, libcuda, gpu)?;
+    let mut child = spawn(source, probe_exe, libcuda, gpu, device)?;
     let ready = wait_ready(&mut child, gpu);
     let measured = ready.and_then(|()| read_back(driver, gpu, child.id(), before));
     drop(child.stdin.take());
@@ -32,14 +33,14 @@ pub(crate) fn measure(
     measured.map(|bytes| bytes.next_multiple_of(GRANULE_BYTES))
 }
 
-fn spawn(source: &Source, exe: &Path, libcuda: &Path, gpu: &GpuUuid) -> Result<Child> {
+fn spawn(source: &Source, exe: &Path, libcuda: &Path, gpu: &GpuUuid, device: &str) -> Result<Child> {
     let mut command = Command::new(exe);
     command.arg(PROBE_CONTEXT_COMMAND).arg(libcuda);
     if let Source::Sim { dir, .. } = source {
         command.arg(dir);
     }
     command
-        .env("CUDA_VISIBLE_DEVICES", &gpu.0)
+        .env("CUDA_VISIBLE_DEVICES", device)
         .env_remove("LD_PRELOAD")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -145,7 +146,7 @@ fn call<F>(
     }
 }
 
-/// Remembers measured context sizes in a file, by driver version and GPU model: the only two things they depend on.
+/// Remembers measured context sizes in a file, by what they depend on: driver version, GPU model and MIG profile.
 #[derive(Debug)]
 pub struct ContextCache {
     file: PathBuf,
@@ -158,18 +159,27 @@ impl ContextCache {
         Self { file }
     }
 
-    /// [`Driver::context_bytes`] of the GPU, from the file if it is known there. A file that can't be read or written
-    /// costs a measurement, nothing else.
+    /// [`Driver::context_bytes`] of a GPU or of an instance on it, from the file if it is known there. A file that can't
+    /// be read or written costs a measurement, nothing else.
     ///
     /// # Errors
     /// If it must be measured and can't be.
-    pub fn context_bytes(&self, driver: &dyn Driver, gpu: &cantle_model::Gpu) -> Result<u64> {
-        let key = format!("{} | {}", driver.versions().driver, gpu.model);
+    pub fn context_bytes(
+        &self,
+        driver: &dyn Driver,
+        gpu: &cantle_model::Gpu,
+        instance: Option<&MigInstance>,
+    ) -> Result<u64> {
+        let mut key = format!("{} | {}", driver.versions().driver, gpu.model);
+        if let Some(instance) = instance {
+            key += &format!(" | {}", instance.profile);
+        }
         let mut known = self.load();
         if let Some(bytes) = known.get(&key) {
             return Ok(*bytes);
         }
-        let bytes = driver.context_bytes(&gpu.uuid)?;
+        let device = instance.map_or(gpu.uuid.0.as_str(), |instance| &instance.uuid);
+        let bytes = driver.context_bytes(&gpu.uuid, device)?;
         known.insert(key, bytes);
         self.store(&known);
         Ok(bytes)

@@ -34,9 +34,30 @@ pub enum DriverError {
         /// NVML's own words.
         text: String,
     },
+    /// A GPU that does not answer in time; it is asked again once its last call has come back.
+    #[error("GPU {gpu} does not answer: {call} takes longer than {waited_s} s")]
+    Stalled {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What it was asked.
+        call: &'static str,
+        /// How long it was waited for, in seconds.
+        waited_s: u64,
+    },
+    /// The system has no thread for it.
+    #[error("no thread can be started to ask GPU {gpu}: {why}")]
+    Thread {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What the system says.
+        why: String,
+    },
     /// No GPU of that name.
     #[error("there is no GPU {0} on this machine")]
     NoSuchGpu(GpuUuid),
+    /// No MIG device of that name.
+    #[error("there is no MIG instance {0} on this machine")]
+    NoSuchInstance(String),
     /// A library of the driver is not where libraries are.
     #[error(
         "cannot find the driver's {name} (looked in {looked_in}); is the NVIDIA driver installed completely?"
@@ -69,6 +90,34 @@ impl DriverError {
     pub const fn is_gpu_lost(&self) -> bool {
         // NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
         matches!(self, Self::Nvml { code: 15 | 16, .. })
+    }
+}
+
+/// What NVML's codes mean for MIG. A code says less than one would think: an occupied place is answered as if there were
+/// too few resources, so whoever wants to know looks at the instances, not at the code.
+impl DriverError {
+    /// Somebody uses the instance, or the GPU (`NVML_ERROR_IN_USE`). It may end by itself.
+    #[must_use]
+    pub const fn is_in_use(&self) -> bool {
+        matches!(self, Self::Nvml { code: 19, .. })
+    }
+
+    /// The place is taken, or there are as many instances as there can be (`NVML_ERROR_INSUFFICIENT_RESOURCES`).
+    #[must_use]
+    pub const fn is_place_taken(&self) -> bool {
+        matches!(self, Self::Nvml { code: 23, .. })
+    }
+
+    /// MIG mode is off, the GPU has none, or this is a vGPU guest (`NVML_ERROR_NOT_SUPPORTED`).
+    #[must_use]
+    pub const fn is_not_supported(&self) -> bool {
+        matches!(self, Self::Nvml { code: 3, .. })
+    }
+
+    /// There is no such instance any more (`NVML_ERROR_INVALID_ARGUMENT` of a stale handle, `NVML_ERROR_NOT_FOUND`).
+    #[must_use]
+    pub const fn is_gone(&self) -> bool {
+        matches!(self, Self::Nvml { code: 2 | 6, .. })
     }
 }
 

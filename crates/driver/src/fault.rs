@@ -3,10 +3,12 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cantle_model::{Gpu, GpuUuid};
+use cantle_mig::Table;
+use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    ContainerParts, Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Versions,
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Location, Memory, Mig,
+    ProcessMemory, Result, Versions,
 };
 
 /// The calls that can be made to fail.
@@ -115,16 +117,47 @@ impl Driver for FaultyDriver {
         self.inner.versions()
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
+    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
         self.pass(Call::ContextBytes, Some(gpu))?;
-        self.inner.context_bytes(gpu)
+        self.inner.context_bytes(gpu, device)
     }
 
-    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts> {
-        self.inner.container_parts(gpus)
+    fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
+        self.inner.container_parts(slices)
     }
 
     fn libraries(&self) -> Result<Libraries> {
         self.inner.libraries()
+    }
+}
+
+/// The simulated driver has faults of its own for these; nothing is added to them here.
+impl Mig for FaultyDriver {
+    fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
+        self.inner.mig_table(gpu)
+    }
+
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
+        self.inner.gpu_instances(gpu)
+    }
+
+    fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
+        self.inner.create_gpu_instance(gpu, profile, start, size)
+    }
+
+    fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
+        self.inner.create_compute_instance(gpu, instance)
+    }
+
+    fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        self.inner.destroy_compute_instances(gpu, instance)
+    }
+
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        self.inner.destroy_gpu_instance(gpu, instance)
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
+        self.inner.set_mig_mode(gpu, on)
     }
 }

@@ -7,18 +7,22 @@ mod context;
 mod error;
 pub mod fault;
 mod libraries;
+mod mig;
+mod nodes;
 mod nvml;
+mod patience;
 pub mod sim;
 mod visible;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_model::{Gpu, GpuUuid};
+use cantle_model::{Gpu, GpuUuid, Slice};
 
 pub use context::{ContextCache, probe_context_main};
 pub use error::DriverError;
 pub use libraries::{Libraries, Library};
+pub use mig::{Activation, GpuInstance, Mig};
 pub use visible::visible_memory;
 
 /// The first argument that makes the binary act as the context probe: see [`probe_context_main`].
@@ -58,6 +62,8 @@ pub struct ProcessMemory {
     pub pid: u32,
     /// Memory in bytes; `None` where the driver does not say (for example inside some containers).
     pub used_bytes: Option<u64>,
+    /// The GPU instance it is in, on a GPU in MIG mode.
+    pub instance: Option<u32>,
 }
 
 /// Where a GPU is on its bus and in `/dev`.
@@ -89,8 +95,9 @@ pub struct ContainerParts {
     pub files: Vec<PathBuf>,
 }
 
-/// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware).
-pub trait Driver: Send + Sync {
+/// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware). A call that
+/// asks one GPU never waits long for it, and never for another one: see [`DriverError::Stalled`].
+pub trait Driver: Mig + Send + Sync {
     /// All GPUs, in NVML's order.
     ///
     /// # Errors
@@ -118,18 +125,20 @@ pub trait Driver: Send + Sync {
     /// Versions of the driver's parts.
     fn versions(&self) -> Versions;
 
-    /// What a context costs on this GPU: memory that a process holds before it allocates anything, rounded up to
-    /// 2 MiB. Measured with a child process, which takes up to a second on real hardware; [`ContextCache`] remembers.
+    /// What a context costs on `device` (this GPU's own name, or that of a MIG device on it): memory that a process
+    /// holds before it allocates anything, rounded up to 2 MiB. Measured with a child process, which takes up to a
+    /// second on real hardware; [`ContextCache`] remembers.
     ///
     /// # Errors
     /// If the probe can't run, or the driver fails.
-    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64>;
+    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64>;
 
-    /// What a container needs of these GPUs besides the two libraries.
+    /// What a container needs for these slices besides the two libraries. Of a GPU in MIG mode it gets the nodes of the
+    /// slice's instance only.
     ///
     /// # Errors
-    /// If there is no such GPU, or the driver fails.
-    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts>;
+    /// If there is no such GPU or instance, or the driver fails.
+    fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts>;
 
     /// The driver's libraries and all the names they have on this machine.
     ///
@@ -143,8 +152,7 @@ pub trait Driver: Send + Sync {
 /// # Errors
 /// If there is no driver, no simulated GPU, or the driver refuses to start.
 pub fn open(source: &Source) -> Result<Arc<dyn Driver>> {
-    let probe_exe = PathBuf::from("/proc/self/exe");
-    Ok(Arc::new(nvml::Session::open(source, probe_exe)?))
+    open_with_probe(source, PathBuf::from("/proc/self/exe"))
 }
 
 /// As [`open`], with the program that is run as context probe: it must call [`probe_context_main`] when its first
@@ -153,5 +161,5 @@ pub fn open(source: &Source) -> Result<Arc<dyn Driver>> {
 /// # Errors
 /// As [`open`].
 pub fn open_with_probe(source: &Source, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
-    Ok(Arc::new(nvml::Session::open(source, probe_exe)?))
+    Ok(Arc::new(patience::Patient::new(nvml::Session::open(source, probe_exe)?)?))
 }

@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_uint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
-use cantle_model::{Gpu, GpuUuid};
+use cantle_mig::Table;
+use cantle_model::{Gpu, GpuUuid, Slice};
 use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
 };
@@ -14,14 +16,17 @@ use nvml_wrapper_sys::bindings::{
 use crate::libraries::{NVML_SONAME, sim_libraries};
 use crate::{
     ContainerParts, Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Source,
-    Versions, context, libraries,
+    Versions, context, libraries, nodes,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
+const NVML_ERROR_INVALID_ARGUMENT: nvmlReturn_t = 2;
 const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
 const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
 /// NVML's "not available" for a process's memory.
 const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
+/// NVML's "not in an instance" for a process.
+const NO_INSTANCE: u32 = u32::MAX;
 /// Long enough for every name and version that NVML returns (its own limits are 80 to 96).
 const TEXT_LEN: usize = 128;
 
@@ -37,9 +42,13 @@ macro_rules! nvml {
     };
 }
 
+mod mig;
+
 struct Device {
     handle: nvmlDevice_t,
     gpu: Gpu,
+    /// What it offers in MIG mode, once that has been asked.
+    table: OnceLock<Table>,
 }
 
 pub(crate) struct Session {
@@ -76,9 +85,15 @@ impl Session {
             let memory_bytes = self.memory_of(handle, &uuid)?.total_bytes;
             let mig = self.mig_mode(handle, &uuid)?;
             let gpu = Gpu { uuid: uuid.clone(), index, model, memory_bytes, mig };
-            devices.insert(uuid, Device { handle, gpu });
+            devices.insert(uuid, Device { handle, gpu, table: OnceLock::new() });
         }
         Ok(devices)
+    }
+
+    /// One GPU as it is now: its MIG mode is the one thing that can change while we run.
+    pub(crate) fn gpu(&self, uuid: &GpuUuid) -> Result<Gpu> {
+        let mig = self.mig_mode(self.device(uuid)?, uuid)?;
+        Ok(Gpu { mig, ..self.devices[uuid].gpu.clone() })
     }
 
     fn device(&self, gpu: &GpuUuid) -> Result<nvmlDevice_t> {
@@ -152,11 +167,7 @@ impl Drop for Session {
 
 impl Driver for Session {
     fn gpus(&self) -> Result<Vec<Gpu>> {
-        let mut gpus = Vec::with_capacity(self.devices.len());
-        for (uuid, device) in &self.devices {
-            // The mode is the one thing of a GPU that can change while we run.
-            gpus.push(Gpu { mig: self.mig_mode(device.handle, uuid)?, ..device.gpu.clone() });
-        }
+        let mut gpus: Vec<Gpu> = self.devices.keys().map(|uuid| self.gpu(uuid)).collect::<Result<_>>()?;
         gpus.sort_by_key(|gpu| gpu.index);
         Ok(gpus)
     }
@@ -174,13 +185,15 @@ impl Driver for Session {
             nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, infos))
         })?;
         // A process that does both is in both lists with the same figure: it counts once.
-        let mut by_pid: BTreeMap<u32, Option<u64>> = BTreeMap::new();
+        let mut by_place: BTreeMap<(u32, Option<u32>), Option<u64>> = BTreeMap::new();
         for info in compute.into_iter().chain(graphics) {
             let used_bytes = Some(info.usedGpuMemory).filter(|bytes| *bytes != VALUE_NOT_AVAILABLE);
-            let known = by_pid.entry(info.pid).or_default();
+            let instance = Some(info.gpuInstanceId).filter(|id| *id != NO_INSTANCE);
+            let known = by_place.entry((info.pid, instance)).or_default();
             *known = (*known).max(used_bytes);
         }
-        Ok(by_pid.into_iter().map(|(pid, used_bytes)| ProcessMemory { pid, used_bytes }).collect())
+        let process = |((pid, instance), used_bytes)| ProcessMemory { pid, used_bytes, instance };
+        Ok(by_place.into_iter().map(process).collect())
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
@@ -214,18 +227,27 @@ impl Driver for Session {
         }
     }
 
-    fn context_bytes(&self, gpu: &GpuUuid) -> Result<u64> {
+    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
         let libcuda = self.libraries()?.cuda.real;
-        context::measure(self, &self.source, &self.probe_exe, &libcuda, gpu)
+        context::measure(self, &self.source, &self.probe_exe, &libcuda, gpu, device)
     }
 
-    fn container_parts(&self, gpus: &[GpuUuid]) -> Result<ContainerParts> {
+    fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
         if let Source::Sim { .. } = self.source {
             return Ok(ContainerParts::default());
         }
-        let minors: Vec<u32> = gpus.iter().map(|gpu| Ok(self.location(gpu)?.minor)).collect::<Result<_>>()?;
+        let (mut minors, mut capabilities) = (Vec::new(), Vec::new());
+        for slice in slices {
+            let minor = self.location(&slice.gpu)?.minor;
+            minors.push(minor);
+            if let Some(mig) = &slice.mig {
+                capabilities.extend(nodes::of_instance(minor, self.instance_named(&slice.gpu, &mig.uuid)?));
+            }
+        }
+        let mut devices = libraries::device_nodes(&minors);
+        devices.extend(capabilities);
         let files = libraries::companions(&self.libraries()?, &self.versions().driver);
-        Ok(ContainerParts { devices: libraries::device_nodes(&minors), files })
+        Ok(ContainerParts { devices, files })
     }
 
     fn libraries(&self) -> Result<Libraries> {

@@ -7,10 +7,12 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    ContextCache, Driver, DriverError, PROBE_CONTEXT_COMMAND, ProcessMemory, Source, open_with_probe, sim,
+    Activation, ContextCache, Driver, DriverError, GpuInstance, PROBE_CONTEXT_COMMAND, ProcessMemory, Source,
+    open_with_probe, sim,
 };
 use cantle_model::{GRANULE_BYTES, GpuUuid};
 use tempfile::TempDir;
@@ -46,10 +48,14 @@ struct Node {
 
 impl Node {
     fn new() -> Option<Self> {
+        Self::with(SPEC)
+    }
+
+    fn with(spec: &str) -> Option<Self> {
         let lib_dir = lib_dir()?;
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let state = tempfile::tempdir().expect("temporary folder");
-        sim::create(state.path(), SPEC, &lib_dir).expect("simulated GPUs");
+        sim::create(state.path(), spec, &lib_dir).expect("simulated GPUs");
         let source = Source::Sim { dir: state.path().to_owned(), lib_dir: lib_dir.clone() };
         let driver = open_with_probe(&source, example()).expect("driver");
         Some(Self { driver, state, lib_dir, _one: one })
@@ -59,12 +65,16 @@ impl Node {
         self.driver.gpus().expect("gpus").into_iter().map(|gpu| gpu.uuid).collect()
     }
 
-    /// A process that holds one context on `gpu` until it is dropped.
-    fn holder(&self, gpu: &GpuUuid) -> Holder {
+    fn faults(&self, script: &str) {
+        std::fs::write(self.state.path().join("faults"), script).expect("faults");
+    }
+
+    /// A process that holds one context on `device` until it is dropped.
+    fn holder(&self, device: &str) -> Holder {
         let libcuda = self.driver.libraries().expect("libraries").cuda.real;
         let mut command = Command::new(example());
         let args: [OsString; 3] = [PROBE_CONTEXT_COMMAND.into(), libcuda.into(), self.state.path().into()];
-        command.args(args).env("CUDA_VISIBLE_DEVICES", &gpu.0);
+        command.args(args).env("CUDA_VISIBLE_DEVICES", device);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("probe");
         let mut line = String::new();
         BufReader::new(child.stdout.take().expect("stdout")).read_line(&mut line).expect("a line");
@@ -105,11 +115,11 @@ fn a_context_is_measured_and_given_back() {
     let gpu = node.driver.gpus().unwrap().remove(1);
     let free = node.driver.memory(&gpu.uuid).unwrap();
 
-    let context_bytes = node.driver.context_bytes(&gpu.uuid).unwrap();
+    let context_bytes = node.driver.context_bytes(&gpu.uuid, &gpu.uuid.0).unwrap();
 
     assert!(context_bytes > 0 && context_bytes % GRANULE_BYTES == 0, "{context_bytes}");
-    let holder = node.holder(&gpu.uuid);
-    let expected = ProcessMemory { pid: holder.0.id(), used_bytes: Some(context_bytes) };
+    let holder = node.holder(&gpu.uuid.0);
+    let expected = ProcessMemory { pid: holder.0.id(), used_bytes: Some(context_bytes), instance: None };
     assert_eq!(node.driver.processes(&gpu.uuid).unwrap(), [expected]);
     assert_eq!(node.driver.memory(&gpu.uuid).unwrap().used_bytes, free.used_bytes + context_bytes);
     assert_eq!(node.driver.processes(&node.uuids()[0]).unwrap(), [], "the neighbour has none");
@@ -127,7 +137,7 @@ fn a_context_is_measured_and_given_back() {
 fn more_processes_than_fit_the_first_buffer() {
     let Some(node) = Node::new() else { return };
     let gpu = node.uuids().remove(0);
-    let holders: Vec<_> = (0..40).map(|_| node.holder(&gpu)).collect();
+    let holders: Vec<_> = (0..40).map(|_| node.holder(&gpu.0)).collect();
     let mut pids: Vec<u32> = holders.iter().map(|holder| holder.0.id()).collect();
     pids.sort_unstable();
     let seen: Vec<u32> = node.driver.processes(&gpu).unwrap().iter().map(|process| process.pid).collect();
@@ -140,15 +150,15 @@ fn the_cache_measures_once_per_model() {
     let file = node.state.path().join("contexts.json");
     let gpus = node.driver.gpus().unwrap();
     let faulty = FaultyDriver::new(Arc::clone(&node.driver));
-    let measured = ContextCache::new(file.clone()).context_bytes(&faulty, &gpus[0]).unwrap();
+    let measured = ContextCache::new(file.clone()).context_bytes(&faulty, &gpus[0], None).unwrap();
     let broken = gpu_is_lost(&gpus[0].uuid);
     faulty.inject(Fault { call: Call::ContextBytes, gpu: None, after: 0, times: u32::MAX, error: broken });
 
     let cache = ContextCache::new(file);
 
-    assert_eq!(cache.context_bytes(&faulty, &gpus[0]), Ok(measured));
-    assert_eq!(cache.context_bytes(&faulty, &gpus[1]), Ok(measured), "the same model");
-    assert!(cache.context_bytes(&faulty, &gpus[2]).is_err(), "another model must be measured");
+    assert_eq!(cache.context_bytes(&faulty, &gpus[0], None), Ok(measured));
+    assert_eq!(cache.context_bytes(&faulty, &gpus[1], None), Ok(measured), "the same model");
+    assert!(cache.context_bytes(&faulty, &gpus[2], None).is_err(), "another model must be measured");
 }
 
 #[test]
@@ -158,7 +168,7 @@ fn a_probe_that_fails_says_why() {
     let source = Source::Sim { dir: node.state.path().to_owned(), lib_dir: node.lib_dir.clone() };
     let measure = |probe: &str| {
         let driver = open_with_probe(&source, probe.into()).unwrap();
-        driver.context_bytes(&gpu).unwrap_err().to_string()
+        driver.context_bytes(&gpu, &gpu.0).unwrap_err().to_string()
     };
     assert!(measure("/bin/true").ends_with("the probe ended without a word"));
     assert!(measure("/no/such/probe").contains("cannot start /no/such/probe"));
@@ -198,4 +208,83 @@ fn specs_that_are_refused_say_why() {
     let empty = tempfile::tempdir().unwrap();
     let error = sim::truth_json(empty.path(), &lib_dir).unwrap_err();
     assert_eq!(error.to_string(), format!("simulated GPUs: there are none in {}", empty.path().display()));
+}
+
+#[test]
+fn a_gpu_in_mig_mode_says_what_it_offers() {
+    let Some(node) = Node::with("1xA100-40GB:mig,1xRTX-PRO-6000-96GB:mig,1xT4-16GB") else { return };
+    let gpus = node.uuids();
+    let table = node.driver.mig_table(&gpus[0]).unwrap().unwrap();
+    assert_eq!(table.units, 8);
+    let profile = &table.profiles[table.position("2g.10gb").unwrap()];
+    assert_eq!((profile.id, profile.size, profile.max_instances), (14, 2, 3));
+    assert_eq!((profile.starts.as_slice(), profile.memory_bytes), (&[0, 2, 4][..], 9856 << 20));
+    let fine = node.driver.mig_table(&gpus[1]).unwrap().unwrap();
+    assert_eq!(
+        (fine.units, &fine.profiles[fine.position("1g.24gb").unwrap()].starts),
+        (12, &vec![0, 3, 6, 9])
+    );
+    assert_eq!(node.driver.mig_table(&gpus[2]), Ok(None));
+    assert_eq!(node.driver.gpu_instances(&gpus[2]), Ok(Vec::new()));
+}
+
+#[test]
+fn the_life_of_an_instance() {
+    let Some(node) = Node::with("1xA100-40GB:mig") else { return };
+    let gpu = node.uuids().remove(0);
+    let id = node.driver.create_gpu_instance(&gpu, 14, 2, 2).unwrap();
+    let half_made = GpuInstance { id, profile_id: 14, start: 2, size: 2, devices: Vec::new() };
+    assert_eq!(node.driver.gpu_instances(&gpu), Ok(vec![half_made.clone()]));
+    let taken = node.driver.create_gpu_instance(&gpu, 9, 0, 4).unwrap_err();
+    assert!(taken.is_place_taken(), "{taken}");
+    let name = node.driver.create_compute_instance(&gpu, id).unwrap();
+    let made = GpuInstance { devices: vec![name.clone()], ..half_made };
+    assert_eq!(node.driver.gpu_instances(&gpu), Ok(vec![made]));
+
+    let bytes = node.driver.context_bytes(&gpu, &name).unwrap();
+    let holder = node.holder(&name);
+    let used = ProcessMemory { pid: holder.0.id(), used_bytes: Some(bytes), instance: Some(id) };
+    assert_eq!(node.driver.processes(&gpu), Ok(vec![used]));
+    let in_use = node.driver.destroy_compute_instances(&gpu, id).unwrap_err();
+    assert!(in_use.is_in_use(), "{in_use}");
+    drop(holder);
+    node.driver.destroy_compute_instances(&gpu, id).unwrap();
+    node.driver.destroy_gpu_instance(&gpu, id).unwrap();
+    assert!(node.driver.destroy_gpu_instance(&gpu, id).unwrap_err().is_gone());
+    assert_eq!(node.driver.gpu_instances(&gpu), Ok(Vec::new()));
+}
+
+#[test]
+fn mig_mode_is_changed_only_where_that_needs_no_reset() {
+    let Some(node) = Node::with("1xA100-40GB,1xH100-80GB,1xT4-16GB") else { return };
+    let gpus = node.uuids();
+    assert_eq!(node.driver.set_mig_mode(&gpus[0], true), Ok(Activation::ResetRequired));
+    let holder = node.holder(&gpus[1].0);
+    assert_eq!(node.driver.set_mig_mode(&gpus[1], true), Ok(Activation::InUse));
+    drop(holder);
+    assert_eq!(node.driver.set_mig_mode(&gpus[1], true), Ok(Activation::Done));
+    let modes: Vec<bool> = node.driver.gpus().unwrap().iter().map(|gpu| gpu.mig).collect();
+    assert_eq!(modes, [false, true, false]);
+    assert!(node.driver.set_mig_mode(&gpus[2], true).is_err());
+}
+
+#[test]
+fn a_gpu_that_does_not_answer_holds_up_nobody() {
+    let Some(node) = Node::with("8xA100-40GB:mig") else { return };
+    let gpus = node.uuids();
+    node.faults("nvmlDeviceGetComputeRunningProcesses_v3 gpu=3 delay_ms=12000 once\n");
+    let first = node.driver.processes(&gpus[3]).unwrap_err();
+    assert!(matches!(first, DriverError::Stalled { .. }), "{first}");
+    assert!(node.driver.gpu_instances(&gpus[3]).is_err(), "not even asked while it is stuck");
+    for (at, gpu) in gpus.iter().enumerate().filter(|(at, _)| *at != 3) {
+        assert_eq!(node.driver.processes(gpu), Ok(Vec::new()), "GPU {at}");
+        assert_eq!(node.driver.gpu_instances(gpu), Ok(Vec::new()), "GPU {at}");
+    }
+    assert_eq!(node.driver.gpus().unwrap().len(), 8);
+    assert!(node.driver.processes(&gpus[3]).is_err(), "nobody waited for GPU 3 to come back");
+    let again = (0..1200).any(|_| {
+        std::thread::sleep(Duration::from_millis(50));
+        node.driver.processes(&gpus[3]).is_ok()
+    });
+    assert!(again, "it is asked again once it has come back");
 }

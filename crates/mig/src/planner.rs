@@ -7,6 +7,7 @@
 //! at the top leave the bottom, where the large ones must start, free). Measured in `tests/quality.rs`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crate::Table;
 use crate::table::mask;
@@ -28,7 +29,7 @@ pub struct Instance {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuGeometry {
     /// What it offers.
-    pub table: Table,
+    pub table: Arc<Table>,
     /// What it has.
     pub instances: Vec<Instance>,
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// A GPU instance profile.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Profile {
     /// Its name, e.g. `2g.10gb`.
     pub name: String,
@@ -30,7 +30,7 @@ impl Profile {
 }
 
 /// All profiles of one GPU.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Table {
     /// Units of its placement grid: 8 on most GPUs, 4 on A30, 12 on RTX PRO 6000; at most 32.
     pub units: u32,
@@ -43,6 +43,12 @@ impl Table {
     #[must_use]
     pub fn position(&self, name: &str) -> Option<usize> {
         self.profiles.iter().position(|profile| profile.name == name)
+    }
+
+    /// The units that an instance of the profile at position `profile` takes at `start`, as a bit mask.
+    #[must_use]
+    pub fn units_at(&self, profile: usize, start: u32) -> u32 {
+        mask(start, self.profiles[profile].size)
     }
 
     /// Positions of plain profiles.

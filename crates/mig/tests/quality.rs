@@ -4,6 +4,8 @@
 
 mod tables;
 
+use std::sync::Arc;
+
 use cantle_mig::{Action, Decision, GpuGeometry, Instance, Planner, Table};
 use tables::{table, tables};
 
@@ -104,7 +106,7 @@ fn accepted(
     rule: Rule<'_>,
 ) -> f64 {
     let mut random = Random(seed);
-    let mut node = vec![GpuGeometry { table: table.clone(), instances: Vec::new() }; gpus];
+    let mut node = vec![GpuGeometry { table: Arc::new(table.clone()), instances: Vec::new() }; gpus];
     let slices = |at: usize| f64::from(table.profiles[at].compute_slices);
     let size = |name: &str| slices(table.position(name).unwrap());
     let whole = (0..table.profiles.len()).map(slices).fold(0.0, f64::max);
@@ -187,8 +189,10 @@ fn lazily_kept_instances_are_reused_or_make_way() {
     let table = table("A100-40GB");
     let position = |name: &str| table.position(name).unwrap();
     let kept = |name: &str, id, start| Instance { id, profile: position(name), start, busy: false };
-    let gpu =
-        GpuGeometry { table: table.clone(), instances: vec![kept("2g.10gb", 1, 4), kept("1g.5gb", 2, 6)] };
+    let gpu = GpuGeometry {
+        table: Arc::new(table.clone()),
+        instances: vec![kept("2g.10gb", 1, 4), kept("1g.5gb", 2, 6)],
+    };
     let decide = |name: &str| Planner::default().decide(std::slice::from_ref(&gpu), name).unwrap();
     assert_eq!(decide("2g.10gb").action, Action::Reuse { id: 1 });
     assert_eq!(decide("1g.5gb").action, Action::Reuse { id: 2 });
@@ -206,7 +210,7 @@ fn the_quickstart_case_leaves_one_way() {
     let table = table("A100-40GB");
     let profile = table.position("2g.10gb").unwrap();
     let busy = |id, start| Instance { id, profile, start, busy: true };
-    let gpu = |instances| vec![GpuGeometry { table: table.clone(), instances }];
+    let gpu = |instances| vec![GpuGeometry { table: Arc::new(table.clone()), instances }];
     let planner = Planner::default();
     assert_eq!(planner.decide(&gpu(vec![busy(1, 0), busy(2, 2), busy(3, 4)]), "3g.20gb"), None);
     for gone in [1, 2] {

@@ -59,6 +59,6 @@ pub struct MigInstance {
     pub start: u32,
     /// Memory slices it holds.
     pub size: u32,
-    /// Name of the MIG device, `MIG-…`.
+    /// Name of the MIG device, `MIG-…`; empty until the instance has been made.
     pub uuid: String,
 }

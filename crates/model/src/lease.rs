@@ -18,6 +18,14 @@ pub struct Slice {
     pub mig: Option<MigInstance>,
 }
 
+impl Slice {
+    /// Name of the device that a program gets: the GPU's, or that of the MIG device on it.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        self.mig.as_ref().map_or(self.gpu.0.as_str(), |mig| &mig.uuid)
+    }
+}
+
 /// Who keeps a lease alive: a process, named so that a reused pid is not mistaken for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holder {

@@ -127,7 +127,7 @@ pub enum ComputeMode {
 }
 
 /// What must keep the slice apart from its neighbours.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {
     /// Whatever the GPU offers.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{GpuRequest, GpuUuid, QueueWant, Slice, TaskId};
+use cantle_model::{GpuRequest, GpuUuid, Isolation, MigInstance, QueueWant, Slice, TaskId};
 
 use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Start, State, Waiting};
 
@@ -28,13 +28,19 @@ pub enum Violation {
         /// What it has, in bytes.
         memory_bytes: u64,
     },
+    /// MIG instances that overlap, or more of a profile than a GPU can have.
+    #[error("GPU {gpu}: its MIG instances can't exist together")]
+    Instances {
+        /// The GPU.
+        gpu: GpuUuid,
+    },
     /// More CPU or memory than a host has.
     #[error("node {node}: more CPU or memory given out than it has")]
     OverHost {
         /// The node.
         node: String,
     },
-    /// A slice of a GPU that is not on the node, or not usable, or in MIG mode.
+    /// A slice of a GPU that is not on the node, or not usable, or a share of one in MIG mode.
     #[error("task {task}: GPU {gpu} can't be used on node {node}")]
     BadGpu {
         /// The task.
@@ -218,7 +224,9 @@ fn gangs(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
 fn request(state: &State, start: &Start, violations: &mut Vec<Violation>) {
     let gpu_of = |slice: &Slice| {
         let node = state.nodes.iter().find(|node| node.name == start.node)?;
-        node.gpus.iter().find(|gpu| gpu.gpu.uuid == slice.gpu && gpu.usable && !gpu.gpu.mig)
+        node.gpus
+            .iter()
+            .find(|gpu| gpu.gpu.uuid == slice.gpu && gpu.usable && gpu.gpu.mig == slice.mig.is_some())
     };
     let mut seen = BTreeSet::new();
     for slice in &start.slices {
@@ -253,12 +261,53 @@ fn count_as_asked(queue: &Queue, waiting: &Waiting, got: usize) -> bool {
 }
 
 fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> bool {
-    let share = queue.spec.want.request_for(waiting.request.as_ref()).share_of(gpu.gpu.memory_bytes);
+    let request = match queue.spec.want.request_for(waiting.request.as_ref()) {
+        // Each of several GPUs is a whole one.
+        GpuRequest::Gpus(_) => GpuRequest::Gpus(1),
+        request => request,
+    };
     let model_ok = waiting.models.is_empty() || waiting.models.contains(&gpu.gpu.model);
+    if let Some(mig) = &slice.mig {
+        return model_ok && waiting.isolation != Isolation::Shared && is_granted(&request, slice, mig, gpu);
+    }
+    let share = request.share_of(gpu.gpu.memory_bytes);
     model_ok
+        && waiting.isolation != Isolation::Mig
         && share.is_some_and(|share| {
             share.milli == slice.milli && share.memory_limit_bytes == slice.memory_limit_bytes
         })
+}
+
+/// Is the instance of the profile that the request gets here, at a place that the profile has?
+fn is_granted(request: &GpuRequest, slice: &Slice, mig: &MigInstance, gpu: &GpuState) -> bool {
+    let Some(table) = gpu.mig.as_ref().map(|geometry| &geometry.table) else { return false };
+    let Ok(granted) = cantle_mig::grant(table, request) else { return false };
+    let profile = &table.profiles[granted.profile];
+    mig.profile == profile.name
+        && mig.size == profile.size
+        && profile.starts.contains(&mig.start)
+        && slice.milli == granted.milli()
+        && slice.memory_limit_bytes == profile.memory_bytes
+}
+
+/// Instances by first unit and size, whoever holds them, must not overlap, nor be more of a profile than there can be.
+fn instances(gpu: &GpuState, slices: &[&Slice], violations: &mut Vec<Violation>) {
+    let Some(geometry) = &gpu.mig else { return };
+    let held = slices.iter().filter_map(|slice| slice.mig.as_ref());
+    let held = held.map(|mig| (mig.start, mig.size, mig.profile.as_str()));
+    let foreign = geometry.instances.iter().filter(|instance| instance.busy).map(|instance| {
+        let profile = &geometry.table.profiles[instance.profile];
+        (instance.start, profile.size, profile.name.as_str())
+    });
+    let mut all: Vec<(u32, u32, &str)> = held.chain(foreign).collect();
+    all.sort_unstable();
+    let overlap = all.windows(2).any(|pair| pair[0].0 + pair[0].1 > pair[1].0);
+    let too_many = geometry.table.profiles.iter().any(|profile| {
+        all.iter().filter(|(_, _, name)| *name == profile.name).count() > profile.max_instances as usize
+    });
+    if overlap || too_many {
+        violations.push(Violation::Instances { gpu: gpu.gpu.uuid.clone() });
+    }
 }
 
 /// Only what the plan touches is its fault: foreign use may have grown under a slice that runs.
@@ -267,15 +316,13 @@ fn capacity(state: &State, plan: &Plan, node: &Node, violations: &mut Vec<Violat
     let touched: BTreeSet<&GpuUuid> =
         starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
     let running = || state.running.iter().filter(|running| running.node == node.name);
-    let mut sums: BTreeMap<&GpuUuid, (u64, u64)> = BTreeMap::new();
     let held = running().flat_map(|running| &running.slices);
-    for slice in held.chain(starts.iter().flat_map(|start| &start.slices)) {
-        let sum = sums.entry(&slice.gpu).or_default();
-        sum.0 += u64::from(slice.milli.0);
-        sum.1 += slice.memory_limit_bytes;
-    }
+    let slices: Vec<&Slice> = held.chain(starts.iter().flat_map(|start| &start.slices)).collect();
     for gpu in node.gpus.iter().filter(|gpu| touched.contains(&gpu.gpu.uuid)) {
-        let (milli, limits) = sums[&gpu.gpu.uuid];
+        let here: Vec<&Slice> = slices.iter().copied().filter(|slice| slice.gpu == gpu.gpu.uuid).collect();
+        let milli: u64 = here.iter().map(|slice| u64::from(slice.milli.0)).sum();
+        let limits: u64 = here.iter().map(|slice| slice.memory_limit_bytes).sum();
+        instances(gpu, &here, violations);
         let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
         if milli > 1000 {
             violations.push(Violation::OverCompute { gpu: uuid.clone(), milli });

@@ -1,9 +1,11 @@
 //! Binpack and spread: fullest first, or emptiest first, by what is free and nothing else.
 
-use cantle_model::{Milli, Share};
+use cantle_mig::GpuGeometry;
+use cantle_model::Milli;
 
+use crate::cut::instances;
 use crate::ranking::{Offer, Rank};
-use crate::{Cluster, GpuFree, NodeFree, Place, Ranking, Shape};
+use crate::{Cluster, Cut, GpuFree, NodeFree, Place, Ranking, Shape};
 
 /// Fullest first: cut GPUs before fresh ones and the smallest leftover first; whole GPUs where the fewest are left.
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,10 +35,10 @@ impl Ranking for Spread {
 /// Order of preference among the GPUs of one node; the lowest is taken first.
 pub(crate) type Preference = [i64; 4];
 
-pub(crate) fn fullest_first(gpu: &GpuFree, share: Share) -> Preference {
+pub(crate) fn fullest_first(gpu: &GpuFree, share: Cut) -> Preference {
     let fresh = i64::from(gpu.milli == Milli::ONE.0);
-    let left = i64::from(gpu.milli - share.milli.0);
-    let left_bytes = (gpu.bytes - share.memory_limit_bytes).cast_signed();
+    let left = i64::from(gpu.milli.saturating_sub(share.milli.0));
+    let left_bytes = gpu.bytes.saturating_sub(share.memory_limit_bytes).cast_signed();
     [fresh, left, left_bytes, i64::try_from(gpu.class).unwrap_or(i64::MAX)]
 }
 
@@ -45,17 +47,21 @@ pub(crate) fn fullest_first(gpu: &GpuFree, share: Share) -> Preference {
 pub(crate) fn choose<P: Ord>(
     node: &NodeFree,
     shape: &Shape,
-    preference: impl Fn(&GpuFree, Share) -> P,
-) -> Option<Vec<(usize, Share)>> {
+    preference: impl Fn(&GpuFree, Cut) -> P,
+) -> Option<Vec<(usize, Cut)>> {
     if !shape.host().fits_in(node.host) {
         return None;
     }
-    let fitting = node.gpus.iter().enumerate().filter_map(|(at, gpu)| {
-        let share = shape.share(gpu.class)?;
-        gpu.fits(share).then(|| (preference(gpu, share), at, share))
-    });
-    let mut fitting: Vec<_> = fitting.collect();
     let (min, max) = shape.devices();
+    let shared = node.gpus.iter().enumerate().filter_map(|(at, gpu)| {
+        let share = shape.share(gpu.class)?;
+        (share.mig.is_none() && gpu.fits(share)).then_some((at, share))
+    });
+    let all = shared.chain(instances(node, shape, max as usize));
+    let least = shape.least_milli();
+    let ranked =
+        all.map(|(at, share)| ((instance_costs(share, least), preference(&node.gpus[at], share)), at, share));
+    let mut fitting: Vec<_> = ranked.collect();
     if fitting.len() < min as usize {
         return None;
     }
@@ -63,6 +69,12 @@ pub(crate) fn choose<P: Ord>(
     fitting.truncate(max as usize);
     fitting.sort_unstable_by_key(|&(_, at, _)| at);
     Some(fitting.into_iter().map(|(_, at, share)| (at, share)).collect())
+}
+
+/// What speaks against an instance where a shared GPU would do: it may be larger than what was asked for (then the same
+/// on a shared GPU costs less), and an instance of all of a GPU has less memory than the GPU.
+fn instance_costs(share: Cut, least_milli: u32) -> (u32, bool) {
+    share.mig.map_or((0, false), |_| (share.milli.0 - least_milli, share.milli == Milli::ONE))
 }
 
 impl Cluster {
@@ -96,11 +108,10 @@ impl Cluster {
 
 /// How empty the node would be: GPUs short of the wish, GPUs newly cut, thousandths left on the GPUs taken from,
 /// thousandths free on the node, CPU left, and a digest of the whole node.
-pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) -> Rank {
+pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> Rank {
     let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
-    let cuts =
-        |(at, share): &&(usize, Share)| node.gpus[*at].milli == Milli::ONE.0 && share.milli < Milli::ONE;
-    let left = |(at, share): &(usize, Share)| i64::from(node.gpus[*at].milli - share.milli.0);
+    let cuts = |(at, share): &&(usize, Cut)| node.gpus[*at].milli == Milli::ONE.0 && share.milli < Milli::ONE;
+    let left = |(at, share): &(usize, Cut)| i64::from(node.gpus[*at].milli.saturating_sub(share.milli.0));
     let free = node.gpus.iter().filter(|gpu| gpu.usable).map(|gpu| i64::from(gpu.milli)).sum();
     let cpu_left = node.host.cpu_milli - shape.host().cpu_milli;
     [
@@ -115,9 +126,11 @@ pub(crate) fn fullness(node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) 
 
 /// FNV-1a over all that decides on a node, GPUs in sorted order: equal digests mean interchangeable nodes.
 pub(crate) fn digest(node: &NodeFree) -> i64 {
-    let mut gpus: Vec<_> = node.gpus.iter().map(|g| (g.class as u64, u64::from(g.milli), g.bytes)).collect();
+    let units = |gpu: &GpuFree| gpu.mig.as_ref().map_or(0, GpuGeometry::busy_units);
+    let words = |g: &GpuFree| [g.class as u64, u64::from(g.milli), g.bytes, u64::from(units(g))];
+    let mut gpus: Vec<_> = node.gpus.iter().map(words).collect();
     gpus.sort_unstable();
-    let words = gpus.into_iter().flat_map(|(class, milli, bytes)| [class, milli, bytes]);
+    let words = gpus.into_iter().flatten();
     let host = [node.host.cpu_milli, node.host.memory_bytes];
     let step = |hash: u64, word: u64| (hash ^ word).wrapping_mul(0x0100_0000_01b3);
     words.chain(host).fold(0xcbf2_9ce4_8422_2325, step).cast_signed()

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{GpuUuid, Milli, Share, Slice};
+use cantle_mig::GpuGeometry;
+use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
-use crate::{Amounts, Class, Demand, Host, Node, Running, Shape, State};
+use crate::{Amounts, Class, Cut, Demand, GpuState, Host, Instance, Node, Running, Shape, State};
 
 /// What is free of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,18 +20,14 @@ pub struct GpuFree {
     pub room: u32,
     /// May anything start here?
     pub usable: bool,
+    /// The instances of a GPU in MIG mode; those in use are marked busy.
+    pub mig: Option<GpuGeometry>,
 }
 
 impl GpuFree {
-    fn measure(&mut self, total_bytes: u64) {
+    pub(crate) fn measure(&mut self, total_bytes: u64) {
         let by_bytes = u128::from(self.bytes) * 1000 / u128::from(total_bytes.max(1));
         self.room = self.milli.min(u32::try_from(by_bytes).unwrap_or(Milli::ONE.0));
-    }
-
-    /// Is there room for `share`?
-    #[must_use]
-    pub const fn fits(&self, share: Share) -> bool {
-        self.usable && share.milli.0 <= self.milli && share.memory_limit_bytes <= self.bytes
     }
 }
 
@@ -49,7 +46,7 @@ pub struct Place {
     /// Position of the node.
     pub node: usize,
     /// Positions of GPUs on the node and what is taken of each.
-    pub gpus: Vec<(usize, Share)>,
+    pub gpus: Vec<(usize, Cut)>,
     /// What is taken of the host.
     pub host: Host,
 }
@@ -87,7 +84,9 @@ impl Cluster {
         let mut cluster = Self::empty(nodes);
         for gpu in cluster.nodes.iter_mut().flat_map(|node| &mut node.gpus) {
             gpu.usable = true;
+            gpu.milli = Milli::ONE.0;
             gpu.bytes = cluster.classes[gpu.class].memory_bytes;
+            gpu.mig.iter_mut().for_each(|geometry| geometry.instances.clear());
             gpu.measure(gpu.bytes);
         }
         cluster
@@ -96,22 +95,18 @@ impl Cluster {
     /// Everything free except foreign use.
     #[must_use]
     pub fn empty(nodes: &[Node]) -> Self {
-        let class_of = |gpu: &cantle_model::Gpu| Class {
-            model: gpu.model.clone(),
-            memory_bytes: gpu.memory_bytes,
-            mig: gpu.mig,
-        };
-        let mut classes: Vec<Class> =
-            nodes.iter().flat_map(|node| &node.gpus).map(|gpu| class_of(&gpu.gpu)).collect();
+        let mut classes: Vec<Class> = nodes.iter().flat_map(|node| &node.gpus).map(class_of).collect();
         classes.sort();
         classes.dedup();
-        let free = |state: &crate::GpuState| {
+        let free = |state: &GpuState| {
+            let class = class_of(state);
             let mut gpu = GpuFree {
-                class: classes.partition_point(|class| *class < class_of(&state.gpu)),
-                milli: Milli::ONE.0,
+                class: classes.partition_point(|known| *known < class),
+                milli: Milli::ONE.0 - foreign_milli(state),
                 bytes: state.gpu.memory_bytes.saturating_sub(state.foreign_bytes),
                 room: 0,
                 usable: state.usable,
+                mig: state.mig.clone(),
             };
             gpu.measure(state.gpu.memory_bytes);
             gpu
@@ -151,9 +146,19 @@ impl Cluster {
     pub(crate) fn place_of(&self, by_name: &BTreeMap<String, usize>, running: &Running) -> Option<Place> {
         let node = *by_name.get(&running.node)?;
         let at = |slice: &Slice| self.names[node].gpus.iter().position(|(uuid, _)| *uuid == slice.gpu);
-        let share =
-            |slice: &Slice| Share { milli: slice.milli, memory_limit_bytes: slice.memory_limit_bytes };
-        let gpus = running.slices.iter().filter_map(|slice| Some((at(slice)?, share(slice)))).collect();
+        let cut = |at: usize, slice: &Slice| {
+            let table = self.nodes[node].gpus[at].mig.as_ref().map(|geometry| &geometry.table);
+            let instance = |mig: &MigInstance| {
+                Some(Instance { profile: table?.position(&mig.profile)?, start: Some(mig.start) })
+            };
+            Cut {
+                milli: slice.milli,
+                memory_limit_bytes: slice.memory_limit_bytes,
+                mig: slice.mig.as_ref().and_then(instance),
+            }
+        };
+        let held = running.slices.iter().filter_map(|slice| at(slice).map(|at| (at, cut(at, slice))));
+        let gpus = held.collect();
         Some(Place { node, gpus, host: running.host })
     }
 
@@ -165,21 +170,19 @@ impl Cluster {
 
     /// Takes a place. What is already over (foreign use may grow under a slice) stays at nothing free.
     pub fn take(&mut self, place: &Place) {
-        self.change(place, u32::saturating_sub, u64::saturating_sub);
+        self.change(place, GpuFree::take, u64::saturating_sub);
     }
 
     /// Gives a taken place back.
     pub fn give_back(&mut self, place: &Place) {
-        self.change(place, u32::saturating_add, u64::saturating_add);
+        self.change(place, GpuFree::give_back, u64::saturating_add);
     }
 
-    fn change(&mut self, place: &Place, milli: fn(u32, u32) -> u32, amount: fn(u64, u64) -> u64) {
+    fn change(&mut self, place: &Place, gpu: fn(&mut GpuFree, Cut, u64), amount: fn(u64, u64) -> u64) {
         let node = &mut self.nodes[place.node];
-        for (gpu, share) in &place.gpus {
-            let free = &mut node.gpus[*gpu];
-            free.milli = milli(free.milli, share.milli.0);
-            free.bytes = amount(free.bytes, share.memory_limit_bytes);
-            free.measure(self.classes[free.class].memory_bytes);
+        for (at, cut) in &place.gpus {
+            let free = &mut node.gpus[*at];
+            gpu(free, *cut, self.classes[free.class].memory_bytes);
         }
         // An uncounted host stays uncounted.
         if node.host != Host::UNCOUNTED {
@@ -195,7 +198,10 @@ impl Cluster {
         for (gpu, share) in &mut now.gpus {
             let free = &self.nodes[place.node].gpus[*gpu];
             let milli = Milli(share.milli.0.min(free.milli));
-            *share = Share { milli, memory_limit_bytes: share.memory_limit_bytes.min(free.bytes) };
+            let memory_limit_bytes = share.memory_limit_bytes.min(free.bytes);
+            let placed =
+                if share.mig.is_some_and(|mig| mig.start.is_none()) { free.nearest(*share) } else { *share };
+            *share = Cut { milli, memory_limit_bytes, mig: placed.mig };
         }
         self.take(&now);
     }
@@ -246,11 +252,20 @@ impl Cluster {
     /// The slices that a place means.
     #[must_use]
     pub fn slices(&self, place: &Place) -> Vec<Slice> {
-        let slice = |(gpu, share): &(usize, Share)| Slice {
+        let mig = |gpu: usize, instance: Instance| {
+            let profile = &self.nodes[place.node].gpus[gpu].mig.as_ref()?.table.profiles[instance.profile];
+            Some(MigInstance {
+                profile: profile.name.clone(),
+                start: instance.start?,
+                size: profile.size,
+                uuid: String::new(),
+            })
+        };
+        let slice = |(gpu, share): &(usize, Cut)| Slice {
             gpu: self.names[place.node].gpus[*gpu].0.clone(),
             milli: share.milli,
             memory_limit_bytes: share.memory_limit_bytes,
-            mig: None,
+            mig: share.mig.and_then(|instance| mig(*gpu, instance)),
         };
         place.gpus.iter().map(slice).collect()
     }
@@ -265,4 +280,21 @@ impl Cluster {
     pub(crate) fn gpu_index(&self, node: usize, gpu: usize) -> u32 {
         self.names[node].gpus[gpu].1
     }
+}
+
+fn class_of(state: &GpuState) -> Class {
+    Class {
+        model: state.gpu.model.clone(),
+        memory_bytes: state.gpu.memory_bytes,
+        mig: state.gpu.mig,
+        table: state.mig.as_ref().map(|geometry| geometry.table.clone()),
+    }
+}
+
+/// The part of a GPU in MIG mode that others hold instances on.
+fn foreign_milli(state: &GpuState) -> u32 {
+    let part = |geometry: &GpuGeometry| {
+        geometry.busy_units().count_ones() * Milli::ONE.0 / geometry.table.units.max(1)
+    };
+    state.mig.as_ref().map_or(0, part)
 }

@@ -1,10 +1,12 @@
 //! What a task needs, and what that means on each kind of GPU of a cluster.
 
 use std::fmt;
+use std::sync::Arc;
 
-use cantle_model::{GpuRequest, Milli, QueueWant, Share};
+use cantle_mig::{Table, grant};
+use cantle_model::{GpuRequest, Isolation, QueueWant};
 
-use crate::{Amounts, Host, Queue, Waiting};
+use crate::{Amounts, Cut, Host, Instance, Queue, Waiting};
 
 /// What is wanted of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,6 +63,8 @@ pub struct Demand {
     pub models: Vec<String>,
     /// CPU and main memory.
     pub host: Host,
+    /// What keeps it apart from its neighbours.
+    pub isolation: Isolation,
 }
 
 impl Demand {
@@ -74,7 +78,7 @@ impl Demand {
                 request => Ask::Part { request, devices: task.devices.max(1) },
             },
         };
-        Self { ask, models: task.models.clone(), host: task.host }
+        Self { ask, models: task.models.clone(), host: task.host, isolation: task.isolation }
     }
 }
 
@@ -87,6 +91,25 @@ pub struct Class {
     pub memory_bytes: u64,
     /// In MIG mode?
     pub mig: bool,
+    /// What it offers then, if that is known.
+    pub table: Option<Arc<Table>>,
+}
+
+impl Class {
+    /// Can a request with this wish be served by such a GPU?
+    pub(crate) fn serves(&self, isolation: Isolation) -> bool {
+        match isolation {
+            Isolation::Any => self.table.is_some() || !self.mig,
+            Isolation::Mig => self.table.is_some(),
+            Isolation::Shared => !self.mig,
+        }
+    }
+
+    /// The most memory that one task can get of such a GPU.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        let of = |table: &Arc<Table>| table.profiles.iter().map(|profile| profile.memory_bytes).max();
+        self.table.as_ref().and_then(of).unwrap_or(self.memory_bytes)
+    }
 }
 
 /// A [`Demand`] worked out for the GPU classes of one cluster. Equal shapes are placed alike.
@@ -95,8 +118,8 @@ pub struct Shape {
     min: u32,
     max: u32,
     host: Host,
-    /// For each class: milli-GPU and bytes taken of one GPU, or `None` if such a GPU won't do.
-    shares: Vec<Option<(u32, u64)>>,
+    /// For each class what is taken of one GPU, or `None` if such a GPU won't do.
+    shares: Vec<Option<Cut>>,
 }
 
 impl Shape {
@@ -120,15 +143,19 @@ impl Shape {
 
     /// What it takes of a GPU of the class at this position; `None` if such a GPU won't do.
     #[must_use]
-    pub fn share(&self, class: usize) -> Option<Share> {
-        let (milli, memory_limit_bytes) = (*self.shares.get(class)?)?;
-        Some(Share { milli: Milli(milli), memory_limit_bytes })
+    pub fn share(&self, class: usize) -> Option<Cut> {
+        *self.shares.get(class)?
+    }
+
+    /// The least that it takes of a GPU of any class, in thousandths.
+    pub(crate) fn least_milli(&self) -> u32 {
+        self.shares.iter().flatten().map(|cut| cut.milli.0).min().unwrap_or(0)
     }
 
     /// The most that it counts against quotas, whatever GPU it gets.
     #[must_use]
     pub fn amounts(&self) -> Amounts {
-        let milli = self.shares.iter().flatten().map(|(milli, _)| u64::from(*milli)).max().unwrap_or(0);
+        let milli = self.shares.iter().flatten().map(|cut| u64::from(cut.milli.0)).max().unwrap_or(0);
         Amounts([milli * u64::from(self.min), self.host.cpu_milli, self.host.memory_bytes])
     }
 
@@ -138,15 +165,27 @@ impl Shape {
     }
 }
 
-fn share(demand: &Demand, class: &Class) -> Option<(u32, u64)> {
+fn share(demand: &Demand, class: &Class) -> Option<Cut> {
+    let request = match &demand.ask {
+        Ask::Nothing => return None,
+        Ask::Part { request, .. } => request,
+        Ask::Whole { .. } => &GpuRequest::Gpus(1),
+    };
     let model_ok = demand.models.is_empty() || demand.models.contains(&class.model);
-    if !model_ok || class.mig {
+    if !model_ok || !class.serves(demand.isolation) {
         return None;
     }
-    let share = match &demand.ask {
-        Ask::Nothing => None,
-        Ask::Part { request, .. } => request.share_of(class.memory_bytes),
-        Ask::Whole { .. } => GpuRequest::Gpus(1).share_of(class.memory_bytes),
-    };
-    share.map(|share| (share.milli.0, share.memory_limit_bytes))
+    match &class.table {
+        None => request.share_of(class.memory_bytes).map(Cut::from),
+        Some(table) => instance(request, table),
+    }
+}
+
+fn instance(request: &GpuRequest, table: &Table) -> Option<Cut> {
+    let granted = grant(table, request).ok()?;
+    Some(Cut {
+        milli: granted.milli(),
+        memory_limit_bytes: table.profiles[granted.profile].memory_bytes,
+        mig: Some(Instance { profile: granted.profile, start: None }),
+    })
 }

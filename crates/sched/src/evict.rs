@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{Share, TaskId};
+use cantle_model::TaskId;
 
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
-use crate::{Amounts, Cluster, GpuFree, Host, NodeFree, Place, Running, Shape};
+use crate::cut::rivals;
+use crate::{Amounts, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
 
 /// Why a running task is asked to stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,9 +233,17 @@ impl Victims {
                 if gpu.fits(share) { Vec::new() } else { self.on_gpu[node][at].clone() };
             candidates.retain(|unit| may(*unit));
             candidates.sort_unstable_by_key(|&unit| (self.units[unit].cost, unit));
-            if let Some(units) = self.enough(gpu, share, node, at, candidates) {
-                gpus.push((self.cost_of(&units), at, units));
-            }
+            // In MIG mode each place has others in its way.
+            let cuts = if gpu.fits(share) { vec![share] } else { gpu.places(share) };
+            let enough = |cut| {
+                let mut in_the_way = candidates.clone();
+                in_the_way.retain(|&unit| {
+                    cut == share || self.units[unit].on(node, at).any(|held| rivals(gpu, cut, held))
+                });
+                self.enough(gpu, cut, node, at, in_the_way)
+            };
+            let offers = cuts.into_iter().filter_map(enough).map(|units| (self.cost_of(&units), at, units));
+            gpus.extend(offers.min_by_key(|(cost, _, units)| (cost.0, units.len(), cost.1)));
         }
         let wanted = shape.devices().0 as usize;
         if gpus.len() < wanted {
@@ -266,17 +275,15 @@ impl Victims {
     fn enough(
         &self,
         gpu: &GpuFree,
-        share: Share,
+        share: Cut,
         node: usize,
         at: usize,
         candidates: Vec<usize>,
     ) -> Option<Vec<usize>> {
         let fits = |units: &[usize]| {
-            let held = units.iter().flat_map(|&unit| self.units[unit].on(node, at));
-            let (milli, bytes) = held.fold((gpu.milli, gpu.bytes), |sum, share| {
-                (sum.0 + share.milli.0, sum.1 + share.memory_limit_bytes)
-            });
-            gpu.usable && share.milli.0 <= milli && share.memory_limit_bytes <= bytes
+            let mut free = gpu.clone();
+            units.iter().flat_map(|&unit| self.units[unit].on(node, at)).for_each(|held| free.put_back(held));
+            free.fits(share)
         };
         let mut units = Vec::new();
         let mut rest = candidates.into_iter();
@@ -299,10 +306,7 @@ impl Victims {
         for place in
             units.iter().flat_map(|&unit| &self.units[unit].places).filter(|place| place.node == node)
         {
-            for (gpu, share) in &place.gpus {
-                left.gpus[*gpu].milli += share.milli.0;
-                left.gpus[*gpu].bytes += share.memory_limit_bytes;
-            }
+            place.gpus.iter().for_each(|(gpu, cut)| left.gpus[*gpu].put_back(*cut));
             if left.host != Host::UNCOUNTED {
                 left.host.cpu_milli += place.host.cpu_milli;
                 left.host.memory_bytes += place.host.memory_bytes;
@@ -415,13 +419,14 @@ pub(crate) fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
     let class = |gpu: usize| cluster.node(place.node).gpus[gpu].class;
     (0..cluster.len()).find_map(|node| {
         let free = cluster.node(node);
-        let mut gpus: Vec<(usize, Share)> = Vec::new();
+        let mut gpus: Vec<(usize, Cut)> = Vec::new();
         for (gpu, share) in &place.gpus {
             let fits = |(at, free): &(usize, &GpuFree)| {
-                free.class == class(*gpu) && free.fits(*share) && !gpus.iter().any(|(taken, _)| taken == at)
+                let same = free.class == class(*gpu) && free.fits(share.anywhere());
+                same && !gpus.iter().any(|(taken, _)| taken == at)
             };
-            let (at, _) = free.gpus.iter().enumerate().filter(fits).min_by_key(|(_, free)| free.milli)?;
-            gpus.push((at, *share));
+            let (at, free) = free.gpus.iter().enumerate().filter(fits).min_by_key(|(_, free)| free.milli)?;
+            gpus.push((at, free.placed(share.anywhere())?));
         }
         place.host.fits_in(free.host).then_some(Place { node, gpus, host: place.host })
     })
@@ -451,7 +456,7 @@ impl Unit {
         self.settled |= !task.preemptible || task.stopping.is_some() || ran_ms < min_run_ms;
     }
 
-    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Share> + '_ {
+    fn on(&self, node: usize, gpu: usize) -> impl Iterator<Item = Cut> + '_ {
         let places = self.places.iter().filter(move |place| place.node == node);
         places.flat_map(|place| &place.gpus).filter(move |(at, _)| *at == gpu).map(|(_, share)| *share)
     }

@@ -1,26 +1,33 @@
 //! What could never run here, and what is the largest that could.
 
-use cantle_model::{Bytes, GpuRequest};
+use cantle_mig::grant;
+use cantle_model::{Bytes, GpuRequest, Isolation};
 
 use crate::{Ask, Cluster, Demand};
+
+const NO_MIG: &str = "no GPU here is in MIG mode";
+const ALL_MIG: &str = "its GPUs are in MIG mode, which this request can't use";
 
 impl Cluster {
     /// The largest that an idle cluster could give of what `demand` asks too much of, in words.
     pub(crate) fn largest(&self, demand: &Demand) -> String {
         let fits_model =
             |class: usize| demand.models.is_empty() || demand.models.contains(&self.classes()[class].model);
-        let eligible = |class: usize| fits_model(class) && !self.classes()[class].mig;
+        let eligible = |class: usize| fits_model(class) && self.classes()[class].serves(demand.isolation);
         let gpus = || self.nodes().iter().flat_map(|node| &node.gpus).map(|gpu| gpu.class);
         if !gpus().any(fits_model) {
             return format!("there is no GPU of model {}", demand.models.join(" or "));
         }
-        if let Ask::Part { request: GpuRequest::MigProfile(profile), .. } = &demand.ask {
-            return format!("no GPU here offers the MIG profile {profile}");
+        let tables = || gpus().filter_map(|class| self.classes()[class].table.as_deref());
+        if let Ask::Part { request: request @ GpuRequest::MigProfile(_), .. } = &demand.ask {
+            let refused = tables().find_map(|table| grant(table, request).err());
+            return refused.map_or_else(|| NO_MIG.to_owned(), |refused| refused.to_string());
         }
         if !gpus().any(eligible) {
-            return "its GPUs are in MIG mode, which this request can't use".to_owned();
+            let why = if demand.isolation == Isolation::Mig { NO_MIG } else { ALL_MIG };
+            return why.to_owned();
         }
-        let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes()[class].memory_bytes);
+        let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes()[class].most_bytes());
         match &demand.ask {
             Ask::Part { request: GpuRequest::Memory(asked), .. }
                 if memory.clone().max().is_some_and(|largest| largest < asked.0) =>

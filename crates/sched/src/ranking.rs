@@ -1,8 +1,6 @@
 //! What a placement policy is: a ranking of places.
 
-use cantle_model::Share;
-
-use crate::{Cluster, Shape};
+use crate::{Cluster, Cut, Shape};
 
 /// Compared from the left, the lowest wins. Equal ranks must mean interchangeable places, so that renaming or
 /// shuffling nodes and GPUs changes nothing but names; the position decides between them.
@@ -16,7 +14,7 @@ pub struct Offer {
     /// How good it is, by what is on the node alone.
     pub rank: Rank,
     /// Positions of GPUs on the node and what is taken of each.
-    pub gpus: Vec<(usize, Share)>,
+    pub gpus: Vec<(usize, Cut)>,
 }
 
 /// Ranks places. What depends on one node alone goes into the offer and is remembered until that node changes; what

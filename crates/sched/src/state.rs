@@ -1,7 +1,8 @@
 //! What the scheduler is told: nodes, who runs where, who waits. Built by constructors, so that a new field does not
 //! break its callers.
 
-use cantle_model::{Gpu, GpuRequest, Lease, LeaseId, QueueSpec, Slice, TaskId};
+use cantle_mig::GpuGeometry;
+use cantle_model::{Gpu, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, Slice, TaskId};
 
 use crate::{Amounts, Cause, Mix, Project, Start};
 
@@ -93,13 +94,16 @@ pub struct GpuState {
     pub foreign_bytes: u64,
     /// False while nothing new may start on it (lost, drained, given to somebody else).
     pub usable: bool,
+    /// In MIG mode: what it offers, and its instances without those that running tasks hold. Busy ones are somebody
+    /// else's.
+    pub mig: Option<GpuGeometry>,
 }
 
 impl GpuState {
     /// A healthy GPU that nobody else uses.
     #[must_use]
     pub const fn new(gpu: Gpu) -> Self {
-        Self { gpu, foreign_bytes: 0, usable: true }
+        Self { gpu, foreign_bytes: 0, usable: true, mig: None }
     }
 }
 
@@ -223,6 +227,8 @@ pub struct Waiting {
     pub devices: u32,
     /// GPU models that will do, by their exact names; empty means any.
     pub models: Vec<String>,
+    /// What keeps it apart from its neighbours.
+    pub isolation: Isolation,
     /// What it takes of the host.
     pub host: Host,
     /// When it was enqueued, in milliseconds since the epoch.
@@ -253,6 +259,7 @@ impl Waiting {
             request: None,
             devices: 1,
             models: Vec::new(),
+            isolation: Isolation::Any,
             host: Host::default(),
             enqueued_at_ms,
             max_run_ms: None,

@@ -8,12 +8,12 @@
 //!
 //! Only `+ − × ÷ √` are used, which IEEE 754 rounds alike everywhere: the same input gives the same plan on any machine.
 
-use cantle_model::{Milli, Share};
+use cantle_model::Milli;
 
 use crate::binpack::{choose, fullest_first, fullness};
 use crate::outlook::{Outlook, SLOT_KINDS};
 use crate::ranking::Offer;
-use crate::{Cluster, Demand, GpuFree, Host, NodeFree, Ranking, Shape};
+use crate::{Cluster, Cut, Demand, GpuFree, Host, NodeFree, Ranking, Shape};
 
 // The constants below were found by trials on the eight public traces of the FGD experiment, two seeds each. Halving or
 // doubling one of the first three cost up to half a point of allocation there; they are not fitted trace by trace.
@@ -103,21 +103,21 @@ impl Worth {
         parts * served / (1.0 + square * square).sqrt().sqrt()
     }
 
-    fn lost(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) -> i64 {
+    fn lost(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> i64 {
         let usable = node.gpus.iter().filter(|gpu| gpu.usable);
         let before: f64 = usable.map(|gpu| self.part(gpu.room)).sum();
-        let part = |(at, share): &(usize, Share)| self.part_lost(&node.gpus[*at], *share);
+        let part = |(at, share): &(usize, Cut)| self.part_lost(&node.gpus[*at], *share);
         let after = before - gpus.iter().map(part).sum::<f64>();
         let lost = self.node(before, node.host) - self.node(after, node.host.less(shape.host()));
         micro(lost)
     }
 
-    fn part_lost(&self, gpu: &GpuFree, share: Share) -> f64 {
+    fn part_lost(&self, gpu: &GpuFree, share: Cut) -> f64 {
         self.part(gpu.room) - self.part(gpu.room.saturating_sub(share.milli.0))
     }
 
     /// Class of the GPUs taken, and how many places of each kind are lost to others.
-    fn group(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Share)]) -> u64 {
+    fn group(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> u64 {
         let class = gpus.iter().map(|(at, _)| node.gpus[*at].class as u64).min().unwrap_or(0xffff);
         let touched = gpus.iter().filter(|(at, _)| node.gpus[*at].milli == Milli::ONE.0).count() as u64;
         let fresh = untouched(node);

@@ -8,7 +8,7 @@
 
 use std::time::{Duration, Instant};
 
-use cantle_model::{Gpu, GpuRequest, GpuUuid, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
+use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
 use cantle_sched::{
     Ask, Cluster, Demand, Gang, GpuState, Host, Node, Order, Placement, Policy, Project, Queue, Running,
     Standard, State, Waiting, plan,
@@ -55,7 +55,7 @@ fn demand(eighths: u32) -> Demand {
         part => Ask::Part { request: GpuRequest::Fraction(Milli(part * 125)), devices: 1 },
     };
     let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
-    Demand { ask, models: Vec::new(), host }
+    Demand { ask, models: Vec::new(), host, isolation: Isolation::Any }
 }
 
 /// Fills the cluster and then keeps it full: each decision that fails ends the oldest tasks until it succeeds.

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 
-use cantle_model::{Milli, Share};
-use cantle_sched::{Cluster, Demand, Host, NodeFree, Offer, Ranking, Shape};
+use cantle_model::Milli;
+use cantle_sched::{Cluster, Cut, Demand, Host, NodeFree, Offer, Ranking, Shape};
 
 /// Least CPU and GPU left, in equal parts, scaled to the largest node (128 cores, 8 GPUs).
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +23,7 @@ impl Ranking for BestFit {
 }
 
 /// Thousandths left on the GPUs taken from.
-fn left(node: &NodeFree, gpus: &[(usize, Share)]) -> u32 {
+fn left(node: &NodeFree, gpus: &[(usize, Cut)]) -> u32 {
     gpus.iter().map(|(at, share)| node.gpus[*at].milli - share.milli.0).sum()
 }
 
@@ -96,7 +96,7 @@ impl Ranking for Fgd {
         let node = cluster.node(node);
         let choices = choices(node, shape)?;
         let before = self.fragments(node);
-        let score = |gpus: &Vec<(usize, Share)>| {
+        let score = |gpus: &Vec<(usize, Cut)>| {
             let mut after = node.clone();
             after.host = after.host.less(shape.host());
             for (at, share) in gpus {
@@ -112,7 +112,7 @@ impl Ranking for Fgd {
 }
 
 /// Ways to serve `shape` on one node: each fitting GPU for a part of one, else the first fitting GPUs.
-pub(crate) fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, Share)>>> {
+pub(crate) fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, Cut)>>> {
     if !shape.host().fits_in(node.host) {
         return None;
     }
@@ -120,7 +120,7 @@ pub(crate) fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, 
         let share = shape.share(gpu.class)?;
         gpu.fits(share).then_some((at, share))
     });
-    let fitting: Vec<(usize, Share)> = fitting.collect();
+    let fitting: Vec<(usize, Cut)> = fitting.collect();
     let wanted = shape.devices().0 as usize;
     if fitting.len() < wanted {
         return None;

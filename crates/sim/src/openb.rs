@@ -4,7 +4,7 @@
 //! USENIX ATC 2023: tasks arrive one by one in random order until 130 % of the cluster's GPUs are asked for; nothing
 //! ends, nothing is tried twice.
 
-use cantle_model::{GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Milli};
+use cantle_model::{GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Isolation, Milli};
 use cantle_sched::{Ask, Demand, GpuState, Host, Node};
 
 /// Memory that a GPU of the trace is given, because the trace doesn't say: so much that every thousandth is a granule.
@@ -156,6 +156,7 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     let times = time("creation_time").zip(time("deletion_time"));
     Ok(TraceTask {
         demand: Demand {
+            isolation: Isolation::Any,
             ask,
             models: models.into_iter().map(str::to_owned).collect(),
             host: host(table, row)?,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_clearml::tasks;
-use cantle_model::{GpuUuid, TaskId};
+use cantle_model::TaskId;
 use cantle_runtime::{ContainerSpec, TaskSpec};
 
 use super::Agent;
@@ -36,8 +36,7 @@ impl Agent {
         task: &tasks::Task,
         spec: &mut TaskSpec,
     ) -> Result<ContainerSpec, AgentError> {
-        let gpus: Vec<GpuUuid> = spec.slices.iter().map(|slice| slice.gpu.clone()).collect();
-        let parts = self.driver.container_parts(&gpus)?;
+        let parts = self.driver.container_parts(&spec.slices)?;
         let (image, options) = image_and_options(docker, &task.container)
             .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
         spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));

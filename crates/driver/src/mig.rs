@@ -1,0 +1,81 @@
+//! MIG instances, as NVML shows and makes them.
+
+use cantle_mig::Table;
+use cantle_model::GpuUuid;
+
+use crate::Result;
+
+/// A GPU instance that exists, whoever made it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuInstance {
+    /// NVML's id of it. An id says nothing about the place.
+    pub id: u32,
+    /// NVML's id of its profile.
+    pub profile_id: u32,
+    /// First unit of its place.
+    pub start: u32,
+    /// Units it takes.
+    pub size: u32,
+    /// Names (`MIG-…`) of its compute instances; none on one that is half made or half destroyed.
+    pub devices: Vec<String>,
+}
+
+/// What became of a change of MIG mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// It is done.
+    Done,
+    /// Somebody uses the GPU (a monitor, a display, a task).
+    InUse,
+    /// The GPU has to be reset first.
+    ResetRequired,
+}
+
+/// MIG. What it offers is read from the driver, never from a table of ours: it differs by GPU and by driver.
+///
+/// Making and destroying takes a second or more on real hardware and is done on the caller's thread, which must not be one
+/// that others wait for. Only one process may do it to a GPU at a time; the agent has a lock for that.
+pub trait Mig {
+    /// What the GPU offers; `None` if it is not in MIG mode.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>>;
+
+    /// Its GPU instances, in order of their places; none if it is not in MIG mode.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>>;
+
+    /// Makes a GPU instance at a place, and gives its id.
+    ///
+    /// # Errors
+    /// [`crate::DriverError::is_place_taken`], or the driver fails.
+    fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32>;
+
+    /// Makes the compute instance that takes all of a GPU instance, and gives the name of the MIG device.
+    ///
+    /// # Errors
+    /// If there is no such instance, or the driver fails.
+    fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String>;
+
+    /// Destroys all compute instances of a GPU instance.
+    ///
+    /// # Errors
+    /// [`crate::DriverError::is_in_use`] while a process uses one, or the driver fails.
+    fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
+
+    /// Destroys a GPU instance without compute instances.
+    ///
+    /// # Errors
+    /// [`crate::DriverError::is_in_use`] while something is left of it, or the driver fails.
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
+
+    /// Turns MIG mode on or off; only where that needs no reset of the GPU (Hopper and newer), elsewhere it is left as
+    /// it is.
+    ///
+    /// # Errors
+    /// If the GPU has no MIG, we may not, or the driver fails.
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation>;
+}

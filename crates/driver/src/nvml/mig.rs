@@ -1,0 +1,258 @@
+//! MIG over NVML. Handles of instances are looked up by id each time: an instance that somebody has destroyed meanwhile
+//! is then an error and not another instance.
+
+use std::ffi::c_uint;
+use std::mem::{size_of, zeroed};
+
+use cantle_mig::{Profile, Table};
+use cantle_model::GpuUuid;
+use nvml_wrapper_sys::bindings::{
+    nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t,
+    nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_v2_t,
+};
+
+use super::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, Session, text, until_nul};
+use crate::{Activation, DriverError, GpuInstance, Mig, Result};
+
+/// `NVML_DEVICE_ARCH_HOPPER`: from here on MIG mode changes without a reset.
+const HOPPER: c_uint = 9;
+const MIG_ON: c_uint = 1;
+const NVML_ERROR_RESET_REQUIRED: u32 = 16;
+/// Engines of a GPU instance are shared by its compute instances; there is no other kind.
+const ENGINES_SHARED: c_uint = 0;
+/// No list of profiles is longer, whatever a driver answers.
+const PROFILES_MAX: c_uint = 128;
+
+/// NVML's profile numbers are counted up until it says that there are no more; those in between may not be offered.
+fn offered<T>(answer: Result<T>) -> Option<Result<Option<T>>> {
+    match answer {
+        Ok(profile) => Some(Ok(Some(profile))),
+        Err(DriverError::Nvml { code: NVML_ERROR_INVALID_ARGUMENT, .. }) => None,
+        Err(DriverError::Nvml { code: NVML_ERROR_NOT_SUPPORTED, .. }) => Some(Ok(None)),
+        Err(error) => Some(Err(error)),
+    }
+}
+
+impl Session {
+    fn profile(&self, gpu: &GpuUuid, number: c_uint) -> Result<nvmlGpuInstanceProfileInfo_v2_t> {
+        // SAFETY: plain numbers and characters, for which zero is a value.
+        let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { zeroed() };
+        info.version = size_of::<nvmlGpuInstanceProfileInfo_v2_t>() as c_uint | 2 << 24;
+        let handle = self.device(gpu)?;
+        // The versions of the structure share their address and their first field.
+        let out = &raw mut info;
+        nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceProfileInfoV(handle, number, out))?;
+        Ok(info)
+    }
+
+    fn starts(&self, gpu: &GpuUuid, profile: c_uint) -> Result<Vec<nvmlGpuInstancePlacement_t>> {
+        let handle = self.device(gpu)?;
+        let mut count: c_uint = 0;
+        let none = std::ptr::null_mut();
+        nvml!(
+            self,
+            Some(gpu),
+            nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle, profile, none, &raw mut count)
+        )?;
+        let mut places = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; count as usize];
+        let buffer = places.as_mut_ptr();
+        nvml!(
+            self,
+            Some(gpu),
+            nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle, profile, buffer, &raw mut count)
+        )?;
+        places.truncate(count as usize);
+        Ok(places)
+    }
+
+    fn read_table(&self, gpu: &GpuUuid) -> Result<Table> {
+        let (mut profiles, mut units) = (Vec::new(), 0);
+        for number in 0..PROFILES_MAX {
+            let Some(info) = offered(self.profile(gpu, number)) else { break };
+            let Some(info) = info? else { continue };
+            let places = self.starts(gpu, info.id)?;
+            let Some(size) = places.first().map(|place| place.size) else { continue };
+            let end = places.iter().map(|place| place.start + place.size).max().unwrap_or(0);
+            units = units.max(end);
+            let name = until_nul(&info.name);
+            profiles.push(Profile {
+                name: name.strip_prefix("MIG ").unwrap_or(&name).to_owned(),
+                id: info.id,
+                compute_slices: info.sliceCount,
+                size,
+                starts: places.iter().map(|place| place.start).collect(),
+                max_instances: info.instanceCount,
+                memory_bytes: info.memorySizeMB << 20,
+            });
+        }
+        Ok(Table { units, profiles })
+    }
+
+    fn instances_of(&self, gpu: &GpuUuid, profile: &Profile) -> Result<Vec<nvmlGpuInstance_t>> {
+        let handle = self.device(gpu)?;
+        let mut found = vec![std::ptr::null_mut(); profile.max_instances as usize];
+        let (mut count, buffer): (c_uint, _) = (0, found.as_mut_ptr());
+        nvml!(self, Some(gpu), nvmlDeviceGetGpuInstances(handle, profile.id, buffer, &raw mut count))?;
+        found.truncate(count as usize);
+        Ok(found)
+    }
+
+    fn instance(&self, gpu: &GpuUuid, id: u32) -> Result<nvmlGpuInstance_t> {
+        let (handle, mut instance) = (self.device(gpu)?, std::ptr::null_mut());
+        nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceById(handle, id, &raw mut instance))?;
+        Ok(instance)
+    }
+
+    /// Profiles of compute instances that a GPU instance can be cut into.
+    fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        instance: nvmlGpuInstance_t,
+    ) -> Result<Vec<nvmlComputeInstanceProfileInfo_t>> {
+        let one = |number| {
+            // SAFETY: plain numbers.
+            let mut info: nvmlComputeInstanceProfileInfo_t = unsafe { zeroed() };
+            let out = &raw mut info;
+            nvml!(
+                self,
+                Some(gpu),
+                nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, ENGINES_SHARED, out)
+            )?;
+            Ok(info)
+        };
+        let all: Result<Vec<_>> = (0..PROFILES_MAX).map_while(|number| offered(one(number))).collect();
+        Ok(all?.into_iter().flatten().collect())
+    }
+
+    fn compute_instances(
+        &self,
+        gpu: &GpuUuid,
+        instance: nvmlGpuInstance_t,
+    ) -> Result<Vec<nvmlComputeInstance_t>> {
+        let mut all = Vec::new();
+        for profile in self.compute_profiles(gpu, instance)? {
+            let mut found = vec![std::ptr::null_mut(); profile.instanceCount as usize];
+            let (mut count, buffer): (c_uint, _) = (0, found.as_mut_ptr());
+            let id = profile.id;
+            nvml!(self, Some(gpu), nvmlGpuInstanceGetComputeInstances(instance, id, buffer, &raw mut count))?;
+            found.truncate(count as usize);
+            all.extend(found);
+        }
+        Ok(all)
+    }
+
+    /// A compute instance knows its device: walking all MIG devices to find it takes seconds on a busy machine.
+    fn name_of(&self, gpu: &GpuUuid, compute: nvmlComputeInstance_t) -> Result<String> {
+        // SAFETY: pointers and numbers, for which zero is a value.
+        let mut info: nvmlComputeInstanceInfo_t = unsafe { zeroed() };
+        nvml!(self, Some(gpu), nvmlComputeInstanceGetInfo_v2(compute, &raw mut info))?;
+        let device: nvmlDevice_t = info.device;
+        text(|buf, len| nvml!(self, Some(gpu), nvmlDeviceGetUUID(device, buf, len)))
+    }
+
+    /// The GPU instance whose device has this name. Each of ours has one compute instance, which is the first: 0.
+    pub(super) fn instance_named(&self, gpu: &GpuUuid, name: &str) -> Result<u32> {
+        let all = self.gpu_instances(gpu)?;
+        let found = all.iter().find(|instance| instance.devices.iter().any(|device| device == name));
+        found.map(|instance| instance.id).ok_or_else(|| DriverError::NoSuchInstance(name.to_owned()))
+    }
+
+    fn describe(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<GpuInstance> {
+        // SAFETY: a pointer and numbers, for which zero is a value.
+        let mut info: nvmlGpuInstanceInfo_t = unsafe { zeroed() };
+        nvml!(self, Some(gpu), nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
+        let compute = self.compute_instances(gpu, instance)?;
+        let devices = compute.into_iter().map(|compute| self.name_of(gpu, compute)).collect::<Result<_>>()?;
+        let nvmlGpuInstancePlacement_t { start, size } = info.placement;
+        Ok(GpuInstance { id: info.id, profile_id: info.profileId, start, size, devices })
+    }
+}
+
+impl Mig for Session {
+    fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
+        if !self.mig_mode(self.device(gpu)?, gpu)? {
+            return Ok(None);
+        }
+        // What a GPU offers does not change while its driver is loaded, and reading it takes some sixty calls.
+        let cached = &self.devices[gpu].table;
+        if let Some(table) = cached.get() {
+            return Ok(Some(table.clone()));
+        }
+        let table = self.read_table(gpu)?;
+        Ok(Some(cached.get_or_init(|| table).clone()))
+    }
+
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
+        let Some(table) = self.mig_table(gpu)? else { return Ok(Vec::new()) };
+        let mut found = Vec::new();
+        for profile in &table.profiles {
+            for instance in self.instances_of(gpu, profile)? {
+                match self.describe(gpu, instance) {
+                    Ok(instance) => found.push(instance),
+                    // Destroyed by somebody between the two calls.
+                    Err(error) if error.is_gone() => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        found.sort_by_key(|instance| instance.start);
+        Ok(found)
+    }
+
+    fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
+        let (handle, mut instance) = (self.device(gpu)?, std::ptr::null_mut());
+        let place = nvmlGpuInstancePlacement_t { start, size };
+        let (at, out) = (&raw const place, &raw mut instance);
+        nvml!(self, Some(gpu), nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, at, out))?;
+        // SAFETY: as in `describe`.
+        let mut info: nvmlGpuInstanceInfo_t = unsafe { zeroed() };
+        nvml!(self, Some(gpu), nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
+        Ok(info.id)
+    }
+
+    fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
+        let handle = self.instance(gpu, instance)?;
+        let profiles = self.compute_profiles(gpu, handle)?;
+        // The one that takes all: the most slices, and of two with as many the one with more multiprocessors (the full
+        // one of a double-memory 1g is a profile of its own).
+        let whole = profiles.iter().max_by_key(|profile| (profile.sliceCount, profile.multiprocessorCount));
+        let profile = whole.map_or(0, |profile| profile.id);
+        let mut compute = std::ptr::null_mut();
+        nvml!(self, Some(gpu), nvmlGpuInstanceCreateComputeInstance(handle, profile, &raw mut compute))?;
+        self.name_of(gpu, compute)
+    }
+
+    fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        for compute in self.compute_instances(gpu, self.instance(gpu, instance)?)? {
+            nvml!(self, Some(gpu), nvmlComputeInstanceDestroy(compute))?;
+        }
+        Ok(())
+    }
+
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        let handle = self.instance(gpu, instance)?;
+        nvml!(self, Some(gpu), nvmlGpuInstanceDestroy(handle))
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
+        let handle = self.device(gpu)?;
+        let (mut current, mut pending): (c_uint, c_uint) = (0, 0);
+        nvml!(self, Some(gpu), nvmlDeviceGetMigMode(handle, &raw mut current, &raw mut pending))?;
+        if (current == MIG_ON) == on {
+            return Ok(Activation::Done);
+        }
+        let mut architecture: c_uint = 0;
+        nvml!(self, Some(gpu), nvmlDeviceGetArchitecture(handle, &raw mut architecture))?;
+        if architecture < HOPPER {
+            return Ok(Activation::ResetRequired);
+        }
+        let mut activation = 0;
+        let mode = if on { MIG_ON } else { 0 };
+        nvml!(self, Some(gpu), nvmlDeviceSetMigMode(handle, mode, &raw mut activation))?;
+        match activation {
+            0 => Ok(Activation::Done),
+            NVML_ERROR_RESET_REQUIRED => Ok(Activation::ResetRequired),
+            _ => Ok(Activation::InUse),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Places on one GPU: which are free, and what becomes of instances when one is taken or given back.
+
+use crate::{GpuGeometry, Instance};
+
+/// NVML's id of an instance that does not exist yet.
+pub const PLANNED: u32 = u32::MAX;
+
+impl GpuGeometry {
+    /// Is there a place for an instance of the profile at position `profile`, free instances counting as room: at `start`,
+    /// or anywhere if none is given?
+    #[must_use]
+    pub fn has_place(&self, profile: usize, start: Option<u32>) -> bool {
+        let wanted = &self.table.profiles[profile];
+        let busy = || self.instances.iter().filter(|instance| instance.busy);
+        let same = busy().filter(|instance| instance.profile == profile).count();
+        let taken = busy().fold(0, |taken, instance| taken | self.units_of(instance));
+        same < wanted.max_instances as usize
+            && wanted.starts.iter().any(|at| {
+                start.is_none_or(|start| start == *at) && taken & self.table.units_at(profile, *at) == 0
+            })
+    }
+
+    /// Takes a place. Free instances that are in its way are gone, one that is just right is busy.
+    pub fn occupy(&mut self, profile: usize, start: u32) {
+        let place = self.table.units_at(profile, start);
+        let table = &self.table;
+        self.instances.retain(|instance| {
+            instance.busy || table.units_at(instance.profile, instance.start) & place == 0
+        });
+        self.instances.push(Instance { id: PLANNED, profile, start, busy: true });
+    }
+
+    /// Gives a taken place back.
+    pub fn release(&mut self, profile: usize, start: u32) {
+        let holds =
+            |instance: &Instance| instance.busy && instance.profile == profile && instance.start == start;
+        if let Some(at) = self.instances.iter().position(holds) {
+            self.instances.remove(at);
+        }
+    }
+
+    /// Units that busy instances hold.
+    #[must_use]
+    pub fn busy_units(&self) -> u32 {
+        let busy = self.instances.iter().filter(|instance| instance.busy);
+        busy.fold(0, |taken, instance| taken | self.units_of(instance))
+    }
+
+    /// The units of an instance, as a bit mask.
+    #[must_use]
+    pub fn units_of(&self, instance: &Instance) -> u32 {
+        self.table.units_at(instance.profile, instance.start)
+    }
+}
