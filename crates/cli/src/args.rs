@@ -5,11 +5,20 @@ use std::path::PathBuf;
 use cantle_model::{ComputeMode, GpuRequest, Isolation, RequestError};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use clap_complete::ArgValueCompleter;
+
+use crate::complete;
 use crate::out::Format;
 
 /// cantle shares GPUs by the slice.
 #[derive(Parser, Debug)]
-#[command(name = "cantle", version, about, disable_help_subcommand = true, max_term_width = 110)]
+#[command(
+    name = "cantle",
+    version,
+    about = "Shares GPUs by the slice, and holds every task to its slice",
+    disable_help_subcommand = true,
+    max_term_width = 110
+)]
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
@@ -125,6 +134,13 @@ pub(crate) enum Command {
     Simulate(SimulateArgs),
     /// Check this machine: driver, libraries, enforcement, server
     Doctor,
+    /// Print the completions of a shell, e.g. source <(cantle completions bash)
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a directory
+    Man(ManArgs),
+    /// Print the reference of the command line: docs/reference/cli.md
+    #[command(hide = true)]
+    Reference,
 }
 
 /// How much GPU.
@@ -294,7 +310,7 @@ pub(crate) struct DaemonArgs {
 #[derive(Args, Debug)]
 pub(crate) struct SubmitArgs {
     /// The queue
-    #[arg(long, value_name = "Q", default_value = "default")]
+    #[arg(long, value_name = "Q", default_value = "default", add = ArgValueCompleter::new(complete::queues))]
     pub(crate) queue: String,
     #[command(flatten)]
     pub(crate) amount: Amount,
@@ -322,7 +338,7 @@ pub(crate) struct SubmitArgs {
 #[derive(Args, Debug)]
 pub(crate) struct TasksArgs {
     /// Only tasks of this queue
-    #[arg(long, value_name = "Q")]
+    #[arg(long, value_name = "Q", add = ArgValueCompleter::new(complete::queues))]
     pub(crate) queue: Option<String>,
     /// Only tasks of this project
     #[arg(long, value_name = "P")]
@@ -331,7 +347,7 @@ pub(crate) struct TasksArgs {
     #[arg(long, value_name = "STATE")]
     pub(crate) status: Vec<String>,
     /// Only these tasks
-    #[arg(value_name = "TASK")]
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) tasks: Vec<String>,
     /// At most so many, newest first
     #[arg(long, value_name = "N", default_value_t = 100)]
@@ -342,7 +358,7 @@ pub(crate) struct TasksArgs {
 #[derive(Args, Debug)]
 pub(crate) struct TaskArg {
     /// The task's id
-    #[arg(value_name = "TASK")]
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) task: String,
 }
 
@@ -350,7 +366,7 @@ pub(crate) struct TaskArg {
 #[derive(Args, Debug)]
 pub(crate) struct TaskIds {
     /// The tasks' ids
-    #[arg(value_name = "TASK", required = true)]
+    #[arg(value_name = "TASK", required = true, add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) tasks: Vec<String>,
 }
 
@@ -366,7 +382,7 @@ pub(crate) struct CredentialsArgs {
 #[derive(Args, Debug)]
 pub(crate) struct MoveArgs {
     /// The task's id
-    #[arg(value_name = "TASK")]
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) task: String,
     #[command(flatten)]
     pub(crate) to: Place,
@@ -386,7 +402,7 @@ pub(crate) struct Place {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) position: Option<u64>,
     /// To the back of another queue
-    #[arg(long, value_name = "Q")]
+    #[arg(long, value_name = "Q", add = ArgValueCompleter::new(complete::queues))]
     pub(crate) to: Option<String>,
     /// Out of its queue; it becomes a draft again
     #[arg(long)]
@@ -417,7 +433,7 @@ pub(crate) struct LogsArgs {
     #[arg(short, long)]
     pub(crate) follow: bool,
     /// The task's id
-    #[arg(value_name = "TASK")]
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) task: String,
 }
 
@@ -425,7 +441,7 @@ pub(crate) struct LogsArgs {
 #[derive(Args, Debug)]
 pub(crate) struct EventsArgs {
     /// Only of this task
-    #[arg(long, value_name = "TASK")]
+    #[arg(long, value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     pub(crate) task: Option<String>,
     /// At most so many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
@@ -437,6 +453,22 @@ pub(crate) struct EventsArgs {
 pub(crate) enum SimCommand {
     /// What the simulated driver itself holds: the outside witness of every test
     Truth,
+}
+
+/// `cantle completions`
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// bash, elvish, fish, powershell or zsh
+    #[arg(value_name = "SHELL")]
+    pub(crate) shell: String,
+}
+
+/// `cantle man`
+#[derive(Args, Debug)]
+pub(crate) struct ManArgs {
+    /// The directory, made if it is not there
+    #[arg(value_name = "DIR")]
+    pub(crate) dir: PathBuf,
 }
 
 /// `cantle simulate`

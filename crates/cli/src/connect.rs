@@ -1,6 +1,7 @@
 //! Finding the server and the keys for it.
 
 use std::path::Path;
+use std::time::Duration;
 
 use cantle_clearml::{Client, Credentials, Error, Request, subcode};
 use cantle_server::CredentialsFile;
@@ -61,6 +62,12 @@ impl Server {
         self.runtime.block_on(self.client.call(request)).map_err(describe)
     }
 
+    /// One call whose answer is of no use later than this.
+    pub(crate) fn call_within<R: Request>(&self, request: &R, patience: Duration) -> Option<R::Response> {
+        let answer = async { tokio::time::timeout(patience, self.client.call(request)).await };
+        self.runtime.block_on(answer).ok()?.ok()
+    }
+
     /// As [`Self::call`], for calls about one task: "no such task" names it.
     pub(crate) fn about<R: Request>(&self, task: &str, request: &R) -> Result<R::Response, CliError> {
         self.runtime.block_on(self.client.call(request)).map_err(|error| {
@@ -71,7 +78,7 @@ impl Server {
     /// A pause between two looks.
     pub(crate) fn pause(&self) {
         // The timer belongs to the runtime, so it must be made within.
-        self.runtime.block_on(async { tokio::time::sleep(std::time::Duration::from_millis(300)).await });
+        self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(300)).await });
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod args;
 mod cmd;
+mod complete;
 mod connect;
 mod error;
 mod image_words;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
         _ => {}
     }
+    complete::answer_shell();
     let cli = match Cli::try_parse_from(image_words::carried(words)) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
@@ -62,6 +64,9 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Simulate(args) => cmd::sim::simulate(&context, &args.scenarios),
         Command::Doctor => cmd::doctor::doctor(&context),
+        Command::Completions(args) => cmd::manual::completions(&args.shell),
+        Command::Man(args) => cmd::manual::man(&args.dir),
+        Command::Reference => cmd::manual::reference(),
     }
 }
 

@@ -3,6 +3,7 @@
 pub(crate) mod doctor;
 pub(crate) mod limits;
 pub(crate) mod list;
+pub(crate) mod manual;
 pub(crate) mod move_task;
 pub(crate) mod run;
 pub(crate) mod sim;

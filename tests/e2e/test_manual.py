@@ -1,0 +1,42 @@
+"""What the command line says about itself: the manual pages, and what a shell offers at Tab."""
+
+import re
+import subprocess
+
+from conftest import CANTLE
+
+
+def offered(cantle, *words):
+    """What bash is offered for the last of these words."""
+    env = cantle.env | {"COMPLETE": "bash", "_CLAP_IFS": "\n", "_CLAP_COMPLETE_INDEX": str(len(words))}
+    asked = subprocess.run(
+        [CANTLE, "--", "cantle", *words], env=env, capture_output=True, text=True, timeout=20, check=True
+    )
+    assert asked.stderr == ""
+    return asked.stdout.split()
+
+
+def test_every_command_has_a_manual_page(cantle, tmp_path):
+    cantle.cli("man", tmp_path / "man1")
+    commands = re.findall(r"^## `cantle ?(.*)`$", cantle.cli("reference").stdout, re.M)
+    assert "run" in commands and "daemon" in commands
+    for command in commands:
+        page = tmp_path / "man1" / ("-".join(["cantle", *command.split()]) + ".1")
+        assert page.read_text().count(".SH") >= 3, page
+
+
+def test_a_shell_is_offered_commands_queues_and_tasks(cantle):
+    assert {"submit", "sim", "simulate"} <= set(offered(cantle, "s")) and "run" not in offered(cantle, "s")
+    assert offered(cantle, "submit", "--queue", "") == [], "no server, nothing to offer"
+    cantle.up("--queue", "half_gpu=0.5", "quarter_gpu=0.25")
+    assert offered(cantle, "submit", "--queue", "") == ["half_gpu", "quarter_gpu"]
+    assert offered(cantle, "submit", "--queue", "q") == ["quarter_gpu"]
+    task = cantle.cli("-o", "name", "submit", "--queue", "half_gpu", "--", "true").stdout.strip()
+    assert offered(cantle, "why", task[:4]) == [task]
+
+
+def test_completions_are_printed_for_the_usual_shells(cantle):
+    for shell in ["bash", "zsh", "fish"]:
+        assert "COMPLETE" in cantle.cli("completions", shell).stdout
+    line = cantle.cli("completions", "tcsh", code=2).stderr
+    assert "tcsh" in line and "bash" in line
