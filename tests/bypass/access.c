@@ -23,6 +23,16 @@ static void *by_dlsym_of_dlsym(const char *name) {
     return find(library, name);
 }
 
+/* The C library's own dlsym, which a preloaded one does not stand in front of. */
+static void *by_dlsym_of_a_version(const char *name) {
+    void *(*find)(void *, const char *) = dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.34");
+    if (!find) find = dlvsym(RTLD_DEFAULT, "dlsym", "GLIBC_2.2.5");
+    return find ? find(library, name) : NULL;
+}
+
+/* The driver's functions have no versions to ask for. */
+static void *by_dlvsym(const char *name) { return dlvsym(library, name, "libcuda.so.1"); }
+
 static const char *base(const char *name) {
     /* The driver's look-up wants names without version; it finds the newest that the version asked for has. */
     static char text[64];
@@ -154,7 +164,18 @@ int main(int argc, char **argv) {
         start(by_default, &context);
         int (*destroy)(void *) = need(by_default, "cuCtxDestroy_v2");
         destroy(context);
-        WAY("fork_after_use") if (fork()) { wait(NULL); return 0; }
+        if (fork()) { wait(NULL); return 0; }
+        char *again[] = {argv[0], "linked", argv[2], argv[3], argv[4], NULL};
+        execv(argv[0], again);
+        return 3;
+    }
+    WAY("exec") {
+        /* What the process held before is gone, and not charged any more. */
+        void *context;
+        address pointer;
+        start(by_default, &context);
+        int (*allocate)(address *, size_t) = need(by_default, "cuMemAlloc_v2");
+        if (allocate(&pointer, CHUNK)) return 3;
         char *again[] = {argv[0], "linked", argv[2], argv[3], argv[4], NULL};
         execv(argv[0], again);
         return 3;
@@ -181,6 +202,8 @@ int main(int argc, char **argv) {
     open_library("libcuda.so.1", RTLD_NOW);
     WAY("dlopen") fill(by_dlsym, limit);
     WAY("dlsym_of_dlsym") fill(by_dlsym_of_dlsym, limit);
+    WAY("dlsym_of_a_version") fill(by_dlsym_of_a_version, limit);
+    WAY("dlvsym") fill(by_dlvsym, limit);
     WAY("get_proc_address") fill(by_get_proc_address, limit);
     WAY("get_proc_address_v2") fill(by_get_proc_address_v2, limit);
     WAY("get_proc_address_of_itself") fill(by_get_proc_address_of_itself, limit);

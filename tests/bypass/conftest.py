@@ -4,7 +4,9 @@ import json
 import os
 import pathlib
 import select
+import shutil
 import subprocess
+import sysconfig
 
 import pytest
 
@@ -16,6 +18,8 @@ MIB = 1 << 20
 GRANULE = 2 * MIB
 LIMIT = 4096 * MIB
 GPU = "1xA100-40GB"
+# NVIDIA's CUDA runtime, as tests/requirements.txt installs it; the package is for CUDA 12.
+CUDART = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/lib"
 
 
 def pytest_collection_modifyitems(items):
@@ -31,14 +35,22 @@ def programs(tmp_path_factory):
     out = tmp_path_factory.mktemp("programs")
     libcuda = str(SIM / "libcuda.so.1")
 
-    def compile(source, target, *flags):
-        command = ["gcc", "-O1", "-Wall", "-Wextra", "-o", out / target, HERE / source, *flags]
+    def compile(source, target, *flags, compiler="gcc"):
+        command = [compiler, "-O1", "-Wall", "-Wextra", "-o", out / target, HERE / source, *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    for name in ("access", "allocate", "churn"):
+    for name in ("access", "allocate", "churn", "processes"):
         compile(f"{name}.c", name, "-Wl,--no-as-needed", libcuda, "-ldl", "-lpthread")
     compile("access.c", "access_unlinked", "-ldl", "-lpthread")
+    if shutil.which("musl-gcc"):
+        compile("musl.c", "musl", compiler="musl-gcc")
+        compile("musl.c", "musl_static", "-static", compiler="musl-gcc")
+    if CUDART.exists():
+        # The runtime must find the program's dlsym, also if it is a shared library.
+        exported, rpath = "-Wl,--export-dynamic-symbol=dlsym", f"-Wl,-rpath,{CUDART}"
+        compile("runtime.c", "runtime_shared", exported, rpath, str(CUDART / "libcudart.so.12"), "-ldl")
+        compile("runtime.c", "runtime_static", exported, str(CUDART / "libcudart_static.a"), "-ldl", "-lpthread", "-lrt")
     compile("self_calling_nvml.c", "libnvidia-ml.so.1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
     compile("plugin.c", "looks_up.so", "-shared", "-fPIC", "-ldl")
     compile("plugin.c", "is_linked.so", "-shared", "-fPIC", "-DLINKED", libcuda)
@@ -58,6 +70,11 @@ class Machine:
             "CANTLE_SIM_DIR": str(self.sim),
             "CANTLE_SIM_GPUS": GPU,
         }
+
+    def boot(self):
+        """Makes the simulated GPUs; else the first program that uses them does, which another user may not."""
+        code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).cuInit(0))"
+        subprocess.run(["python3", "-c", code, str(SIM / "libcuda.so.1")], env=self.env, check=True)
 
     def truth(self):
         """What the simulated driver itself holds, asked outside of any slice."""
@@ -108,6 +125,15 @@ class Running:
 @pytest.fixture
 def machine(tmp_path):
     return Machine(tmp_path)
+
+
+@pytest.fixture
+def open_to_all(machine, programs):
+    """Lets programs of other users reach the machine's files and the test programs."""
+    machine.boot()
+    for folder in (machine.sim, programs):
+        for private in [folder, *folder.parents][:4]:
+            private.chmod(private.stat().st_mode | 0o055)
 
 
 def assert_held_to_its_slice(running, machine, limit=LIMIT):

@@ -5,12 +5,14 @@ import shutil
 
 import pytest
 
-from conftest import GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
+from conftest import CANTLE, CUDART, GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
 
-LINKED = ["linked", "next", "threads", "fork", "fork_after_use", "spawn"]
+NOBODY = "65534"
+LINKED = ["linked", "next", "threads", "fork", "fork_after_use", "exec", "spawn"]
 LOADED = [
     "dlopen",
     "dlsym_of_dlsym",
+    "dlsym_of_a_version",
     "get_proc_address",
     "get_proc_address_v2",
     "get_proc_address_of_itself",
@@ -50,11 +52,107 @@ def test_no_variable_loosens_it(machine, programs, variable):
     assert_held_to_its_slice(machine.start(["env", variable, *command(programs, "linked")]), machine)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root and setpriv")
-def test_as_another_user(machine, programs):
+def test_32_processes(machine, programs):
+    assert_held_to_its_slice(machine.start([programs / "processes", LIMIT]), machine)
+
+
+def test_32_processes_outside(machine, programs):
+    assert_not_held(machine.start([programs / "processes", LIMIT], slice_bytes=None))
+
+
+@pytest.mark.skipif(not CUDART.exists(), reason="the CUDA runtime is not here: tests/setup-venv.sh installs it")
+@pytest.mark.parametrize("runtime", ["runtime_shared", "runtime_static"])
+class TestCudaRuntime:
+    """What NVIDIA's own runtime library gets when it looks the driver's functions up."""
+
+    def test_in_a_slice(self, machine, programs, runtime):
+        assert_held_to_its_slice(machine.start([programs / runtime, LIMIT]), machine)
+
+    def test_outside(self, machine, programs, runtime):
+        assert_not_held(machine.start([programs / runtime, LIMIT], slice_bytes=None))
+
+
+# What finds no driver finds none outside of a slice either: no memory, so nothing to hold.
+FINDS_NOTHING = [("access_unlinked", "dlvsym"), ("musl", "libcuda.so.1"), ("musl", "path"), ("musl_static", "path")]
+
+
+@pytest.mark.parametrize("slice_bytes", [LIMIT, None])
+@pytest.mark.parametrize(("program", "way"), FINDS_NOTHING)
+def test_finds_no_driver(machine, programs, program, way, slice_bytes):
+    """The driver's library has no versions for `dlvsym`, and needs glibc: musl's loader can't load it."""
+    if not (programs / program).exists():
+        pytest.skip("musl-gcc is not here: tests/setup.sh installs it")
+    machine.boot()
+    words = command(programs, way) if way == "dlvsym" else [programs / program, SIM / way if way == "path" else way]
+    running = machine.start(words, slice_bytes)
+    out, err = running.child.communicate(timeout=60)
+    assert running.child.returncode == 3 and out == "", (out, err)
+    assert machine.truth()["used_bytes"] == 0
+
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@as_root
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
+def test_as_another_user(machine, programs, open_to_all):
     """A program that the task starts as another user: the environment may be gone, the mounts are not."""
-    for folder in (machine.sim, programs):
-        for private in [folder, *folder.parents][:4]:
-            private.chmod(private.stat().st_mode | 0o055)
-    as_nobody = ["setpriv", "--reuid", "65534", "--clear-groups", *command(programs, "dlopen")]
+    as_nobody = ["setpriv", "--reuid", NOBODY, "--clear-groups", *command(programs, "dlopen")]
     assert_held_to_its_slice(machine.start(as_nobody), machine)
+
+
+@pytest.fixture
+def setuid(programs, open_to_all):
+    """A program that runs as another user, with loader and libraries on guard: LD_* variables have no effect."""
+    program = programs / "setuid"
+    shutil.copy(programs / "access_unlinked", program)
+    os.chown(program, int(NOBODY), int(NOBODY))
+    program.chmod(0o4755)
+    return program
+
+
+@as_root
+def test_setuid(machine, programs, setuid):
+    assert_held_to_its_slice(machine.start([setuid, *command(programs, "full_path")[1:]]), machine)
+
+
+@as_root
+def test_setuid_outside(machine, programs, setuid):
+    assert_not_held(machine.start([setuid, *command(programs, "full_path")[1:]], slice_bytes=None))
+
+
+def with_sudo(machine, words):
+    kept = [f"{name}={machine.env[name]}" for name in ("CANTLE_SIM_DIR", "CANTLE_SIM_GPUS")]
+    return ["sudo", "-n", "-u", f"#{NOBODY}", *kept, *words]
+
+
+@as_root
+@pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
+def test_sudo(machine, programs, open_to_all):
+    """sudo clears the environment."""
+    assert_held_to_its_slice(machine.start(with_sudo(machine, command(programs, "full_path"))), machine)
+
+
+@as_root
+@pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
+def test_sudo_outside(machine, programs, open_to_all):
+    assert_not_held(machine.start(with_sudo(machine, command(programs, "full_path")), slice_bytes=None))
+
+
+@as_root
+@pytest.mark.parametrize("clean", [[], ["env", "-u", "CANTLE_SLICE"]])
+def test_nested_run(machine, programs, clean):
+    """A slice can't be cut again, nor left by asking for another one: there is one line about it, and nothing is started."""
+    nested = [*clean, CANTLE, "run", "--gpu", "1", "--", *command(programs, "dlopen")]
+    running = machine.start(nested)
+    out, err = running.child.communicate(timeout=60)
+    assert running.child.returncode == 8 and out == "", (out, err)
+    assert err.count("a slice can't be cut again") == 1, err
+    assert machine.truth()["used_bytes"] == 0
+
+
+def test_what_a_nested_run_could_have_got(machine, programs):
+    """The negative control: outside of a slice the same command gets the whole GPU."""
+    running = machine.start([CANTLE, "run", "--gpu", "1", "--", *command(programs, "dlopen")], slice_bytes=None)
+    assert running.record()["granted"] >= 2 * LIMIT
+    running.end()

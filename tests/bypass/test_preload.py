@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from conftest import CANTLE, LIMIT, assert_held_to_its_slice, assert_not_held
-from test_access import LINKED, LOADED, command
+from test_access import LINKED, LOADED, NOBODY, command
 
-USER = "65534"
 ESCAPES = [
     "own_elf_walk",
+    "dlsym_of_a_version",
     "namespace",
     "deepbind_plugin_dlsym",
     "deepbind_plugin_linked",
@@ -24,18 +24,15 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture
-def as_nobody(machine, programs):
+def as_nobody(machine, programs, open_to_all):
     """Starts commands in a slice of a user without privileges."""
-    for folder in (machine.sim, programs):
-        for private in [folder, *folder.parents][:4]:
-            private.chmod(private.stat().st_mode | 0o055)
     home = machine.sim.parent
-    os.chown(home, int(USER), int(USER))
-    os.chown(machine.sim, int(USER), int(USER))
+    os.chown(home, int(NOBODY), int(NOBODY))
+    os.chown(machine.sim, int(NOBODY), int(NOBODY))
 
     def start(words):
         run = [CANTLE, "run", "--gpu-memory", f"{LIMIT >> 20}Mi", "--", *words]
-        return machine.start(["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups", *run], slice_bytes=None)
+        return machine.start(["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups", *run], slice_bytes=None)
 
     return start
 

@@ -13,11 +13,7 @@ use crate::error::{CliError, Kind, Outcome, as_kind};
 
 /// Ends with the task's exit code.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
-    if inside_slice() {
-        let text =
-            "this is inside a slice already, and a slice can't be cut again; run the command by itself";
-        return Err(CliError::new(Kind::Conflict, text));
-    }
+    refuse_inside_a_slice()?;
     let image = args.image.map(|image| Docker {
         image: Some(image),
         options: args.image_options,
@@ -39,6 +35,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
 
 /// Ends with the container's exit code.
 pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
+    refuse_inside_a_slice()?;
     let docker = DockerRun::parse(&args.command).map_err(as_kind(Kind::Usage))?;
     let request = RunRequest {
         request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
@@ -52,6 +49,15 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     runtime()?.block_on(run_docker(request, &docker, &talk)).map(exit_code).map_err(from_agent)
+}
+
+fn refuse_inside_a_slice() -> Result<(), CliError> {
+    if inside_slice() {
+        let text =
+            "this is inside a slice already, and a slice can't be cut again; run the command by itself";
+        return Err(CliError::new(Kind::Conflict, text));
+    }
+    Ok(())
 }
 
 /// A process can't end with more than eight bits.
