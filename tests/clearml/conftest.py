@@ -29,7 +29,7 @@ def wait_until(condition, seconds, what):
 class Server:
     """`cantle server` and the environment in which ClearML's programs find it."""
 
-    def __init__(self, home):
+    def __init__(self, home, *flags):
         self.home = home
         self.background = []
         self.env = {
@@ -40,7 +40,7 @@ class Server:
             "CLEARML_CONFIG_FILE": str(home / "no.conf"),
             "CLEARML_CACHE_DIR": str(home / "cache"),
         }
-        self.start([CANTLE, "server", "--listen", "127.0.0.1:0"], "server.log")
+        self.start([CANTLE, "server", "--listen", "127.0.0.1:0", *flags], "server.log")
         file = home / "state/server/credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 20, "server")
         keys = json.loads(file.read_text())
@@ -141,7 +141,7 @@ class Server:
 
 
 @pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path)
+def server(tmp_path, request):
+    server = Server(tmp_path, *getattr(request, "param", ()))
     yield server
     server.close()

@@ -1,10 +1,6 @@
 """Our agent where ClearML's was: tasks made with ClearML's SDK, and a server that has nothing of cantle's."""
 
-import http.client
-import http.server
 import json
-import threading
-import urllib.parse
 
 import pytest
 from conftest import CANTLE, wait_until
@@ -12,8 +8,8 @@ from conftest import CANTLE, wait_until
 SIM = {"CANTLE_SIM_GPUS": "3xA100-40GB", "CLEARML_WORKER_NAME": "node1"}
 
 
-def daemon(server, *words, url=None, log="daemon.log"):
-    argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", *words, "--server", url or server.url]
+def daemon(server, *words, log="daemon.log"):
+    argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", *words, "--server", server.url]
     child = server.start(argv, log, **SIM)
     pattern = "node1:dgpu*"
     workers = lambda: server.api("workers.get_all", last_seen=60, worker_pattern=pattern)["workers"]
@@ -80,56 +76,15 @@ def test_tasks_start_within_a_second(server):
     assert waits[-1] < 1.0, waits
 
 
-class OpenServer(http.server.BaseHTTPRequestHandler):
-    """Passes calls on, but answers like ClearML's open-source server to what that one lacks."""
-
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self):
-        endpoint = urllib.parse.urlparse(self.path).path.rsplit("/", 1)[-1]
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if endpoint.startswith("cantle.") or endpoint.endswith("_runtime_properties"):
-            self.server.refused.add(endpoint)
-            meta = {"result_code": 400, "result_subcode": 0, "result_msg": f"Unsupported endpoint: {endpoint}"}
-            return self.answer(400, json.dumps({"meta": meta, "data": {}}).encode())
-        behind = http.client.HTTPConnection(self.server.behind, timeout=30)
-        headers = {name: self.headers[name] for name in ("Authorization", "Content-Type") if self.headers[name]}
-        behind.request("POST", self.path, body, headers)
-        reply = behind.getresponse()
-        self.answer(reply.status, reply.read())
-
-    do_GET = do_POST
-
-    def answer(self, status, body):
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def open_server(server):
-    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), OpenServer)
-    proxy.behind = urllib.parse.urlparse(server.url).netloc
-    proxy.refused = set()
-    threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    yield proxy
-    proxy.shutdown()
-    proxy.server_close()
-
-
-def test_our_agent_on_a_server_without_anything_of_cantles(server, open_server):
+@pytest.mark.parametrize("server", [["--open-source"]], indirect=True)
+def test_our_agent_on_a_server_without_anything_of_cantles(server):
     names = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
     queues = [server.queue(name.partition("=")[0]) for name in names]
     tasks = [command(server, f"task {n}", "sh", "-c", "sleep 3; echo done") for n in range(len(queues))]
     for task, queue in zip(tasks, queues):
         server.api("tasks.enqueue", task=task, queue=queue)
-    daemon(server, "--queue", *names, url=f"http://127.0.0.1:{open_server.server_port}")
+    daemon(server, "--queue", *names)
     wait_until(lambda: [server.status(t) for t in tasks] == ["in_progress"] * 3 + ["queued"], 20, "2.75 of 3 GPUs")
     assert ended(server, *tasks) == ["completed"] * 4
     wait_until(lambda: all("done" in server.log_of(task) for task in tasks), 10, "the logs")
-    assert open_server.refused, "nothing of cantle's was there"
+    assert "the server has no cantle.* service" in server.text("daemon.log")

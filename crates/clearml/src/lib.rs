@@ -19,4 +19,4 @@ pub mod workers;
 pub use client::{Client, Credentials};
 pub use command::{SECTION, TaskRequest, TaskRequestError};
 pub use error::Error;
-pub use wire::{Empty, Envelope, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};
+pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

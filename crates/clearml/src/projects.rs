@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::wire::{endpoint, one_or_many};
-use crate::{Empty, Updated};
+use crate::wire::endpoint;
+use crate::{Empty, Listing, Updated};
 
 /// A project: tasks under one name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -18,22 +18,12 @@ pub struct Project {
     pub description: String,
 }
 
-/// `projects.get_all`: by id or by name (a regular expression, anchored by most clients).
+/// `projects.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct GetAll {
-    /// These only.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub id: Vec<String>,
-    /// Regular expression on the name.
-    pub name: Option<String>,
-    /// Fields to answer with; empty for all.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub only_fields: Vec<String>,
-    /// Page number from 0; all in one answer without it.
-    pub page: Option<u64>,
-    /// Projects per page.
-    pub page_size: Option<u64>,
+    /// Which of them.
+    #[serde(flatten)]
+    pub list: Listing,
 }
 endpoint!("projects.get_all", GetAll => Projects);
 

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::projects::Created;
-use crate::wire::{endpoint, one_or_many};
-use crate::{Empty, Updated};
+use crate::wire::endpoint;
+use crate::{Empty, Listing, Updated};
 
 /// A queue with the tasks that wait in it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -39,22 +39,12 @@ pub struct Entry {
     pub added: String,
 }
 
-/// `queues.get_all`: by id or by name (a regular expression).
+/// `queues.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(default)]
 pub struct GetAll {
-    /// These only.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub id: Vec<String>,
-    /// Regular expression on the name.
-    pub name: Option<String>,
-    /// Fields to answer with; empty for all.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub only_fields: Vec<String>,
-    /// Page number from 0; all in one answer without it.
-    pub page: Option<u64>,
-    /// Queues per page.
-    pub page_size: Option<u64>,
+    /// Which of them.
+    #[serde(flatten)]
+    pub list: Listing,
 }
 endpoint!("queues.get_all", GetAll => Queues);
 

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::projects::Created;
 use crate::wire::{endpoint, one_or_many};
-use crate::{Empty, Updated};
+use crate::{Empty, Listing, Updated};
 
 /// Section → name → parameter.
 pub type HyperParams = BTreeMap<String, BTreeMap<String, Param>>;
@@ -176,11 +176,9 @@ pub struct OneTask {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetAll {
-    /// These only.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub id: Vec<String>,
-    /// Regular expression on the name.
-    pub name: Option<String>,
+    /// Which of them.
+    #[serde(flatten)]
+    pub list: Listing,
     /// In one of these states; `-` before a state excludes it.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub status: Vec<String>,
@@ -198,16 +196,10 @@ pub struct GetAll {
     /// With any of these words of the system; `-` before a word excludes it.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub system_tags: Vec<String>,
-    /// Fields to answer with (dotted); empty for all.
-    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
-    pub only_fields: Vec<String>,
-    /// Fields to order by; `-` before a field turns it round.
+    /// Fields to order by; `-` before a field turns it round. `last_metrics.<metric>.<variant>.value` (or `min_value`,
+    /// `max_value`), with the names or their MD5 sums, orders by a measured value.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub order_by: Vec<String>,
-    /// Page number from 0; all in one answer without it.
-    pub page: Option<u64>,
-    /// Tasks per page.
-    pub page_size: Option<u64>,
     /// Regular expression that one of the named fields matches.
     #[serde(rename = "_any_")]
     pub any: Option<MultiField>,

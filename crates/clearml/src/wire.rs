@@ -112,6 +112,39 @@ pub struct Updated {
     pub fields: Map<String, Value>,
 }
 
+/// What every `get_all` takes: which objects, which of their fields, which page.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Listing {
+    /// These only.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub id: Vec<String>,
+    /// Regular expression on the name; anchored by most clients.
+    pub name: Option<String>,
+    /// Fields to answer with (dotted); empty for all.
+    #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
+    pub only_fields: Vec<String>,
+    /// Page number from 0; all in one answer without it.
+    pub page: Option<u64>,
+    /// Objects per page.
+    pub page_size: Option<u64>,
+}
+
+impl Listing {
+    /// These fields of the objects with these ids.
+    #[must_use]
+    pub fn fields(ids: Vec<String>, fields: &[&str]) -> Self {
+        let only_fields = fields.iter().map(|&field| field.to_owned()).collect();
+        Self { id: ids, only_fields, ..Self::default() }
+    }
+
+    /// All whose name matches a regular expression.
+    #[must_use]
+    pub fn named(pattern: &str) -> Self {
+        Self { name: Some(pattern.to_owned()), ..Self::default() }
+    }
+}
+
 /// Removes all object members that are `null`: ClearML's clients and servers write `null` where they mean absent.
 #[must_use]
 pub fn without_nulls(value: Value) -> Value {

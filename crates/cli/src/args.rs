@@ -247,15 +247,25 @@ pub(crate) struct DockerRunArgs {
     pub(crate) command: Vec<String>,
 }
 
-/// `cantle server`
+/// Where a server listens and keeps what it knows.
 #[derive(Args, Debug)]
-pub(crate) struct ServerArgs {
+pub(crate) struct Listen {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
     pub(crate) listen: String,
     /// Database; default: in the state directory
     #[arg(long, value_name = "sqlite:PATH")]
     pub(crate) db: Option<String>,
+}
+
+/// `cantle server`
+#[derive(Args, Debug)]
+pub(crate) struct ServerArgs {
+    #[command(flatten)]
+    pub(crate) listen: Listen,
+    /// Answer as ClearML's open-source server: neither what it lacks nor what cantle adds
+    #[arg(long, hide = true)]
+    pub(crate) open_source: bool,
 }
 
 /// Which queues and GPUs an agent serves, in the words of `clearml-agent daemon`.
@@ -288,7 +298,7 @@ pub(crate) struct Serve {
 #[derive(Args, Debug)]
 pub(crate) struct UpArgs {
     #[command(flatten)]
-    pub(crate) server: ServerArgs,
+    pub(crate) server: Listen,
     #[command(flatten)]
     pub(crate) serve: Serve,
 }

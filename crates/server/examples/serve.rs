@@ -8,7 +8,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);
     let state_dir = args.next().ok_or("usage: serve STATE_DIR [LISTEN]")?.into();
     let listen = args.next().unwrap_or_else(|| "127.0.0.1:0".to_owned());
-    let server = Server::bind(&Config { listen, db: None, state_dir, open: false }).await?;
+    let server = Server::bind(&Config { listen, state_dir, ..Config::default() }).await?;
     #[expect(clippy::print_stdout, reason = "this program's answer")]
     {
         println!("{}", server.url());

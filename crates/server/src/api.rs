@@ -23,16 +23,51 @@ use crate::{files, metrics, services};
 /// A batch of logs or plots may be large; an upload goes another way.
 const BODY_LIMIT_BYTES: usize = 64 << 20;
 
+/// How much of the API is answered to clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    /// All of it.
+    Whole,
+    /// What ClearML's open-source server has, and no more.
+    OpenSource,
+}
+
+impl Service {
+    fn has(self, endpoint: &str) -> bool {
+        const LACKING: [&str; 5] = [
+            "users.get_vaults",
+            "workers.cluster_report",
+            "workers.cluster_unregister",
+            "workers.get_runtime_properties",
+            "workers.set_runtime_properties",
+        ];
+        self == Self::Whole || !(endpoint.starts_with("cantle.") || LACKING.contains(&endpoint))
+    }
+
+    /// Takes away the fields that are cantle's own: the open-source server does not look at them.
+    fn strip(self, endpoint: &str, body: &mut Value) {
+        let own = match endpoint {
+            "queues.get_next_task" => "task",
+            "events.get_task_log" => "after",
+            _ => return,
+        };
+        if let (Self::OpenSource, Value::Object(fields)) = (self, body) {
+            fields.remove(own);
+        }
+    }
+}
+
 /// The endpoints and what they work on.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) app: Arc<App>,
     routes: Arc<Routes>,
+    service: Service,
 }
 
 impl Api {
-    pub(crate) fn new(app: Arc<App>) -> Self {
-        Self { app, routes: Arc::new(services::routes()) }
+    pub(crate) fn new(app: Arc<App>, service: Service) -> Self {
+        Self { app, routes: Arc::new(services::routes()), service }
     }
 
     /// A call from within the server, to be answered as one from outside.
@@ -75,8 +110,7 @@ pub(crate) async fn answer(
         },
         ..Meta::default()
     };
-    let call = Call::new(api.app, peer.ip().to_string());
-    let result = dispatch(&api.routes, call, endpoint, query.as_deref(), &headers, &body).await;
+    let result = dispatch(&api, &peer, endpoint, query.as_deref(), &headers, &body).await;
     let data = match result {
         Ok(data) => {
             (meta.result_code, meta.result_msg) = (200, "OK".to_owned());
@@ -93,16 +127,17 @@ pub(crate) async fn answer(
 }
 
 async fn dispatch(
-    routes: &Routes,
-    call: Call,
+    api: &Api,
+    peer: &SocketAddr,
     endpoint: &str,
     query: Option<&str>,
     headers: &HeaderMap,
     body: &[u8],
 ) -> Result<Value, ApiError> {
-    if !endpoint.contains('.') {
+    if !endpoint.contains('.') || !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
+    let call = Call::new(Arc::clone(&api.app), peer.ip().to_string());
     let role = call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
     if !role.may_call(endpoint) {
         return Err(ApiError::read_only(endpoint));
@@ -110,7 +145,11 @@ async fn dispatch(
     match endpoint {
         "auth.login" => services::auth::login(&call, role, query),
         "events.add_batch" => services::events::add_batch(call, body).await,
-        _ => routes.call(endpoint, call, object(body)?).await,
+        _ => {
+            let mut body = object(body)?;
+            api.service.strip(endpoint, &mut body);
+            api.routes.call(endpoint, call, body).await
+        }
     }
 }
 

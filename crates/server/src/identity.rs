@@ -80,7 +80,15 @@ impl Role {
         const TAKES: &str = "queues.get_next_task";
         let action = endpoint.split_once('.').map_or("", |(_, action)| action);
         let reads = action.starts_with("get_") && endpoint != TAKES;
-        let known = ["auth.login", "cantle.explain_task", "server.info", "server.endpoints"];
+        let known = [
+            "auth.login",
+            "cantle.explain_task",
+            "events.debug_images",
+            "events.multi_task_scalar_metrics_iter_histogram",
+            "events.scalar_metrics_iter_histogram",
+            "server.info",
+            "server.endpoints",
+        ];
         self == Self::Full || reads || known.contains(&endpoint)
     }
 }

@@ -21,6 +21,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_clearml::Credentials;
 use cantle_store::{Store, StoreError};
@@ -39,6 +40,25 @@ pub struct Config {
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
     pub open: bool,
+    /// Answer as ClearML's open-source server does, without what it lacks: to try clients that must live with that one.
+    pub open_source: bool,
+    /// A task that an agent took from its queue and has not started after this time goes back to the front. Agents start
+    /// a task within seconds of taking it.
+    pub start_within: Duration,
+}
+
+impl Default for Config {
+    /// A free port on loopback, and nothing out of the ordinary.
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:0".to_owned(),
+            db: None,
+            state_dir: PathBuf::from("."),
+            open: false,
+            open_source: false,
+            start_within: Duration::from_secs(60),
+        }
+    }
 }
 
 /// A server that is ready to answer.
@@ -47,6 +67,8 @@ pub struct Server {
     listener: TcpListener,
     app: Arc<app::App>,
     file: CredentialsFile,
+    service: api::Service,
+    start_within: Duration,
 }
 
 /// Why a server can't start or has to stop.
@@ -105,7 +127,8 @@ impl Server {
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database_path(config.db.as_deref(), &dir)?).await?;
         let app = Arc::new(app::App { store, keys, files_dir: dir.join("files") });
-        Ok(Self { listener, app, file })
+        let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
+        Ok(Self { listener, app, file, service, start_within: config.start_within })
     }
 
     /// Where clients reach it.
@@ -125,8 +148,8 @@ impl Server {
     /// # Errors
     /// Only if the socket fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
-        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app)));
-        let api = api::Api::new(Arc::clone(&self.app));
+        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
+        let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::new(api.clone());
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<SocketAddr>();

@@ -1,11 +1,30 @@
 //! What list endpoints share: only some fields, by name, in pages.
 
+use cantle_clearml::{Listing, subcode};
 use regex::Regex;
 use serde_json::{Map, Value};
 
-use cantle_clearml::subcode;
-
 use crate::error::ApiError;
+
+/// A record that list endpoints give out.
+pub(crate) trait Listed {
+    fn id(&self) -> &str;
+    fn name(&self) -> &str;
+    /// ClearML's object.
+    fn object(&self) -> Value;
+}
+
+/// Those of the records that a request asks for, as it asks for them.
+pub(crate) fn list<T: Listed>(mut rows: Vec<T>, wanted: &Listing) -> Result<Vec<Value>, ApiError> {
+    few(&wanted.id)?;
+    let name = pattern(wanted.name.as_deref())?;
+    rows.retain(|row| {
+        let id = wanted.id.is_empty() || wanted.id.iter().any(|id| id == row.id());
+        id && name.as_ref().is_none_or(|name| name.is_match(row.name()))
+    });
+    let rows = page(rows, wanted);
+    Ok(rows.iter().map(|row| only(row.object(), &wanted.only_fields)).collect())
+}
 
 /// More ids than this in one request is a mistake (and more than one SQL statement takes).
 const MAX_IDS: usize = 10_000;
@@ -56,12 +75,12 @@ pub(crate) fn pattern(text: Option<&str>) -> Result<Option<Regex>, ApiError> {
 }
 
 /// One page of a list, or all of it without a page number or size.
-pub(crate) fn page<T>(items: Vec<T>, page: Option<u64>, page_size: Option<u64>) -> Vec<T> {
-    if page.is_none() && page_size.is_none() {
+pub(crate) fn page<T>(items: Vec<T>, wanted: &Listing) -> Vec<T> {
+    if wanted.page.is_none() && wanted.page_size.is_none() {
         return items;
     }
-    let size = usize::try_from(page_size.unwrap_or(500)).unwrap_or(usize::MAX).clamp(1, 10_000);
-    let skip = usize::try_from(page.unwrap_or(0)).unwrap_or(usize::MAX).saturating_mul(size);
+    let size = usize::try_from(wanted.page_size.unwrap_or(500)).unwrap_or(usize::MAX).clamp(1, 10_000);
+    let skip = usize::try_from(wanted.page.unwrap_or(0)).unwrap_or(usize::MAX).saturating_mul(size);
     items.into_iter().skip(skip).take(size).collect()
 }
 
@@ -94,9 +113,10 @@ mod tests {
     #[test]
     fn pages() {
         let all = || (0..7).collect::<Vec<_>>();
-        assert_eq!(page(all(), None, None), all());
-        assert_eq!(page(all(), Some(1), Some(3)), [3, 4, 5]);
-        assert_eq!(page(all(), Some(u64::MAX), Some(u64::MAX)), [0; 0]);
+        let paged = |page, page_size| super::page(all(), &Listing { page, page_size, ..Listing::default() });
+        assert_eq!(paged(None, None), all());
+        assert_eq!(paged(Some(1), Some(3)), [3, 4, 5]);
+        assert_eq!(paged(Some(u64::MAX), Some(u64::MAX)), [0; 0]);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Nothing is forgotten: a task whose agent died between taking and starting it goes back to the front of its queue.
+//! What nobody asks for: a task whose agent died between taking and starting it goes back to the front of its queue, and
+//! how long the queues are is noted for their graphs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,20 +7,23 @@ use std::time::Duration;
 use crate::app::App;
 use crate::clock::now_us;
 
-/// Agents start a task within seconds of taking it. Who comes later than this finds it gone.
-const LOST_AFTER_US: i64 = 60_000_000;
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Looks from time to time, for ever.
-pub(crate) async fn run(app: Arc<App>) {
-    let mut ticks = tokio::time::interval(EVERY);
+/// Looks from time to time, for ever. A task that was taken and not started within `start_within` is lost; who comes later
+/// finds it gone.
+pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
+    let start_within_us = i64::try_from(start_within.as_micros()).unwrap_or(i64::MAX);
+    let mut ticks = tokio::time::interval(EVERY.min(start_within));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let now_us = now_us();
-        match app.store.reclaim(now_us - LOST_AFTER_US, now_us).await {
+        match app.store.reclaim(now_us.saturating_sub(start_within_us), now_us).await {
             Ok(tasks) => tasks.iter().for_each(|task| tracing::warn!(%task, "never started, queued again")),
             Err(error) => tracing::error!("looking for lost tasks: {error}"),
+        }
+        if let Err(error) = app.store.sample_queues(now_us).await {
+            tracing::error!("noting how long the queues are: {error}");
         }
     }
 }

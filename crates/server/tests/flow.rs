@@ -17,7 +17,7 @@ use cantle_clearml::tasks::{
     Task,
 };
 use cantle_clearml::workers::{self, StatusReport};
-use cantle_clearml::{TaskRequest, projects, queues};
+use cantle_clearml::{Listing, TaskRequest, projects, queues};
 use cantle_model::TaskStatus;
 use cantle_store::{NodeRow, Store};
 use common::TestServer;
@@ -166,7 +166,7 @@ async fn refusals_have_the_documented_codes() {
     let project = Map::from_iter([("project".to_owned(), json!("nope"))]);
     assert_eq!(server.refused(&Edit { task: id.clone(), force: true, fields: project }).await, (400, 401));
     assert_eq!(server.refused(&Edit { task: id, force: false, fields: Map::new() }).await, (400, 110));
-    let bad = GetAll { name: Some("(".into()), ..GetAll::default() };
+    let bad = GetAll { list: Listing::named("("), ..GetAll::default() };
     assert_eq!(server.refused(&bad).await, (400, 21));
 }
 

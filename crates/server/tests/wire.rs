@@ -8,7 +8,7 @@
 
 mod common;
 
-use cantle_clearml::{Client, Credentials, Error, projects, queues};
+use cantle_clearml::{Client, Credentials, Error, Listing, projects, queues};
 use common::TestServer;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -125,8 +125,7 @@ async fn null_is_absent() {
     let server = TestServer::start().await;
     let (status, ..) = server.raw("projects.create", r#"{"name":"P","description":null,"tags":null}"#).await;
     assert_eq!(status, 200);
-    let found =
-        server.client.call(&projects::GetAll { name: Some("^P$".into()), ..Default::default() }).await;
+    let found = server.client.call(&projects::GetAll { list: Listing::named("^P$") }).await;
     assert_eq!(found.unwrap().projects.len(), 1);
 }
 
@@ -200,6 +199,14 @@ fn known_field() -> impl Strategy<Value = String> {
         "machine_stats",
         "count",
         "new_status",
+        "from_date",
+        "to_date",
+        "interval",
+        "items",
+        "queue_ids",
+        "worker_ids",
+        "refresh",
+        "iters",
     ])
     .prop_map(str::to_owned)
 }

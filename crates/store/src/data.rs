@@ -194,6 +194,32 @@ pub struct WorkerRow {
     pub machine_stats: Option<String>,
 }
 
+/// What a worker was like in some minute.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WorkerSample {
+    /// Its id.
+    pub worker: String,
+    /// The minute's beginning.
+    pub time_us: i64,
+    /// It worked on a task at some time in that minute.
+    pub busy: bool,
+    /// Load of its machine, as reported; empty if it reported none.
+    pub machine_stats: Map<String, Value>,
+}
+
+/// What a queue was like in some minute.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueueSample {
+    /// Its id.
+    pub queue: String,
+    /// The minute's beginning.
+    pub time_us: i64,
+    /// How many tasks waited.
+    pub waiting: i64,
+    /// For how long, all of them together.
+    pub total_wait_s: i64,
+}
+
 /// A node with cantle's agent, as it last reported.
 #[derive(Clone, Debug)]
 pub struct NodeRow {

@@ -14,6 +14,7 @@ mod output;
 mod projects;
 mod queues;
 mod row;
+mod samples;
 mod tasks;
 mod workers;
 
@@ -28,8 +29,8 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, Claim, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, ReportRow,
-    Scalar, TaskFilter, TaskIndex, TaskRow, WorkerReport, WorkerRow,
+    Change, Claim, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, QueueSample,
+    ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

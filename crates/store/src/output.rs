@@ -137,6 +137,26 @@ impl Store {
         rows.fetch_all(&self.readers).await?.iter().map(row::latest_scalar).collect()
     }
 
+    /// Names of all lines that any task has: metric and variant.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn scalar_lines(&self) -> Result<Vec<(String, String)>, StoreError> {
+        let rows =
+            sqlx::query_as("SELECT DISTINCT metric, variant FROM latest_scalars ORDER BY metric, variant");
+        Ok(rows.fetch_all(&self.readers).await?)
+    }
+
+    /// Newest, least and greatest value of one line, of all tasks that have it.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn latest_of_line(&self, metric: &str, variant: &str) -> Result<Vec<LatestScalar>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM latest_scalars WHERE metric = $1 AND variant = $2");
+        let rows = rows.bind(metric).bind(variant).fetch_all(&self.readers).await?;
+        rows.iter().map(row::latest_scalar).collect()
+    }
+
     /// Keeps plots and the like. One for the same place replaces the old one.
     ///
     /// # Errors

@@ -7,7 +7,8 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
-    Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, TaskIndex, TaskRow, WorkerRow,
+    Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex, TaskRow,
+    WorkerRow, WorkerSample,
 };
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
 
@@ -175,5 +176,23 @@ pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
         created_us: row.try_get("created_us")?,
         last_update_us: row.try_get("last_update_us")?,
         doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn queue_sample(row: &SqliteRow) -> Result<QueueSample, StoreError> {
+    Ok(QueueSample {
+        queue: row.try_get("queue")?,
+        time_us: row.try_get("time_us")?,
+        waiting: row.try_get("waiting")?,
+        total_wait_s: row.try_get("total_wait_s")?,
+    })
+}
+
+pub(crate) fn worker_sample(row: &SqliteRow) -> Result<WorkerSample, StoreError> {
+    Ok(WorkerSample {
+        worker: row.try_get("worker")?,
+        time_us: row.try_get("time_us")?,
+        busy: row.try_get::<i64, _>("busy")? != 0,
+        machine_stats: json(row, "machine_stats")?,
     })
 }

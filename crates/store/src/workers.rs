@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use sqlx::{QueryBuilder, Sqlite};
 
 use crate::data::{WorkerReport, WorkerRow};
+use crate::samples::sample_worker;
 use crate::{Store, StoreError, row};
 
 /// Seconds of silence after which a worker counts as gone, unless it said otherwise.
@@ -39,6 +40,7 @@ impl Store {
         .bind(&report.machine_stats)
         .execute(&mut *write.tx)
         .await?;
+        sample_worker(&mut write.tx, report, now_us).await?;
         write.commit().await
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::{Error as WireError, queues};
+use cantle_clearml::{Error as WireError, Listing, queues};
 use cantle_model::{GpuRequest, QueueId, QueueSpec, QueueWant};
 
 use super::Agent;
@@ -69,12 +69,9 @@ pub(crate) async fn resolve(
 impl Agent {
     /// Who waits where, in one call.
     pub(crate) async fn read_queues(&self) -> Result<BTreeMap<QueueId, Vec<Queued>>, WireError> {
-        let request = queues::GetAll {
-            id: self.queues.iter().map(|queue| queue.id.0.clone()).collect(),
-            only_fields: ["id", "name", "entries"].map(str::to_owned).to_vec(),
-            ..queues::GetAll::default()
-        };
-        let found = self.link.call(&request).await?.queues;
+        let ids = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
+        let list = Listing::fields(ids, &["id", "name", "entries"]);
+        let found = self.link.call(&queues::GetAll { list }).await?.queues;
         let entry = |entry: queues::Entry| Queued {
             added_ms: entry.added.parse::<jiff::Timestamp>().map_or(0, jiff::Timestamp::as_millisecond),
             task: entry.task,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_clearml::{Error as WireError, tasks};
+use cantle_clearml::{Error as WireError, Listing, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_runtime::{Exit, Running};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -122,12 +122,9 @@ impl Agent {
         if watched.is_empty() {
             return Ok(());
         }
-        let request = tasks::GetAll {
-            id: watched.iter().map(|(_, task)| task.clone()).collect(),
-            only_fields: ["id", "status", "status_message"].map(str::to_owned).to_vec(),
-            ..tasks::GetAll::default()
-        };
-        let answer = self.link.call(&request).await?.tasks;
+        let ids = watched.iter().map(|(_, task)| task.clone()).collect();
+        let list = Listing::fields(ids, &["id", "status", "status_message"]);
+        let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
         for (lease, id) in watched {
             if let Some(stop) = wanted_stop(answer.iter().find(|task| task.id == id)) {
                 self.note("stop", Some(&id), None, stop_words(&stop));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_clearml::{Error as WireError, queues, tasks};
+use cantle_clearml::{Error as WireError, Listing, queues, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 
 use super::Agent;
@@ -96,12 +96,8 @@ impl Agent {
     }
 
     async fn status(&self, task: &str) -> Result<Option<TaskStatus>, WireError> {
-        let request = tasks::GetAll {
-            id: vec![task.to_owned()],
-            only_fields: vec!["id".to_owned(), "status".to_owned()],
-            ..tasks::GetAll::default()
-        };
-        let found = self.link.call(&request).await?.tasks;
+        let list = Listing::fields(vec![task.to_owned()], &["id", "status"]);
+        let found = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
         Ok(found.into_iter().find(|found| found.id == task).and_then(|found| found.status))
     }
 

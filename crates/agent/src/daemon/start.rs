@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cantle_clearml::{Error as WireError, TaskRequest, cantle, queues, tasks};
+use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, tasks};
 use cantle_model::{GpuRequest, LeaseId, QueueId, QueueWant, TaskId};
 use cantle_sched::{Plan, Queue, Reason, Start, Waiting, audit, plan};
 use tokio::time::Instant;
@@ -83,8 +83,8 @@ impl Agent {
         if id.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let only_fields = vec!["id".to_owned(), "hyperparams".to_owned()];
-        let answer = self.link.call(&tasks::GetAll { id, only_fields, ..tasks::GetAll::default() }).await?;
+        let list = Listing::fields(id, &["id", "hyperparams"]);
+        let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?;
         let wish = |task: tasks::Task| {
             // A request that can't be read is refused when the task is started; until then it is taken for none.
             let request = TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten()?;

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, TaskView};
 use cantle_clearml::events::GetTaskLog;
@@ -168,8 +169,13 @@ impl Drop for Cluster<'_> {
 }
 
 fn start_server(place: &Place, listen: &str) -> ([String; 3], (oneshot::Sender<()>, JoinHandle<()>)) {
-    let config =
-        Config { listen: listen.to_owned(), db: None, state_dir: place.path().join("server"), open: false };
+    let config = Config {
+        listen: listen.to_owned(),
+        state_dir: place.path().join("server"),
+        // A daemon killed between taking and starting a task makes the server give it back; a test shall not wait long.
+        start_within: Duration::from_secs(10),
+        ..Config::default()
+    };
     let (stop, stopped) = oneshot::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {

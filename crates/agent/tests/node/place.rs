@@ -74,12 +74,11 @@ impl Place {
     }
 }
 
-/// Waits until something becomes true. The server itself gives a task that nobody claimed back to its queue after 60 s, which a
-/// daemon killed at the wrong instant makes it do; so this waits longer.
+/// Waits until something becomes true.
 pub(crate) fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(200);
+    let until = Instant::now() + Duration::from_secs(60);
     while !is_so() {
-        assert!(Instant::now() < until, "not within 200 s: {what}");
+        assert!(Instant::now() < until, "not within 60 s: {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

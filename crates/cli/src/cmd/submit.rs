@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use cantle_clearml::cantle::GetQueues;
 use cantle_clearml::tasks::{Create, Enqueue};
-use cantle_clearml::{TaskRequest, projects};
+use cantle_clearml::{Listing, TaskRequest, projects};
 use serde_json::{Map, Value, json};
 
 use super::{Context, task};
@@ -59,8 +59,7 @@ fn project_id(server: &Server, name: &str) -> Result<String, CliError> {
     // The name is a regular expression on the wire; compare again.
     let pattern: String =
         name.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect();
-    let found =
-        server.call(&projects::GetAll { name: Some(format!("^{pattern}$")), ..Default::default() })?;
+    let found = server.call(&projects::GetAll { list: Listing::named(&format!("^{pattern}$")) })?;
     if let Some(project) = found.projects.into_iter().find(|project| project.name == name) {
         return Ok(project.id);
     }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::run::from_agent;
 use super::{Context, runtime};
-use crate::args::{CredentialsArgs, DaemonArgs, Serve, ServerArgs, UpArgs};
+use crate::args::{CredentialsArgs, DaemonArgs, Listen, Serve, ServerArgs, UpArgs};
 use crate::connect::{self, describe};
 use crate::error::{CliError, Kind, Outcome, as_kind};
 use crate::out::{Column, Format};
@@ -26,7 +26,7 @@ const DEFAULT_QUEUE: &str = "default";
 /// The server alone.
 pub(crate) fn server(context: &Context, args: ServerArgs) -> Outcome {
     runtime()?.block_on(async {
-        let server = bind(context, args).await?;
+        let server = bind(context, args.listen, args.open_source).await?;
         context.printer.data(&format!("cantle server is up: {}", server.url()));
         server.serve(until_signal()).await.map_err(as_kind(Kind::Failed))?;
         Ok(ExitCode::SUCCESS)
@@ -47,7 +47,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
     // What can be refused is refused before the server listens.
     cantle_agent::check(&config).map_err(from_agent)?;
     runtime()?.block_on(async {
-        let server = bind(context, server).await?;
+        let server = bind(context, server, false).await?;
         (config.server, config.credentials) = (server.url().to_owned(), server.credentials());
         let url = config.server.clone();
         let client = Client::new(&url, server.credentials()).map_err(describe)?;
@@ -102,12 +102,13 @@ pub(crate) fn daemon(context: &Context, args: DaemonArgs) -> Outcome {
     })
 }
 
-async fn bind(context: &Context, args: ServerArgs) -> Result<Server, CliError> {
+async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Server, CliError> {
     let config = cantle_server::Config {
-        listen: args.listen,
-        db: args.db,
+        listen: listen.listen,
+        db: listen.db,
         state_dir: context.places.state.clone(),
-        open: false,
+        open_source,
+        ..cantle_server::Config::default()
     };
     Server::bind(&config).await.map_err(as_kind(Kind::Failed))
 }

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 
 use cantle_store::Scalar;
+use md5::Digest as _;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::app::Call;
 use crate::clock::rfc3339;
@@ -25,9 +26,8 @@ pub(super) fn add(routes: &mut Routes) {
 #[derive(Deserialize)]
 struct Histogram {
     task: String,
-    #[serde(default)]
-    key: Axis,
-    samples: Option<usize>,
+    #[serde(flatten)]
+    drawing: Drawing,
 }
 
 #[derive(Clone, Copy, Default, Deserialize)]
@@ -39,28 +39,51 @@ enum Axis {
     IsoTime,
 }
 
+/// How a client wants lines to be drawn.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Drawing {
+    key: Axis,
+    samples: Option<usize>,
+}
+
+/// A line of a task: its graph, its name, and its points.
+pub(super) struct Line {
+    pub(super) metric: String,
+    pub(super) variant: String,
+    pub(super) x: Vec<Value>,
+    pub(super) y: Vec<f64>,
+}
+
 /// Graph → line → points, thinned out evenly if there are too many.
 async fn histogram(call: Call, request: Histogram) -> Result<Value, ApiError> {
     call.store.task(&request.task).await?;
-    let mut lines: BTreeMap<(String, String), Vec<Scalar>> = BTreeMap::new();
-    for scalar in call.store.scalars(&request.task).await? {
+    let mut graphs = json!({});
+    for Line { metric, variant, x, y } in lines(&call, &request.task, &request.drawing).await? {
+        graphs[metric][&variant] = json!({"name": variant, "x": x, "y": y});
+    }
+    Ok(graphs)
+}
+
+/// All lines of a task, by graph and name.
+pub(super) async fn lines(call: &Call, task: &str, drawing: &Drawing) -> Result<Vec<Line>, ApiError> {
+    let mut points: BTreeMap<(String, String), Vec<Scalar>> = BTreeMap::new();
+    for scalar in call.store.scalars(task).await? {
         if scalar.iter != SINGLE_VALUE {
-            lines.entry((scalar.metric.clone(), scalar.variant.clone())).or_default().push(scalar);
+            points.entry((scalar.metric.clone(), scalar.variant.clone())).or_default().push(scalar);
         }
     }
-    let x = |scalar: &Scalar| match request.key {
+    let x = |scalar: &Scalar| match drawing.key {
         Axis::Iter => json!(scalar.iter),
         Axis::Timestamp => json!(scalar.timestamp_ms),
         Axis::IsoTime => json!(rfc3339(scalar.timestamp_ms.saturating_mul(1000))),
     };
-    let mut graphs = Map::new();
-    for ((metric, variant), points) in lines {
-        let kept = thin(&points, request.samples.unwrap_or(SAMPLES));
-        let (xs, ys): (Vec<Value>, Vec<f64>) = kept.map(|point| (x(point), point.value)).unzip();
-        let graph = graphs.entry(metric).or_insert_with(|| json!({}));
-        graph[&variant] = json!({"name": variant, "x": xs, "y": ys});
-    }
-    Ok(Value::Object(graphs))
+    let line = |((metric, variant), points): ((String, String), Vec<Scalar>)| {
+        let kept = thin(&points, drawing.samples.unwrap_or(SAMPLES));
+        let (x, y) = kept.map(|point| (x(point), point.value)).unzip();
+        Line { metric, variant, x, y }
+    };
+    Ok(points.into_iter().map(line).collect())
 }
 
 /// At most `most` points, evenly spread, the last one always among them.
@@ -112,16 +135,17 @@ async fn latest(call: Call, request: OfTask) -> Result<Value, ApiError> {
     Ok(json!({ "metrics": metrics }))
 }
 
-/// A task's `last_metrics`: newest, least and greatest value of each line. ClearML's keys are hashes of the names;
-/// clients only look at the values.
+/// ClearML's key for the name of a graph or a line: names may hold dots, which its field paths can't.
+pub(super) fn key_of(name: &str) -> String {
+    md5::Md5::digest(name).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// A task's `last_metrics`: newest, least and greatest value of each line.
 pub(super) async fn last_metrics(call: &Call, task: &str) -> Result<Value, ApiError> {
     let mut metrics = json!({});
     for latest in call.store.latest_scalars(task).await? {
         let Scalar { metric, variant, value, iter, .. } = latest.last;
-        if metrics.get(&metric).is_none() {
-            metrics[&metric] = json!({});
-        }
-        metrics[&metric][&variant] = json!({
+        metrics[key_of(&metric)][key_of(&variant)] = json!({
             "metric": metric, "variant": variant, "value": value, "iteration": iter,
             "min_value": latest.least, "max_value": latest.greatest,
         });

@@ -2,14 +2,17 @@
 
 pub(crate) mod auth;
 mod cantle;
+mod compare;
 pub(crate) mod events;
 mod explain;
+mod history;
 mod metrics;
 mod models;
 mod nodes;
 mod params;
 mod projects;
 mod queues;
+mod task_order;
 mod tasks;
 mod tasks_flow;
 mod workers;
@@ -21,7 +24,9 @@ pub(crate) fn routes() -> Routes {
     let mut routes = Routes::default();
     auth::add(&mut routes);
     cantle::add(&mut routes);
+    compare::add(&mut routes);
     events::add(&mut routes);
+    history::add(&mut routes);
     metrics::add(&mut routes);
     models::add(&mut routes);
     params::add(&mut routes);

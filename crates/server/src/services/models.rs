@@ -1,15 +1,16 @@
 //! `models.*`: the registry entries that the SDK makes for trained models.
 
-use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
+use cantle_clearml::{Listing, Updated};
 use cantle_store::ModelRow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::tasks_flow::ARCHIVED;
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
-use crate::projection::{few, only, page, pattern};
+use crate::projection::{Listed, few, list};
 use crate::routes::Routes;
 
 /// Members that are kept as they come.
@@ -24,6 +25,8 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("models.edit", edit);
     routes.on("models.update", edit);
     routes.on("models.set_ready", set_ready);
+    routes.on("models.archive_many", |call, r| archive(call, r, true));
+    routes.on("models.unarchive_many", |call, r| archive(call, r, false));
     routes.on("models.delete", delete);
     routes.on("models.add_or_update_metadata", add_metadata);
     routes.on("models.delete_metadata", delete_metadata);
@@ -63,28 +66,21 @@ async fn get_by_id(call: Call, request: OneModel) -> Result<Value, ApiError> {
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct GetAll {
-    id: Vec<String>,
+    #[serde(flatten)]
+    list: Listing,
     task: Vec<String>,
     project: Vec<String>,
-    name: Option<String>,
-    only_fields: Vec<String>,
-    page: Option<u64>,
-    page_size: Option<u64>,
 }
 
 async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.id)?;
+    few(&request.list.id)?;
     few(&request.task)?;
-    let name = pattern(request.name.as_deref())?;
-    let mut rows = call.store.models(&request.id, &request.task).await?;
+    let mut rows = call.store.models(&request.list.id, &request.task).await?;
     rows.retain(|row| {
         let project = row.project.as_ref();
-        (request.project.is_empty() || project.is_some_and(|project| request.project.contains(project)))
-            && name.as_ref().is_none_or(|name| name.is_match(&row.name))
+        request.project.is_empty() || project.is_some_and(|project| request.project.contains(project))
     });
-    let rows = page(rows, request.page, request.page_size);
-    let models: Vec<_> = rows.iter().map(|row| only(model(row), &request.only_fields)).collect();
-    Ok(json!({ "models": models }))
+    Ok(json!({ "models": list(rows, &request.list)? }))
 }
 
 #[derive(Deserialize)]
@@ -112,6 +108,28 @@ async fn set_ready(call: Call, request: OneModel) -> Result<Updated, ApiError> {
 async fn delete(call: Call, request: OneModel) -> Result<Value, ApiError> {
     call.store.delete_model(&request.model).await?;
     Ok(json!({"deleted": true, "url": ""}))
+}
+
+#[derive(Deserialize)]
+struct Many {
+    ids: Vec<String>,
+}
+
+async fn archive(call: Call, request: Many, archived: bool) -> Result<Value, ApiError> {
+    let mut succeeded = Vec::new();
+    for id in &request.ids {
+        let doc = call.store.model(id).await?.doc;
+        let mut tags: Vec<Value> =
+            doc.get("system_tags").and_then(Value::as_array).cloned().unwrap_or_default();
+        tags.retain(|tag| tag != ARCHIVED);
+        if archived {
+            tags.push(json!(ARCHIVED));
+        }
+        let doc = Map::from_iter([("system_tags".to_owned(), Value::Array(tags))]);
+        call.store.update_model(id, None, None, doc, call.now_us).await?;
+        succeeded.push(json!({ "id": id, "archived": archived }));
+    }
+    Ok(json!({ "succeeded": succeeded, "failed": [] }))
 }
 
 #[derive(Deserialize)]
@@ -217,6 +235,20 @@ async fn delete_from_task(call: Call, request: DeleteFromTask) -> Result<Updated
     };
     call.store.update_task_doc(&request.task, call.now_us, delete).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
+}
+
+impl Listed for ModelRow {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn object(&self) -> Value {
+        model(self)
+    }
 }
 
 fn model(row: &ModelRow) -> Value {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
-use crate::projection::{few, only, page, pattern};
+use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
 /// Members that are kept as they come.
@@ -25,16 +25,7 @@ pub(super) fn add(routes: &mut Routes) {
 }
 
 async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.id)?;
-    let name = pattern(request.name.as_deref())?;
-    let wanted = |row: &ProjectRow| {
-        let id = request.id.is_empty() || request.id.contains(&row.id);
-        id && name.as_ref().is_none_or(|name| name.is_match(&row.name))
-    };
-    let rows: Vec<_> = call.store.projects().await?.into_iter().filter(wanted).collect();
-    let rows = page(rows, request.page, request.page_size);
-    let projects: Vec<_> = rows.iter().map(|row| only(project(row), &request.only_fields)).collect();
-    Ok(json!({ "projects": projects }))
+    Ok(json!({ "projects": list(call.store.projects().await?, &request.list)? }))
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
@@ -74,6 +65,20 @@ async fn update(call: Call, request: Update) -> Result<Updated, ApiError> {
 async fn delete(call: Call, request: Delete) -> Result<Empty, ApiError> {
     call.store.delete_project(&request.project, request.force).await?;
     Ok(Empty {})
+}
+
+impl Listed for ProjectRow {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn object(&self) -> Value {
+        project(self)
+    }
 }
 
 fn project(row: &ProjectRow) -> Value {

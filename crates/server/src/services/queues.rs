@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
-use crate::projection::{few, only, page, pattern};
+use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -43,16 +43,7 @@ pub(super) fn add(routes: &mut Routes) {
 }
 
 async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.id)?;
-    let name = pattern(request.name.as_deref())?;
-    let wanted = |row: &QueueRow| {
-        let id = request.id.is_empty() || request.id.contains(&row.id);
-        id && name.as_ref().is_none_or(|name| name.is_match(&row.name))
-    };
-    let rows: Vec<_> = call.store.queues().await?.into_iter().filter(wanted).collect();
-    let rows = page(rows, request.page, request.page_size);
-    let queues: Vec<_> = rows.iter().map(|row| only(queue(row), &request.only_fields)).collect();
-    Ok(json!({ "queues": queues }))
+    Ok(json!({ "queues": list(call.store.queues().await?, &request.list)? }))
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
@@ -164,6 +155,20 @@ fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
         }
     }
     Ok(fields)
+}
+
+impl Listed for QueueRow {
+    fn id(&self) -> &str {
+        &self.id
+    }
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn object(&self) -> Value {
+        queue(self)
+    }
 }
 
 fn queue(row: &QueueRow) -> Value {

@@ -1,7 +1,5 @@
 //! `tasks.*`: making, reading and changing. What moves a task is in `tasks_flow`.
 
-use std::cmp::Ordering;
-
 use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
 use cantle_clearml::tasks::{Create, Delete, Deleted, Edit, GetAll, GetById};
@@ -12,6 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::metrics::last_metrics;
+use super::task_order;
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
@@ -84,10 +83,10 @@ async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
 }
 
 async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.id)?;
+    few(&request.list.id)?;
     let (wanted, unwanted) = statuses(&request.status)?;
     let filter = TaskFilter {
-        ids: request.id.clone(),
+        ids: request.list.id.clone(),
         statuses: wanted,
         projects: request.project.clone(),
         kinds: request.kind.clone(),
@@ -102,15 +101,15 @@ async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
             && names.match_task(task)
     };
     let mut index: Vec<_> = call.store.task_index(&filter).await?.into_iter().filter(keep).collect();
-    order(&mut index, &request.order_by)?;
-    let found = page(index, request.page, request.page_size);
+    task_order::order(&call, &mut index, &request.order_by).await?;
+    let found = page(index, &request.list);
     let mut tasks = Vec::with_capacity(found.len());
     for chunk in found.chunks(1000) {
         let ids: Vec<String> = chunk.iter().map(|task| task.id.clone()).collect();
         let rows = call.store.tasks(&TaskFilter { ids, ..TaskFilter::default() }).await?;
         for wanted in chunk {
             if let Some(row) = rows.iter().find(|row| row.index.id == wanted.id) {
-                tasks.push(project(&call, row, &request.only_fields).await?);
+                tasks.push(project(&call, row, &request.list.only_fields).await?);
             }
         }
     }
@@ -177,7 +176,7 @@ impl Names {
             let text = multi.pattern.as_ref().map(|text| format!("(?i){text}"));
             Ok::<_, ApiError>(pattern(text.as_deref())?.map(|regex| (regex, multi.fields.clone())))
         };
-        let name = pattern(request.name.as_deref())?;
+        let name = pattern(request.list.name.as_deref())?;
         Ok(Self { name, any: several(&request.any)?, all: several(&request.all)? })
     }
 
@@ -194,28 +193,6 @@ impl Names {
             && self.any.as_ref().is_none_or(|(r, fields)| fields.iter().any(|f| field_matches(r, f)))
             && self.all.as_ref().is_none_or(|(r, fields)| fields.iter().all(|f| field_matches(r, f)))
     }
-}
-
-fn order(tasks: &mut [TaskIndex], by: &[String]) -> Result<(), ApiError> {
-    // The last criterion first: sorting keeps the order of equals.
-    for field in by.iter().rev() {
-        let (name, down) = field.strip_prefix('-').map_or((field.as_str(), false), |name| (name, true));
-        let compare: fn(&TaskIndex, &TaskIndex) -> Ordering = match name {
-            "id" => |a, b| a.id.cmp(&b.id),
-            "name" => |a, b| a.name.cmp(&b.name),
-            "type" => |a, b| a.kind.cmp(&b.kind),
-            "status" => |a, b| a.status.cmp(&b.status),
-            "project" | "project.name" => |a, b| a.project.cmp(&b.project),
-            "created" => |a, b| a.created_us.cmp(&b.created_us),
-            "started" => |a, b| a.started_us.cmp(&b.started_us),
-            "completed" => |a, b| a.completed_us.cmp(&b.completed_us),
-            "last_update" | "last_change" => |a, b| a.last_update_us.cmp(&b.last_update_us),
-            "status_changed" => |a, b| a.status_changed_us.cmp(&b.status_changed_us),
-            _ => return Err(ApiError::invalid(format!("order_by: tasks can't be ordered by \"{name}\""))),
-        };
-        tasks.sort_by(|a, b| if down { compare(b, a) } else { compare(a, b) });
-    }
-    Ok(())
 }
 
 #[derive(Default, Deserialize)]

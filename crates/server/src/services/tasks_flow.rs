@@ -184,7 +184,8 @@ struct Archive {
     ids: Option<Vec<String>>,
 }
 
-const ARCHIVED: &str = "archived";
+/// The word of the system that hides something from lists.
+pub(super) const ARCHIVED: &str = "archived";
 
 async fn archive(call: Call, request: Archive, archived: bool) -> Result<Value, ApiError> {
     let mut changed = 0;

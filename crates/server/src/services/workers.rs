@@ -8,6 +8,8 @@ use cantle_clearml::workers::{
     SetRuntimeProperties, StatusReport, Unregister, Worker, Workers,
 };
 use cantle_store::{TaskFilter, WorkerReport, WorkerRow};
+use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::rfc3339;
@@ -22,6 +24,9 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(unregister);
     routes.typed(status_report);
     routes.typed(get_all);
+    routes.on("workers.get_count", get_count);
+    routes.on("workers.cluster_report", cluster_report);
+    routes.on("workers.cluster_unregister", cluster_report);
     routes.typed(get_runtime_properties);
     routes.typed(set_runtime_properties);
 }
@@ -64,8 +69,9 @@ async fn status_report(call: Call, request: StatusReport) -> Result<Empty, ApiEr
     Ok(Empty {})
 }
 
-async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
-    let since_us = match request.last_seen.unwrap_or(LAST_SEEN_S) {
+/// Those that a request means; `last_seen_s` if it does not say how long ago they may have been heard of.
+async fn matching(call: &Call, request: &GetAll, last_seen_s: i64) -> Result<Vec<WorkerRow>, ApiError> {
+    let since_us = match request.last_seen.unwrap_or(last_seen_s) {
         s if s <= 0 => i64::MIN,
         s => call.now_us.saturating_sub(s.saturating_mul(1_000_000)),
     };
@@ -73,6 +79,29 @@ async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
     if let Some(pattern) = &request.worker_pattern {
         rows.retain(|row| glob(pattern, &row.id));
     }
+    Ok(rows)
+}
+
+async fn get_count(call: Call, request: GetAll) -> Result<Value, ApiError> {
+    Ok(json!({ "count": matching(&call, &request, 0).await?.len() }))
+}
+
+#[derive(Deserialize)]
+struct Cluster {
+    key: String,
+}
+
+/// How many GPUs a group of ClearML's agents has. The answer is what they wait for; nothing is kept, because the GPUs
+/// that this server shows are those that cantle's own agents report.
+async fn cluster_report(_call: Call, request: Cluster) -> Result<Empty, ApiError> {
+    if request.key.is_empty() {
+        return Err(ApiError::invalid("key is missing"));
+    }
+    Ok(Empty {})
+}
+
+async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
+    let rows = matching(&call, &request, LAST_SEEN_S).await?;
     let ids: Vec<String> = rows.iter().filter_map(|row| row.task.clone()).collect();
     let tasks = if ids.is_empty() {
         Vec::new()

@@ -21,9 +21,14 @@ impl TestServer {
         Self::start_in(tempfile::tempdir().unwrap(), false).await
     }
 
-    pub(crate) async fn start_in(dir: tempfile::TempDir, open: bool) -> Self {
-        let config =
-            Config { listen: "127.0.0.1:0".into(), db: None, state_dir: dir.path().to_owned(), open };
+    /// One that answers like ClearML's open-source server.
+    pub(crate) async fn start_open_source() -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), true).await
+    }
+
+    pub(crate) async fn start_in(dir: tempfile::TempDir, open_source: bool) -> Self {
+        let listen = "127.0.0.1:0".to_owned();
+        let config = Config { listen, state_dir: dir.path().to_owned(), open_source, ..Config::default() };
         let server = Server::bind(&config).await.unwrap();
         let client = Client::new(server.url(), server.credentials()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
