@@ -86,8 +86,14 @@ impl TaskRequest {
     /// The command as a person would type it into a shell.
     #[must_use]
     pub fn shell_command(&self) -> String {
-        self.command.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" ")
+        shell_words(&self.command)
     }
+}
+
+/// Words as one line that a shell splits into the same words.
+#[must_use]
+pub fn shell_words(words: &[String]) -> String {
+    words.iter().map(|word| shell_quote(word)).collect::<Vec<_>>().join(" ")
 }
 
 fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuRequest>, TaskRequestError> {

@@ -17,6 +17,6 @@ pub mod tasks;
 pub mod workers;
 
 pub use client::{Client, Credentials};
-pub use command::{SECTION, TaskRequest, TaskRequestError};
+pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
 pub use error::Error;
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

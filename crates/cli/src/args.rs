@@ -8,6 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::ArgValueCompleter;
 
 use crate::complete;
+use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
 /// cantle shares GPUs by the slice.
@@ -220,15 +221,10 @@ pub(crate) struct RunArgs {
     /// Wait so many seconds for room; default: give up at once
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     pub(crate) timeout: u64,
-    /// Run it in a container of this image; more words, up to --, are options of docker run: --image IMAGE ARGS… -- CMD
-    #[arg(long, value_name = "IMAGE")]
-    pub(crate) image: Option<String>,
-    /// One of those words; see `image_words`
-    #[arg(long = crate::image_words::CARRIER, hide = true, allow_hyphen_values = true)]
-    pub(crate) image_options: Vec<String>,
-    /// The container engine's socket; default: Docker's or Podman's usual one
-    #[arg(long, value_name = "PATH", requires = "image")]
-    pub(crate) docker_socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) image: ImageArgs,
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
     /// The command and its arguments
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<String>,
@@ -292,6 +288,8 @@ pub(crate) struct Serve {
     /// The worker's name; default: the host's
     #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
     pub(crate) worker_name: Option<String>,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
 }
 
 /// `cantle up`
@@ -327,6 +325,8 @@ pub(crate) struct SubmitArgs {
     /// What must keep the slice apart: any, mig or shared
     #[arg(long, value_name = "KIND", value_parser = isolation, default_value = "any")]
     pub(crate) isolation: Isolation,
+    #[command(flatten)]
+    pub(crate) image: ImageArgs,
     /// What to call the task; default: the command
     #[arg(long, value_name = "N")]
     pub(crate) name: Option<String>,

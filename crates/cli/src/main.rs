@@ -4,8 +4,8 @@ mod args;
 mod cmd;
 mod complete;
 mod connect;
+mod containers;
 mod error;
-mod image_words;
 mod out;
 mod place;
 
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     complete::answer_shell();
-    let cli = match Cli::try_parse_from(image_words::carried(words)) {
+    let cli = match Cli::try_parse_from(containers::carried(words)) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };

@@ -29,6 +29,13 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
     }
     let env = environment(task, config, worker);
     if !request.command.is_empty() {
+        // Code of ClearML's SDK often names an image that it can do without, and runs without one on ClearML's agents too.
+        if config.docker.is_none() && !task.container.image.is_empty() {
+            return Err(unusable(format!(
+                "it asks for the container image {}, and this agent runs no containers; start it with --docker",
+                task.container.image
+            )));
+        }
         let argv = request.command.into_iter().map(OsString::from).collect();
         return Ok(Command { argv, env, cwd: request.cwd.map(Into::into) });
     }
@@ -118,6 +125,17 @@ mod tests {
             let error = of_task(&task, &config(), "w").unwrap_err().to_string();
             assert!(error.contains(named), "{error}");
         }
+    }
+
+    #[test]
+    fn a_command_for_a_container_does_not_run_outside_of_one() {
+        let request = TaskRequest { command: vec!["train".to_owned()], ..TaskRequest::default() };
+        let container = tasks::Container { image: "img:1".to_owned(), ..tasks::Container::default() };
+        let task = tasks::Task { hyperparams: request.to_hyperparams(), container, ..task() };
+        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
+        assert!(error.contains("image img:1") && error.contains("--docker"), "{error}");
+        let in_containers = Config { docker: Some(crate::Docker::default()), ..config() };
+        assert!(of_task(&task, &in_containers, "w").is_ok());
     }
 
     #[test]

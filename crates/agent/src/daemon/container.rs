@@ -21,6 +21,8 @@ pub struct Docker {
     pub image: Option<String>,
     /// `docker run` options for tasks that name no image.
     pub options: Vec<String>,
+    /// `docker run` options for all, before those.
+    pub extra_options: Vec<String>,
     /// The engine's socket; the first of the usual ones that is there if none is given.
     pub socket: Option<PathBuf>,
 }
@@ -63,16 +65,17 @@ impl Agent {
 
 /// A task that names an image brings its own options; any other gets the daemon's.
 fn image_and_options(docker: &Docker, task: &tasks::Container) -> Result<(String, Vec<String>), String> {
+    let extra = docker.extra_options.iter().cloned();
     if task.image.is_empty() {
         let image = docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
-        return Ok((image, docker.options.clone()));
+        return Ok((image, extra.chain(docker.options.iter().cloned()).collect()));
     }
     // ClearML's web page lets people write the options behind the image.
     let mut words = task.image.split_whitespace().map(str::to_owned);
     let image = words.next().unwrap_or_default();
     let options = shlex::split(&task.arguments)
         .ok_or_else(|| format!("its container arguments are not closed properly: {}", task.arguments))?;
-    Ok((image, words.chain(options).collect()))
+    Ok((image, extra.chain(words).chain(options).collect()))
 }
 
 fn in_container(container: &tasks::Container, argv: Vec<OsString>) -> Vec<OsString> {
@@ -102,13 +105,18 @@ mod tests {
 
     #[test]
     fn the_tasks_own_image_brings_its_own_options() {
-        let docker =
-            Docker { image: Some("base:1".into()), options: vec!["--ipc=host".into()], socket: None };
+        let docker = Docker {
+            image: Some("base:1".into()),
+            options: vec!["--ipc=host".into()],
+            extra_options: vec!["--init".into()],
+            socket: None,
+        };
         let mut task = tasks::Container::default();
-        assert_eq!(image_and_options(&docker, &task), Ok(("base:1".into(), vec!["--ipc=host".into()])));
+        let words = ["--init", "--ipc=host"].map(str::to_owned).to_vec();
+        assert_eq!(image_and_options(&docker, &task), Ok(("base:1".into(), words)));
         task.image = "own:2 -e A=1".into();
         task.arguments = "-e 'B=two words'".into();
-        let words = ["-e", "A=1", "-e", "B=two words"].map(str::to_owned).to_vec();
+        let words = ["--init", "-e", "A=1", "-e", "B=two words"].map(str::to_owned).to_vec();
         assert_eq!(image_and_options(&docker, &task), Ok(("own:2".into(), words)));
         task.arguments = "-e 'B".into();
         assert!(image_and_options(&docker, &task).unwrap_err().contains("not closed"));

@@ -81,6 +81,7 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
         image: Some(IMAGE.to_owned()),
         options: vec!["--network=none".to_owned()],
         socket: Some(Path::new(&dir).join("docker.sock")),
+        ..Docker::default()
     });
     let served = async_runtime().block_on(async {
         let (stop, stopping) = watch::channel(false);

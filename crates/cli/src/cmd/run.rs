@@ -14,11 +14,13 @@ use crate::error::{CliError, Kind, Outcome, as_kind};
 /// Ends with the task's exit code.
 pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
     refuse_inside_a_slice()?;
-    let image = args.image.map(|image| Docker {
-        image: Some(image),
-        options: args.image_options,
-        socket: args.docker_socket,
-    });
+    let image = match &args.image.image {
+        Some(image) => {
+            let (image, options) = (Some(image.clone()), args.image.options());
+            Some(Docker { image, options, socket: args.socket.resolve()?, ..Docker::default() })
+        }
+        None => None,
+    };
     let request = RunRequest {
         request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
         compute: args.compute,

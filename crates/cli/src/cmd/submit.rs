@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 
 use cantle_clearml::cantle::GetQueues;
-use cantle_clearml::tasks::{Create, Enqueue};
-use cantle_clearml::{Listing, TaskRequest, projects};
+use cantle_clearml::tasks::{Container, Create, Enqueue};
+use cantle_clearml::{Listing, TaskRequest, projects, shell_words};
 use serde_json::{Map, Value, json};
 
 use super::{Context, task};
@@ -16,16 +16,26 @@ use crate::error::{CliError, Kind, Outcome, as_kind};
 pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Outcome {
     let server = Server::find(context)?;
     let queue = queue_id(&server, &args.queue)?;
-    let cwd = std::env::current_dir().map_err(as_kind(Kind::Failed))?;
+    // The folders of this machine mean nothing in a container.
+    let cwd = match args.image.image {
+        Some(_) => None,
+        None => Some(std::env::current_dir().map_err(as_kind(Kind::Failed))?),
+    };
     let request = TaskRequest {
         gpu: args.amount.request(),
         isolation: args.isolation,
-        cwd: Some(cwd.display().to_string()),
+        cwd: cwd.map(|cwd| cwd.display().to_string()),
         command: args.command,
         ..TaskRequest::default()
     };
     let line = request.shell_command();
+    let container = Container {
+        arguments: shell_words(&args.image.options()),
+        image: args.image.image.unwrap_or_default(),
+        ..Container::default()
+    };
     let fields = json!({
+        "container": container,
         "project": project_id(&server, &args.project)?,
         "hyperparams": request.to_hyperparams(),
         "script": {"entry_point": line, "working_dir": request.cwd},

@@ -140,6 +140,7 @@ fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Confi
     config.state_dir = context.places.state.join("agent");
     config.program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
     config.poll = Duration::from_secs_f64(seconds);
+    config.docker = serve.engine.resolve()?;
     Ok(config)
 }
 

@@ -27,8 +27,6 @@ use crate::{Running, StartError, TaskSpec};
 /// Nothing but fetching an image takes longer on a healthy engine.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
 const PULL_LIMIT: Duration = Duration::from_secs(3600);
-/// Where engines listen: Docker, then Podman.
-const SOCKETS: [&str; 2] = ["/run/docker.sock", "/run/podman/podman.sock"];
 
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -94,13 +92,19 @@ pub struct Engine {
 }
 
 impl Engine {
+    /// Where Docker listens.
+    pub const DOCKER_SOCKET: &str = "/run/docker.sock";
+    /// Where Podman's service listens.
+    pub const PODMAN_SOCKET: &str = "/run/podman/podman.sock";
+
     /// Connects to the engine at `socket`; to the first that is there if none is given.
     ///
     /// # Errors
     /// If there is none, or it does not answer.
     pub async fn connect(socket: Option<&Path>) -> Result<Self, EngineError> {
         let usual = || {
-            SOCKETS.iter().map(Path::new).find(|path| path.exists()).unwrap_or_else(|| Path::new(SOCKETS[0]))
+            let mut sockets = [Self::DOCKER_SOCKET, Self::PODMAN_SOCKET].into_iter().map(Path::new);
+            sockets.find(|path| path.exists()).unwrap_or_else(|| Path::new(Self::DOCKER_SOCKET))
         };
         let engine = Self::at(socket.unwrap_or_else(usual))?;
         let version = limited("version", CALL_LIMIT, engine.docker.clone().negotiate_version()).await;

@@ -1,0 +1,172 @@
+"""`cantle up --docker`: the agent's tasks in containers, with the simulated driver and docker's own client as witnesses."""
+
+import base64
+import json
+import re
+import urllib.request
+
+from conftest import IMAGE, ROOT, installation
+
+GIB = 1 << 30
+EXAMPLES = ["-v", f"{ROOT}/examples:/examples:ro"]
+FILL = ["python3", "/examples/fill_slice.py"]
+wait_until = installation.wait_until
+
+
+def hold(seconds):
+    return [*FILL, "--hold", str(seconds)]
+
+
+def held_until(file):
+    """Fills its slice, holds it until the file is there and says so."""
+    return ["sh", "-c", f"{' '.join(hold(600))} & while [ ! -e {file} ]; do sleep 0.1; done; kill $!; echo let go"]
+
+
+def edit(cantle, task, **fields):
+    """What ClearML's SDK does to a task that waits: `tasks.edit`."""
+    (keys,) = cantle.json("credentials")
+    basic = base64.b64encode(f"{keys['access_key']}:{keys['secret_key']}".encode()).decode()
+    headers = {"Content-Type": "application/json", "Authorization": f"Basic {basic}"}
+    body = json.dumps({"task": task, "force": True, **fields}).encode()
+    answer = urllib.request.urlopen(urllib.request.Request(f"{keys['url']}/tasks.edit", body, headers), timeout=10)
+    assert json.load(answer)["meta"]["result_code"] == 200
+
+
+def test_four_queues_on_three_gpus(make_cantle, engine):
+    """The example of the documentation, as ClearML's users type it."""
+    cantle = make_cantle("3xA100-40GB")
+    queues = installation.FOUR_QUEUES
+    cantle.up("--gpus", "0-2", "--docker", IMAGE, *EXAMPLES, "--ipc=host", "--queue", *queues)
+    dual = cantle.submit("dual_gpus", *held_until("/tmp/go"))
+    quarter, half = (cantle.submit(f"{part}_gpu", *hold(600)) for part in ("quarter", "half"))
+    single = cantle.submit("single_gpu", *hold(0))
+
+    for task, limits in ((dual, [40 * GIB] * 2), (quarter, [10 * GIB]), (half, [20 * GIB])):
+        cantle.wait_state(task, "in_progress", seconds=60)
+        wait_until(lambda t=task, n=len(limits): len(cantle.filled(t)) == n, 60, lambda t=task: cantle.output(t))
+        for record, limit in zip(cantle.filled(task), limits, strict=True):
+            assert (record["refused_code"], record["total_bytes"], record["free_bytes"]) == (2, limit, 0)
+    assert cantle.used() == [40 * GIB, 40 * GIB, 30 * GIB]
+    wait_until(lambda: cantle.task(single)["reason"], 10, "a reason")
+    assert cantle.task(single)["reason"].startswith("needs 1 GPU, free 0.25 of GPU 2")
+    # The witness: each is a container of its own, with its own slice and the daemon's options.
+    host = engine.inspect(engine.container_of(half))["HostConfig"]
+    assert host["IpcMode"] == "host" and host["PidMode"] == "" and not host["Privileged"]
+    assert len(engine.containers()) == 3
+    (command,) = (line for line in cantle.output(half).splitlines() if line.startswith("cantle: docker run "))
+    assert f"--volume={ROOT}/examples:/examples:ro --ipc=host" in command and f"{IMAGE} python3" in command
+
+    engine.client("exec", engine.container_of(dual), "touch", "/tmp/go")
+    cantle.wait_state(dual, "completed", seconds=60)
+    assert cantle.wait_state(single, "completed", seconds=60)["exit_code"] == 0
+    wait_until(lambda: cantle.used() == [0, 0, 30 * GIB], 10, cantle.used)
+
+
+def test_four_halves_on_two_gpus(make_cantle, engine):
+    """A fifth gets the slice of one whose container was taken away from outside."""
+    cantle = make_cantle("2xA100-40GB")
+    cantle.up("--gpus", "0,", "1", "--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES)
+    tasks = [cantle.submit("half_gpu", *hold(600)) for _ in range(5)]
+    for task in tasks[:4]:
+        cantle.wait_state(task, "in_progress", seconds=60)
+    wait_until(lambda: cantle.used() == [40 * GIB, 40 * GIB], 60, cantle.used)
+    wait_until(lambda: cantle.task(tasks[4])["reason"], 10, "a reason")
+    assert cantle.task(tasks[4])["reason"].startswith("needs 0.5 GPU, nothing free")
+    assert len(engine.containers()) == 4
+
+    engine.client("rm", "--force", engine.container_of(tasks[1]))
+
+    cantle.wait_state(tasks[1], "failed", seconds=60)
+    cantle.wait_state(tasks[4], "in_progress", seconds=60)
+    cantle.cli("stop", tasks[2])
+    cantle.wait_state(tasks[2], "stopped", seconds=60)
+    wait_until(lambda: len(engine.containers()) == 3, 30, engine.containers)
+
+
+def test_a_tasks_own_container(make_cantle, engine):
+    """Image, arguments and set-up script of the task go before the daemon's, as with ClearML's agent."""
+    cantle = make_cantle("1xA100-40GB")
+    engine.client("tag", IMAGE, "cantle-test:own")
+    cantle.env["CLEARML_AGENT_EXTRA_DOCKER_ARGS"] = "-e FOR_ALL='of the daemon'"
+    cantle.up("--queue", "q=0.5", "--docker", IMAGE, "-e", "DEFAULT=yes")
+    say = 'echo "${DEFAULT-none}, ${OWN-none}, ${SET_UP-none}, $FOR_ALL"'
+    plain = cantle.submit("q", "sh", "-c", say)
+    own = cantle.submit("q", "sh", "-c", say, flags=["--image", "cantle-test:own", "-e", "OWN=two words"])
+    for task, said in ((plain, "yes, none, none"), (own, "none, two words, none")):
+        cantle.wait_state(task, "completed", seconds=60)
+        assert cantle.output(task).splitlines()[-1] == f"{said}, of the daemon"
+    assert " cantle-test:own sh -c " in cantle.output(own).splitlines()[0]
+
+    # A task that waits is edited: behind one that takes the whole queue.
+    first = cantle.submit("q", *["sleep", "600"], flags=["--image", IMAGE])
+    second = cantle.submit("q", *["sleep", "600"], flags=["--image", IMAGE])
+    edited = cantle.submit("q", "sh", "-c", say)
+    container = {"image": "cantle-test:own", "arguments": "-e OWN=edited", "setup_shell_script": "export SET_UP=done"}
+    edit(cantle, edited, container=container)
+    for task in (first, second):
+        cantle.wait_state(task, "in_progress", seconds=60)
+        cantle.cli("stop", task)
+    cantle.wait_state(edited, "completed", seconds=90)
+    assert cantle.output(edited).splitlines()[-1] == "none, edited, done, of the daemon"
+
+    lifting = cantle.submit("q", "true", flags=["--image", IMAGE, "--privileged"])
+    cantle.wait_state(lifting, "failed", seconds=60)
+    assert "container option --privileged is refused" in cantle.cli("why", lifting).stdout
+    engine.client("rmi", "cantle-test:own")
+
+
+def test_the_engine_dies_and_comes_back(make_cantle, engine):
+    cantle = make_cantle("1xA100-40GB")
+    cantle.up("--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES)
+    task = cantle.submit("half_gpu", *held_until("/tmp/go"))
+    wait_until(lambda: cantle.used() == [20 * GIB], 60, cantle.used)
+
+    engine.restart()
+
+    assert cantle.used() == [20 * GIB], "the container goes on under its limit"
+    assert cantle.task(task)["state"] == "in_progress"
+    after = cantle.submit("half_gpu", *hold(0))
+    cantle.wait_state(after, "completed", seconds=90)
+    engine.client("exec", engine.container_of(task), "touch", "/tmp/go")
+    assert cantle.wait_state(task, "completed", seconds=90)["exit_code"] == 0
+    assert cantle.output(task).splitlines()[-1] == "let go"
+    wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 30, engine.containers)
+
+
+def test_the_agent_dies_and_comes_back(make_cantle, engine):
+    cantle = make_cantle("1xA100-40GB")
+    words = ["--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES]
+    agent = cantle.up(*words)
+    task = cantle.submit("half_gpu", *held_until("/tmp/go"))
+    wait_until(lambda: cantle.used() == [20 * GIB], 60, cantle.used)
+    container = engine.container_of(task)
+    port = re.search(r"cantle is up: http://127.0.0.1:(\d+)", cantle.log()).group(1)
+    agent.kill()
+    agent.wait()
+
+    # While nobody looks after it, whoever enters the container still gets nothing.
+    (record,) = (json.loads(line) for line in engine.client("exec", container, *FILL, code=None).stdout.splitlines() or ["{}"])
+    assert record.get("allocated_bytes", 0) == 0 and cantle.used() == [20 * GIB]
+    cantle.up(*words, port=port)
+
+    assert cantle.task(task)["state"] == "in_progress" and engine.container_of(task) == container
+    engine.client("exec", container, "touch", "/tmp/go")
+    assert cantle.wait_state(task, "completed", seconds=90)["exit_code"] == 0
+    assert [line for line in cantle.output(task).splitlines() if line == "let go"] == ["let go"]
+    wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 30, engine.containers)
+
+
+def test_twenty_at_once(make_cantle, engine, tmp_path):
+    cantle = make_cantle("3xA100-40GB")
+    go = tmp_path / "go"
+    go.mkdir()
+    cantle.up("--queue", "eighth=0.125", "--docker", IMAGE, *EXAMPLES, "-v", f"{go}:/go:ro")
+    tasks = [cantle.submit("eighth", *held_until("/go/go")) for _ in range(20)]
+    wait_until(lambda: sum(cantle.used()) == 20 * 5 * GIB, 180, cantle.used)
+    assert len(engine.containers()) == 20
+
+    (go / "go").touch()
+
+    for task in tasks:
+        assert cantle.wait_state(task, "completed", seconds=180)["exit_code"] == 0
+    wait_until(lambda: engine.containers() == [] and cantle.used() == [0, 0, 0], 60, engine.containers)
