@@ -8,7 +8,7 @@
 
 use std::time::Instant;
 
-use cantle_sim::{Replay, ReplayPolicy, openb};
+use cantle_sim::{Fill, ReplayPolicy, openb};
 
 /// Published allocation in percent at 100 % arrived demand, mean of 10 seeds: trace, Random, BestFit, FGD (authors'
 /// results with hkust-adsl/kubernetes-scheduler-simulator).
@@ -39,7 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for &policy in &policies {
             let (mut at_100, mut at_130, mut speed) = (0.0, 0.0, 0.0);
             for seed in 42..42 + seeds {
-                let replay = Replay::new(&trace, policy, seed, 1.3);
+                let replay = Fill::new(&trace, policy, seed, 1.3);
                 let start = Instant::now();
                 let figures = replay.run().timed(start.elapsed().as_secs_f64());
                 at_100 += figures.allocation_percent_at_100 / seeds as f64;

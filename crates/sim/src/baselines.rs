@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use cantle_model::Milli;
-use cantle_sched::{Cluster, Cut, Demand, Host, NodeFree, Offer, Ranking, Shape};
+use cantle_sched::{Cluster, Cut, Demand, Host, NodeFree, Offer, Place, Ranking, Shape};
+
+use crate::random::Random;
 
 /// Least CPU and GPU left, in equal parts, scaled to the largest node (128 cores, 8 GPUs).
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +114,7 @@ impl Ranking for Fgd {
 }
 
 /// Ways to serve `shape` on one node: each fitting GPU for a part of one, else the first fitting GPUs.
-pub(crate) fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, Cut)>>> {
+fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, Cut)>>> {
     if !shape.host().fits_in(node.host) {
         return None;
     }
@@ -130,6 +132,18 @@ pub(crate) fn choices(node: &NodeFree, shape: &Shape) -> Option<Vec<Vec<(usize, 
         return Some(fitting.into_iter().map(|choice| vec![choice]).collect());
     }
     Some(vec![fitting[..wanted].to_vec()])
+}
+
+/// Any place that fits, each node with the same chance.
+pub(crate) fn any(cluster: &Cluster, shape: &Shape, random: &mut Random) -> Option<Place> {
+    let fitting = |node: usize| Some((node, choices(cluster.node(node), shape)?));
+    let mut fitting: Vec<_> = (0..cluster.len()).filter_map(fitting).collect();
+    if fitting.is_empty() {
+        return None;
+    }
+    let (node, mut choices) = fitting.swap_remove(random.below(fitting.len()));
+    let gpus = choices.swap_remove(random.below(choices.len()));
+    Some(Place { node, gpus, host: shape.host() })
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "scores are small")]

@@ -13,14 +13,19 @@
 //! ```
 
 mod baselines;
+mod come_and_go;
+mod fill;
 pub mod openb;
 mod parse;
-mod replay;
+mod policy;
+mod random;
 mod run;
 mod scenario;
 
+pub use come_and_go::{ComeAndGo, Waits};
+pub use fill::{Figures, Fill, Filled};
 pub use parse::parse;
-pub use replay::{Figures, Replay, ReplayPolicy};
+pub use policy::ReplayPolicy;
 pub use run::run_scenario;
 pub use scenario::{Action, Event, Expectation, Expected, Scenario};
 

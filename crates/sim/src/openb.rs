@@ -5,7 +5,9 @@
 //! ends, nothing is tried twice.
 
 use cantle_model::{GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Isolation, Milli};
-use cantle_sched::{Ask, Demand, GpuState, Host, Node};
+use cantle_sched::{Ask, Demand, GpuState, Host, Mix, Node};
+
+use crate::random::Random;
 
 /// Memory that a GPU of the trace is given, because the trace doesn't say: so much that every thousandth is a granule.
 const GPU_BYTES: u64 = 1000 * GRANULE_BYTES;
@@ -41,6 +43,9 @@ pub enum TraceError {
         /// The column.
         column: &'static str,
     },
+    /// Nothing to place anything on.
+    #[error("nodes: no GPU in it; a node list has one line per node and the number of its GPUs in column \"gpu\"")]
+    NoGpus,
     /// A field that is not a number.
     #[error("{file}, line {line}: \"{field}\" in column \"{column}\" is not a whole number")]
     NotANumber {
@@ -62,10 +67,11 @@ pub enum TraceError {
 pub fn load(nodes_csv: &str, pods_csv: &str) -> Result<Trace, TraceError> {
     let nodes = Table::new("nodes", nodes_csv);
     let pods = Table::new("pods", pods_csv);
-    Ok(Trace {
+    let trace = Trace {
         nodes: nodes.rows().map(|row| node(&nodes, &row)).collect::<Result<_, _>>()?,
         tasks: pods.rows().map(|row| task(&pods, &row)).collect::<Result<_, _>>()?,
-    })
+    };
+    if trace.gpu_milli() == 0 { Err(TraceError::NoGpus) } else { Ok(trace) }
 }
 
 impl Trace {
@@ -81,9 +87,7 @@ impl Trace {
     pub fn workload(&self, seed: u64, inflate: f64) -> Vec<&TraceTask> {
         let mut random = Random(seed);
         let mut tasks: Vec<&TraceTask> = self.tasks.iter().collect();
-        for last in (1..tasks.len()).rev() {
-            tasks.swap(last, random.below(last + 1));
-        }
+        random.shuffle(&mut tasks);
         let target = self.gpu_milli() as f64 * inflate;
         let mut total: u64 = tasks.iter().map(|task| task.gpu_milli).sum();
         while total as f64 > target && !tasks.is_empty() {
@@ -100,18 +104,32 @@ impl Trace {
         tasks
     }
 
-    /// How often each demand comes.
+    /// Nodes in random order, as many as are needed for `gpus` GPUs.
     #[must_use]
-    pub fn mix(&self) -> cantle_sched::Mix {
-        let mut mix: Vec<(Demand, u32)> = Vec::new();
-        for task in &self.tasks {
-            match mix.iter_mut().find(|(demand, _)| *demand == task.demand) {
-                Some((_, count)) => *count += 1,
-                None => mix.push((task.demand.clone(), 1)),
-            }
-        }
-        mix
+    pub fn some_nodes(&self, seed: u64, gpus: usize) -> Vec<Node> {
+        let mut nodes: Vec<&Node> = self.nodes.iter().collect();
+        Random(seed).shuffle(&mut nodes);
+        let mut have = 0;
+        let wanted = nodes.into_iter().take_while(|node| {
+            let wanted = have < gpus;
+            have += node.gpus.len();
+            wanted
+        });
+        wanted.cloned().collect()
     }
+}
+
+/// How often each demand comes.
+#[must_use]
+pub fn mix<'a>(tasks: impl IntoIterator<Item = &'a TraceTask>) -> Mix {
+    let mut mix: Mix = Vec::new();
+    for task in tasks {
+        match mix.iter_mut().find(|(demand, _)| *demand == task.demand) {
+            Some((_, count)) => *count += 1,
+            None => mix.push((task.demand.clone(), 1)),
+        }
+    }
+    mix
 }
 
 impl TraceTask {
@@ -200,26 +218,6 @@ impl<'a> Table<'a> {
             column,
             field: field.to_owned(),
         })
-    }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014): small, and the same everywhere.
-#[derive(Clone, Debug)]
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) const fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Less than `end`, which must not be 0.
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        let wide = u128::from(self.next()) * end as u128;
-        usize::try_from(wide >> 64).unwrap_or(0)
     }
 }
 
