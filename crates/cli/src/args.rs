@@ -11,6 +11,10 @@ use crate::complete;
 use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
+mod simulate;
+
+pub(crate) use simulate::{ReplayArgs, SimulateArgs};
+
 /// cantle shares GPUs by the slice.
 #[derive(Parser, Debug)]
 #[command(
@@ -479,12 +483,4 @@ pub(crate) struct ManArgs {
     /// The directory, made if it is not there
     #[arg(value_name = "DIR")]
     pub(crate) dir: PathBuf,
-}
-
-/// `cantle simulate`
-#[derive(Args, Debug)]
-pub(crate) struct SimulateArgs {
-    /// Scenario files
-    #[arg(value_name = "SCENARIO", required = true)]
-    pub(crate) scenarios: Vec<PathBuf>,
 }

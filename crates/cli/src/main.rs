@@ -62,7 +62,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::up::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
-        Command::Simulate(args) => cmd::sim::simulate(&context, &args.scenarios),
+        Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
         Command::Doctor => cmd::doctor::doctor(&context),
         Command::Completions(args) => cmd::manual::completions(&args.shell),
         Command::Man(args) => cmd::manual::man(&args.dir),

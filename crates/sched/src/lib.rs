@@ -49,6 +49,7 @@ pub use ranking::{Offer, Rank, Ranking};
 pub use reason::{FreePart, Reason, Use};
 pub use standard::Standard;
 pub use state::{Gang, GpuState, Host, Node, Queue, Running, State, Waiting};
+pub use stock::allocation_bound;
 pub use tally::shares;
 pub use usage::{Span, decayed_usage_ppm};
 pub use validate::{DemandError, validate_queues};

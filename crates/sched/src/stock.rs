@@ -18,45 +18,93 @@ pub(crate) fn worth_of_remainders(demand: &[(u32, f64)]) -> Vec<f64> {
     if demand.is_empty() {
         return (0..=GPU).map(|left| if left == GPU { 1.0 } else { 0.0 }).collect();
     }
-    let mut master = Master::new(demand);
+    let mut basis = Basis::one_pattern_per_size(demand);
     for _ in 0..ROUNDS {
-        let knapsack = Knapsack::new(demand, &master.prices());
+        let knapsack = Knapsack::new(demand, &basis.prices());
         if knapsack.worth[GPU] <= 1.0 + EPSILON {
             return knapsack.worth;
         }
-        master.take_in(&knapsack.best_pattern(demand));
+        basis.take_in(&knapsack.best_pattern(demand), 1.0);
     }
-    Knapsack::new(demand, &master.prices()).worth
+    Knapsack::new(demand, &basis.prices()).worth
 }
 
-/// The restricted master problem in the revised simplex method: a basis of patterns, its inverse and its use.
-struct Master {
+/// The most of `demand` that `gpus` GPUs could hold, in GPUs: the optimum of the linear program over all patterns, which
+/// no placement exceeds, even one that knows all tasks beforehand and may refuse any of them. `demand` holds sizes in
+/// thousandths (1 to 1000, each once) and how many of each there are.
+#[must_use]
+pub fn allocation_bound(demand: &[(u32, f64)], gpus: f64) -> f64 {
+    // One row for each size: no more of it than there is; one for the GPUs: a pattern each.
+    let limits: Vec<f64> = demand.iter().map(|(_, count)| *count).chain([gpus]).collect();
+    let mut basis = Basis::nothing_placed(&limits);
+    let mut bound = f64::INFINITY;
+    for _ in 0..ROUNDS {
+        let prices = basis.prices();
+        let slack = prices.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
+        if let Some((row, _)) = slack.filter(|(_, price)| **price < -EPSILON) {
+            basis.take_in(&unit(limits.len(), row), 0.0);
+            continue;
+        }
+        let placed = |(size, price): (&(u32, f64), &f64)| f64::from(size.0) / 1000.0 - price.max(0.0);
+        let gains: Vec<f64> = demand.iter().zip(&prices).map(placed).collect();
+        let knapsack = Knapsack::new(demand, &gains);
+        // Weak duality: these prices, with the best pattern's gain for a GPU, bound every placement.
+        let by_price: f64 = demand.iter().zip(&prices).map(|(size, price)| size.1 * price.max(0.0)).sum();
+        bound = bound.min(gpus * knapsack.worth[GPU] + by_price);
+        if knapsack.worth[GPU] <= prices[demand.len()] + EPSILON {
+            break;
+        }
+        let mut pattern = knapsack.best_pattern(demand);
+        let gpu_of = |(size, count): (&(u32, f64), &f64)| f64::from(size.0) / 1000.0 * count;
+        let gain = demand.iter().zip(&pattern).map(gpu_of).sum();
+        pattern.push(1.0);
+        basis.take_in(&pattern, gain);
+    }
+    bound
+}
+
+fn unit(rows: usize, row: usize) -> Vec<f64> {
+    (0..rows).map(|at| f64::from(u8::from(at == row))).collect()
+}
+
+/// The revised simplex method: columns in the basis by what they cost or gain, the basis' inverse, how much of each.
+struct Basis {
+    each: Vec<f64>,
     inverse: Vec<Vec<f64>>,
     amounts: Vec<f64>,
 }
 
-impl Master {
-    /// One pattern per size, as many of it as fit.
-    fn new(demand: &[(u32, f64)]) -> Self {
-        let count = demand.len();
-        let mut inverse = vec![vec![0.0; count]; count];
-        let mut amounts = vec![0.0; count];
-        for (at, &(size, asked)) in demand.iter().enumerate() {
-            let per_gpu = f64::from(1000 / size);
-            inverse[at][at] = 1.0 / per_gpu;
-            amounts[at] = asked / per_gpu;
+impl Basis {
+    /// One pattern per size, as many of it as fit; each costs one GPU.
+    fn one_pattern_per_size(demand: &[(u32, f64)]) -> Self {
+        let per_gpu = |size: u32| f64::from(1000 / size);
+        let row = |(at, (size, _)): (usize, &(u32, f64))| {
+            unit(demand.len(), at).into_iter().map(|one| one / per_gpu(*size)).collect()
+        };
+        Self {
+            each: vec![1.0; demand.len()],
+            inverse: demand.iter().enumerate().map(row).collect(),
+            amounts: demand.iter().map(|(size, asked)| asked / per_gpu(*size)).collect(),
         }
-        Self { inverse, amounts }
     }
 
-    /// Shadow prices of the sizes: every pattern costs one GPU.
+    /// Every limit unused.
+    fn nothing_placed(limits: &[f64]) -> Self {
+        let rows = limits.len();
+        let inverse = (0..rows).map(|row| unit(rows, row)).collect();
+        Self { each: vec![0.0; rows], inverse, amounts: limits.to_vec() }
+    }
+
+    /// Shadow prices of the rows.
     fn prices(&self) -> Vec<f64> {
-        (0..self.inverse.len()).map(|size| self.inverse.iter().map(|row| row[size]).sum()).collect()
+        let price =
+            |row: usize| self.each.iter().zip(&self.inverse).map(|(each, line)| each * line[row]).sum();
+        (0..self.inverse.len()).map(price).collect()
     }
 
-    /// Brings a pattern into the basis for the one that is used up first.
-    fn take_in(&mut self, pattern: &[f64]) {
-        let times = |row: &Vec<f64>| row.iter().zip(pattern).map(|(a, b)| a * b).sum::<f64>();
+    /// Brings a column into the basis for the one that is used up first.
+    fn take_in(&mut self, column: &[f64], each: f64) {
+        let times = |row: &Vec<f64>| row.iter().zip(column).map(|(a, b)| a * b).sum::<f64>();
         let direction: Vec<f64> = self.inverse.iter().map(times).collect();
         let steps = direction.iter().zip(&self.amounts).map(|(d, amount)| amount / d);
         let limited = steps.enumerate().filter(|(at, _)| direction[*at] > EPSILON);
@@ -65,6 +113,7 @@ impl Master {
             *amount -= step * d;
         }
         self.amounts[leaving] = step;
+        self.each[leaving] = each;
         let pivot: Vec<f64> = self.inverse[leaving].iter().map(|x| x / direction[leaving]).collect();
         for (row, d) in self.inverse.iter_mut().zip(&direction) {
             for (x, p) in row.iter_mut().zip(&pivot) {
@@ -141,6 +190,43 @@ mod tests {
         // Few 700 and many 300: three 300 to a GPU.
         let worth = worth_of_remainders(&[(700, 1.0), (300, 10.0)]);
         assert!((worth[300] - 1.0 / 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_gpus_could_hold_at_most() {
+        let bound = |demand: &[(u32, f64)], gpus: f64| (allocation_bound(demand, gpus) * 1e6).round() / 1e6;
+        assert_eq!(bound(&[(1000, 3.0), (500, 2.0)], 10.0), 4.0, "all of it where there is room");
+        assert_eq!(bound(&[(600, 10.0)], 5.0), 3.0, "no two of 0.6 to a GPU");
+        assert_eq!(bound(&[(600, 10.0), (400, 2.0)], 5.0), 3.8, "two pairs and three alone");
+        assert_eq!(bound(&[(600, 10.0), (1000, 2.0)], 5.0), 3.8, "whole ones first");
+        assert_eq!(bound(&[(700, 4.0), (300, 9.0)], 4.0), 4.0, "each with a partner");
+        assert_eq!(bound(&[(700, 9.0), (300, 3.0)], 4.0), 3.7);
+        assert_eq!(bound(&[], 4.0), 0.0);
+    }
+
+    /// Every size alone and in pairs, by brute force over how many GPUs get which pattern.
+    #[test]
+    fn the_bound_is_never_below_what_can_be_placed() {
+        for (a, b) in [(350, 650), (410, 550), (240, 470), (999, 1), (334, 333)] {
+            for (count_a, count_b) in [(2u32, 5u32), (5, 2), (3, 3)] {
+                let patterns: Vec<(u32, u32)> = (0..=1000 / a)
+                    .flat_map(|x| (0..=(1000 - x * a) / b).map(move |y| (x, y)))
+                    .filter(|(x, y)| *x <= count_a && *y <= count_b)
+                    .collect();
+                let mut best = 0;
+                for first in &patterns {
+                    for second in &patterns {
+                        let (x, y) = (first.0 + second.0, first.1 + second.1);
+                        if x <= count_a && y <= count_b {
+                            best = best.max(x * a + y * b);
+                        }
+                    }
+                }
+                let bound = allocation_bound(&[(a, count_a.into()), (b, count_b.into())], 2.0);
+                assert!(bound >= f64::from(best) / 1000.0 - 1e-9, "{a}, {b}: {bound} below {best}");
+                assert!(bound <= 2.0 + 1e-9, "{a}, {b}: {bound} on two GPUs");
+            }
+        }
     }
 
     #[test]

@@ -155,7 +155,8 @@ impl ComeAndGo {
     fn figures(&self, mut clock: Clock) -> Waits {
         clock.waits_s.sort_unstable();
         let tasks = clock.waits_s.len();
-        let asked_s: f64 = self.arrivals.iter().map(|task| (task.gpu_milli * task.runs_s) as f64 / 1000.0).sum();
+        let asked_s: f64 =
+            self.arrivals.iter().map(|task| (task.gpu_milli * task.runs_s) as f64 / 1000.0).sum();
         Waits {
             policy: self.policy,
             seed: self.seed,
@@ -196,7 +197,9 @@ impl Clock {
     /// Ends all whose time has come.
     fn end_all(&mut self, cluster: &mut Cluster) {
         while self.ends.peek().is_some_and(|(Reverse(end), _)| *end <= self.now_s) {
-            let Some(place) = self.ends.pop().and_then(|(_, task)| self.places[task].take()) else { continue };
+            let Some(place) = self.ends.pop().and_then(|(_, task)| self.places[task].take()) else {
+                continue;
+            };
             cluster.give_back(&place);
             for (gpu, _) in &place.gpus {
                 let tasks = &mut self.on_gpu[place.node][*gpu];

@@ -1,6 +1,8 @@
 //! The FGD paper's experiment: tasks arrive one by one until the cluster is full, nothing ends. How full does it get?
 
-use cantle_sched::{Cluster, Mix, Shape};
+use std::collections::BTreeMap;
+
+use cantle_sched::{Cluster, Mix, Shape, allocation_bound};
 use serde::Serialize;
 
 use crate::ReplayPolicy;
@@ -61,7 +63,35 @@ impl<'a> Fill<'a> {
         let cluster = Cluster::empty(&trace.nodes);
         let arrivals = trace.workload(seed, inflate).into_iter();
         let arrivals = arrivals.map(|task| (task, cluster.shape(&task.demand))).collect();
-        Self { policy, seed, capacity_milli: trace.gpu_milli(), arrivals, mix: openb::mix(&trace.tasks), cluster }
+        Self {
+            policy,
+            seed,
+            capacity_milli: trace.gpu_milli(),
+            arrivals,
+            mix: openb::mix(&trace.tasks),
+            cluster,
+        }
+    }
+
+    /// What no policy can exceed when 100 % are asked for, in percent: the linear bound of the cutting-stock problem,
+    /// with all tasks known beforehand and CPU, memory, GPU kinds and nodes left aside.
+    #[must_use]
+    pub fn bound_at_100(&self) -> f64 {
+        let mut sizes: BTreeMap<u32, f64> = BTreeMap::new();
+        let mut arrived = 0;
+        for (task, shape) in &self.arrivals {
+            arrived += task.gpu_milli;
+            if arrived > self.capacity_milli {
+                break;
+            }
+            let gpus = shape.devices().0;
+            if task.gpu_milli > 0 {
+                *sizes.entry(task.per_gpu_milli()).or_default() += f64::from(gpus);
+            }
+        }
+        let sizes: Vec<(u32, f64)> = sizes.into_iter().collect();
+        let gpus = self.capacity_milli as f64 / 1000.0;
+        100.0 * allocation_bound(&sizes, gpus) / gpus
     }
 
     /// Lets all tasks arrive.

@@ -17,6 +17,7 @@ mod come_and_go;
 mod fill;
 pub mod openb;
 mod parse;
+pub mod picture;
 mod policy;
 mod random;
 mod run;

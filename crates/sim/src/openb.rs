@@ -12,6 +12,9 @@ use crate::random::Random;
 /// Memory that a GPU of the trace is given, because the trace doesn't say: so much that every thousandth is a granule.
 const GPU_BYTES: u64 = 1000 * GRANULE_BYTES;
 
+/// GPUs of one node at most.
+const GPUS_MAX: u32 = 1024;
+
 /// Nodes and tasks of a trace.
 #[derive(Clone, Debug)]
 pub struct Trace {
@@ -44,10 +47,12 @@ pub enum TraceError {
         column: &'static str,
     },
     /// Nothing to place anything on.
-    #[error("nodes: no GPU in it; a node list has one line per node and the number of its GPUs in column \"gpu\"")]
+    #[error(
+        "nodes: no GPU in it; a node list has one line per node and the number of its GPUs in column \"gpu\""
+    )]
     NoGpus,
-    /// A field that is not a number.
-    #[error("{file}, line {line}: \"{field}\" in column \"{column}\" is not a whole number")]
+    /// A field that is not a number, or too large a one.
+    #[error("{file}, line {line}: \"{field}\" in column \"{column}\" is not a whole number up to {most}")]
     NotANumber {
         /// Which of the two files.
         file: &'static str,
@@ -57,6 +62,8 @@ pub enum TraceError {
         column: &'static str,
         /// What stands there.
         field: String,
+        /// The largest number that makes sense there.
+        most: u32,
     },
 }
 
@@ -95,7 +102,7 @@ impl Trace {
         }
         while self.tasks.iter().any(|task| task.gpu_milli > 0) {
             let task = &self.tasks[random.below(self.tasks.len())];
-            if (total + task.per_gpu_milli()) as f64 > target {
+            if (total + u64::from(task.per_gpu_milli())) as f64 > target {
                 break;
             }
             total += task.gpu_milli;
@@ -133,36 +140,38 @@ pub fn mix<'a>(tasks: impl IntoIterator<Item = &'a TraceTask>) -> Mix {
 }
 
 impl TraceTask {
-    fn per_gpu_milli(&self) -> u64 {
-        self.gpu_milli / u64::from(self.demand.ask.devices().0.max(1))
+    /// What it takes of each of its GPUs, in thousandths.
+    pub(crate) fn per_gpu_milli(&self) -> u32 {
+        let milli = self.gpu_milli / u64::from(self.demand.ask.devices().0.max(1));
+        u32::try_from(milli).unwrap_or(Milli::ONE.0)
     }
 }
 
 fn node(table: &Table<'_>, row: &Row<'_>) -> Result<Node, TraceError> {
     let name = table.text(row, "sn")?;
-    let gpu = |index: u64| {
+    let gpu = |index: u32| {
         GpuState::new(Gpu {
             uuid: GpuUuid(format!("GPU-{name}-{index}")),
-            index: u32::try_from(index).unwrap_or(u32::MAX),
+            index,
             model: table.text(row, "model").unwrap_or_default().to_owned(),
             memory_bytes: GPU_BYTES,
             mig: false,
         })
     };
     table.text(row, "model")?;
-    let mut node = Node::new(name, (0..table.number(row, "gpu")?).map(gpu).collect());
+    let mut node = Node::new(name, (0..table.number(row, "gpu", GPUS_MAX)?).map(gpu).collect());
     node.host = Some(host(table, row)?);
     Ok(node)
 }
 
 fn host(table: &Table<'_>, row: &Row<'_>) -> Result<Host, TraceError> {
-    let (cpu_milli, memory_mib) = (table.number(row, "cpu_milli")?, table.number(row, "memory_mib")?);
-    Ok(Host { cpu_milli, memory_bytes: memory_mib << 20 })
+    let number = |column| Ok(u64::from(table.number(row, column, u32::MAX)?));
+    Ok(Host { cpu_milli: number("cpu_milli")?, memory_bytes: number("memory_mib")? << 20 })
 }
 
 fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
-    let gpus = u32::try_from(table.number(row, "num_gpu")?).unwrap_or(u32::MAX);
-    let milli = u32::try_from(table.number(row, "gpu_milli")?).unwrap_or(u32::MAX);
+    let gpus = table.number(row, "num_gpu", GPUS_MAX)?;
+    let milli = table.number(row, "gpu_milli", Milli::ONE.0)?;
     let ask = match (gpus, milli) {
         (0, _) => Ask::Nothing,
         (gpus, 1000) => Ask::Whole { min: gpus, max: gpus },
@@ -170,7 +179,7 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     };
     let spec = table.text(row, "gpu_spec").unwrap_or_default();
     let models = if gpus == 0 { Vec::new() } else { spec.split('|').filter(|m| !m.is_empty()).collect() };
-    let time = |column| table.number(row, column).ok();
+    let time = |column| table.number(row, column, u32::MAX).ok().map(u64::from);
     let times = time("creation_time").zip(time("deletion_time"));
     Ok(TraceTask {
         demand: Demand {
@@ -210,13 +219,15 @@ impl<'a> Table<'a> {
         field.copied().ok_or(TraceError::NoColumn { file: self.file, column })
     }
 
-    fn number(&self, row: &Row<'a>, column: &'static str) -> Result<u64, TraceError> {
+    fn number(&self, row: &Row<'a>, column: &'static str, most: u32) -> Result<u32, TraceError> {
         let field = self.text(row, column)?;
-        field.parse().map_err(|_| TraceError::NotANumber {
+        let number = field.parse().ok().filter(|number| *number <= most);
+        number.ok_or_else(|| TraceError::NotANumber {
             file: self.file,
             line: row.0,
             column,
             field: field.to_owned(),
+            most,
         })
     }
 }
@@ -241,8 +252,12 @@ mod tests {
     fn refusals_name_file_line_and_column() {
         let says = |pods: &str| load(NODES, pods).unwrap_err().to_string();
         assert_eq!(
+            says("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,1,1001"),
+            "pods, line 2: \"1001\" in column \"gpu_milli\" is not a whole number up to 1000"
+        );
+        assert_eq!(
             says("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1,1,x,0"),
-            "pods, line 2: \"x\" in column \"num_gpu\" is not a whole number"
+            "pods, line 2: \"x\" in column \"num_gpu\" is not a whole number up to 1024"
         );
         assert_eq!(
             says("name,cpu_milli,memory_mib,num_gpu\np,1,1,1"),

@@ -7,6 +7,7 @@ pub(crate) mod manual;
 pub(crate) mod move_task;
 pub(crate) mod run;
 pub(crate) mod sim;
+pub(crate) mod simulate;
 pub(crate) mod submit;
 pub(crate) mod task;
 pub(crate) mod top;

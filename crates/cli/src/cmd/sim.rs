@@ -1,10 +1,9 @@
-//! `cantle sim truth`, `cantle simulate`.
+//! `cantle sim truth`.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::Context;
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::error::{Kind, Outcome, as_kind};
 use crate::out::Format;
 
 /// What the simulated driver itself holds. JSON is the driver's own text, so that nothing of ours stands between.
@@ -26,18 +25,6 @@ pub(crate) fn truth(context: &Context) -> Outcome {
         for process in gpu["processes"].as_array().into_iter().flatten() {
             context.printer.data(&format!("  pid {}  {} MiB", process["pid"], mib(&process["used_bytes"])));
         }
-    }
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Runs scenario files and prints what happens.
-pub(crate) fn simulate(context: &Context, scenarios: &[PathBuf]) -> Outcome {
-    for path in scenarios {
-        let text = std::fs::read_to_string(path)
-            .map_err(|e| CliError::new(Kind::NotFound, format!("{}: {e}", path.display())))?;
-        let output = cantle_sim::run_scenario(&text)
-            .map_err(|e| CliError::new(Kind::Usage, format!("{}: {e}", path.display())))?;
-        context.printer.raw(&output);
     }
     Ok(ExitCode::SUCCESS)
 }
