@@ -78,6 +78,14 @@ static int async(size_t *bytes) {
     return cuMemAllocAsync(&pointer, *bytes = CHUNK, NULL);
 }
 
+static int async_odd(size_t *bytes) {
+    /* Takes one slot of 512 bytes more than what is asked for fills. */
+    DRIVER(cuMemAllocAsync, address *, size_t, void *);
+    address pointer;
+    *bytes = SMALL + 512;
+    return cuMemAllocAsync(&pointer, SMALL + 1, NULL);
+}
+
 static int async_ptsz(size_t *bytes) {
     DRIVER(cuMemAllocAsync_ptsz, address *, size_t, void *);
     address pointer;
@@ -233,7 +241,7 @@ static int primary_context_reset(size_t *bytes) {
 
 static const struct { const char *name; int (*allocate)(size_t *); } kinds[] = {
     {"linear", linear}, {"small", small}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
-    {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_default_pool", from_default_pool},
+    {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_default_pool", from_default_pool},
     {"physical", physical}, {"physical_mapped", physical_mapped}, {"array", array}, {"array_3d", array_3d},
     {"mipmapped", mipmapped}, {"graph", graph}, {"host", host}, {"crosswise", crosswise},
     {"context_after_context", context_after_context}, {"primary_context_reset", primary_context_reset},

@@ -77,7 +77,11 @@ class Machine:
         subprocess.run(["python3", "-c", code, str(SIM / "libcuda.so.1")], env=self.env, check=True)
 
     def truth(self):
-        """What the simulated driver itself holds, asked outside of any slice."""
+        """What the simulated driver itself holds of the one GPU, asked outside of any slice."""
+        return self.truths()[0]
+
+    def truths(self):
+        """The same of all GPUs."""
         code = (
             "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); f = lib.cantle_sim_truth_json; f.restype = ctypes.c_ssize_t\n"
             "d = sys.argv[2].encode(); n = f(d, None, 0); b = ctypes.create_string_buffer(n + 1); f(d, b, n + 1)\n"
@@ -86,7 +90,7 @@ class Machine:
         done = subprocess.run(
             ["python3", "-c", code, str(SIM / "libcuda.so.1"), str(self.sim)], capture_output=True, text=True, check=True
         )
-        return json.loads(done.stdout)["gpus"][0]
+        return json.loads(done.stdout)["gpus"]
 
     def start(self, command, slice_bytes=LIMIT, env=None):
         """Starts a program, in a slice of so many bytes or (None) with the whole GPU to itself."""

@@ -11,6 +11,7 @@ KINDS = [
     "pitch",
     "managed",
     "async",
+    "async_odd",
     "async_ptsz",
     "from_own_pool",
     "from_default_pool",

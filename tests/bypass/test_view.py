@@ -79,11 +79,15 @@ except n.NVMLError as error:
     second = error.value
 lists = [(n.nvmlDeviceGetComputeRunningProcesses, 1), (n.nvmlDeviceGetComputeRunningProcesses_v2, 1), (n.nvmlDeviceGetComputeRunningProcesses_v3, 1),
          (n.nvmlDeviceGetGraphicsRunningProcesses, 0), (n.nvmlDeviceGetMPSComputeRunningProcesses, 0)]
+lists += [(lambda d, kind=kind: n.nvmlDeviceGetRunningProcessDetailList(d, n.nvmlProcessDetailList_v1, kind), kind in (0, 3)) for kind in range(4)]
+uuid = n.nvmlDeviceGetUUID(device)
+binary = bytes.fromhex(uuid[4:].replace("-", ""))
+found = [n.nvmlDeviceGetHandleByUUID(uuid), n.nvmlDeviceGetHandleByUUIDV(uuid.encode(), 1), n.nvmlDeviceGetHandleByUUIDV(binary, 2)]
 print(json.dumps({
     "count": count, "second": second, "index": n.nvmlDeviceGetIndex(device),
     "old": [old.total, old.used, old.free], "new": [new.total, new.used, new.free], "bar1": bar1.bar1Total,
     "lists": [[[p.usedGpuMemory for p in f(device)], want] for f, want in lists],
-    "by_uuid": n.nvmlDeviceGetUUID(n.nvmlDeviceGetHandleByUUID(n.nvmlDeviceGetUUID(device))) == n.nvmlDeviceGetUUID(device),
+    "by_uuid": [n.nvmlDeviceGetUUID(handle) == uuid for handle in found],
 }))
 """
 
@@ -92,10 +96,39 @@ def test_every_figure_of_nvml(machine, neighbour):
     seen = json.loads(shown(machine, [TOOLS / "python", "-c", NVML]))
     used = (CONTEXT + HELD) * MIB
     figures = [LIMIT, used, LIMIT - used]
-    assert seen["count"] == 1 and seen["index"] == 0 and seen["second"] == 2 and seen["by_uuid"]
+    assert seen["count"] == 1 and seen["index"] == 0 and seen["second"] == 2 and seen["by_uuid"] == [True] * 3
     assert seen["old"] == figures and seen["new"] == figures and seen["bar1"] <= LIMIT
     for processes, wanted in seen["lists"]:
         assert processes == [used] * wanted
+
+
+FIND = """
+import pynvml as n, sys
+n.nvmlInit()
+uuid = sys.argv[1]
+binary = bytes.fromhex(uuid[4:].replace("-", ""))
+for find, words in [(n.nvmlDeviceGetHandleByUUID, [uuid]), (n.nvmlDeviceGetHandleByUUIDV, [uuid.encode(), 1]),
+                    (n.nvmlDeviceGetHandleByUUIDV, [binary, 2])]:
+    try:
+        print(n.nvmlDeviceGetUUID(find(*words)))
+    except n.NVMLError as error:
+        print(error.value)
+"""
+NOT_FOUND = "6"
+
+
+@pytest.mark.parametrize("slice_bytes", [LIMIT, None])
+def test_a_gpu_outside_of_the_slice_has_no_handle(machine, slice_bytes):
+    machine.env["CANTLE_SIM_GPUS"] = "2xA100-40GB"
+    machine.boot()
+    uuids = [gpu["uuid"] for gpu in machine.truths()]
+    python = [TOOLS / "python", "-c", FIND]
+    seen = [machine.start([*python, uuid], slice_bytes).child.communicate(timeout=60)[0].split() for uuid in uuids]
+    visible = [[uuid] * 3 for uuid in uuids]
+    if slice_bytes is None:
+        assert seen == visible
+    else:
+        assert seen in ([visible[0], [NOT_FOUND] * 3], [[NOT_FOUND] * 3, visible[1]])
 
 
 @pytest.mark.parametrize("tool", [["gpustat", "--no-color"], ["nvitop", "-1"]])

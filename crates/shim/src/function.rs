@@ -18,7 +18,7 @@ pub(crate) struct Library {
     #[cfg(feature = "preload")]
     pub(crate) soname: &'static CStr,
     /// What to answer for a function that this driver does not have.
-    pub(crate) not_supported: Status,
+    pub(crate) missing: Status,
     handle: AtomicPtr<c_void>,
 }
 
@@ -28,7 +28,7 @@ pub(crate) static CUDA: Library = Library {
     path: c"/run/cantle/real/libcuda.so.1",
     #[cfg(feature = "preload")]
     soname: c"libcuda.so.1",
-    not_supported: crate::cuda::NOT_SUPPORTED,
+    missing: crate::cuda::NOT_SUPPORTED,
     handle: AtomicPtr::new(ptr::null_mut()),
 };
 
@@ -38,7 +38,7 @@ pub(crate) static NVML: Library = Library {
     path: c"/run/cantle/real/libnvidia-ml.so.1",
     #[cfg(feature = "preload")]
     soname: c"libnvidia-ml.so.1",
-    not_supported: crate::nvml::NOT_SUPPORTED,
+    missing: crate::nvml::FUNCTION_NOT_FOUND,
     handle: AtomicPtr::new(ptr::null_mut()),
 };
 
@@ -102,7 +102,7 @@ impl<F: Copy + Sync> Function<F> {
     pub(crate) fn get(&self) -> Result<F, Status> {
         let address = self.address();
         if address == MISSING {
-            return Err(self.library.not_supported);
+            return Err(self.library.missing);
         }
         // SAFETY: declared with the type that the vendor's header gives for this name; both are pointers.
         Ok(unsafe { core::mem::transmute_copy::<*mut c_void, F>(&address) })

@@ -41,6 +41,14 @@ pub(super) const fn growth_granules(bytes: u64) -> u32 {
     granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
 }
 
+/// Pools pack what they give out at multiples of this.
+const SLOT_BYTES: u64 = 512;
+
+/// Whether a pool has enough idle memory for a request. What is idle may end in a piece too small to be given out.
+fn fits(bytes: u64, idle_bytes: u64) -> bool {
+    bytes.checked_next_multiple_of(SLOT_BYTES).is_some_and(|taken| taken <= idle_bytes)
+}
+
 fn attribute(pool: Pool, which: c_int) -> Option<u64> {
     let mut bytes = 0_u64;
     // SAFETY: both attributes are 64 bits.
@@ -203,7 +211,7 @@ fn reserve_growth(opened: &mut charge::Opened, pool: Pool, bytes: u64) -> Result
     let process = opened.process();
     let _ = settle(process, opened, pool, 0);
     let idle = attribute(pool, RESERVED).unwrap_or(0).saturating_sub(attribute(pool, USED).unwrap_or(0));
-    if bytes <= idle {
+    if fits(bytes, idle) {
         return Ok(0);
     }
     let growth = growth_granules(bytes);
@@ -336,4 +344,23 @@ pub(super) unsafe fn synchronize_with(real: unsafe extern "C" fn(Stream) -> Stat
     let status = unsafe { real(with) };
     settle_all();
     status
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_takes_whole_slots_of_what_is_idle() {
+        assert!(fits(1024, 1024) && fits(1, 512) && fits(0, 0));
+        assert!(!fits(1001, 1001), "the last slot is not whole");
+        assert!(!fits(1, 511) && !fits(513, 1023));
+        assert!(!fits(u64::MAX, u64::MAX), "rounded up it is more than there can be");
+    }
+
+    #[test]
+    fn growth_is_in_whole_steps() {
+        assert_eq!(growth_granules(1), 16);
+        assert_eq!(growth_granules(STEP_BYTES + 1), 32);
+    }
 }

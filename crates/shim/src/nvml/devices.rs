@@ -109,10 +109,10 @@ pub(super) unsafe fn by_index(
     }
 }
 
-/// By UUID, serial number or PCI address.
-pub(super) unsafe fn by_name(
-    real: unsafe extern "C" fn(*const c_char, *mut Device) -> Status,
-    name: *const c_char,
+/// By UUID (as text, or in a structure), serial number or PCI address.
+pub(super) unsafe fn by_name<N>(
+    real: unsafe extern "C" fn(*const N, *mut Device) -> Status,
+    name: *const N,
     device: *mut Device,
 ) -> Status {
     let inside = guard::enter();

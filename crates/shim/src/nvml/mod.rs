@@ -16,6 +16,7 @@ pub(crate) const INVALID_ARGUMENT: Status = 2;
 pub(crate) const NOT_SUPPORTED: Status = 3;
 pub(crate) const NOT_FOUND: Status = 6;
 pub(crate) const INSUFFICIENT_SIZE: Status = 7;
+pub(crate) const FUNCTION_NOT_FOUND: Status = 13;
 
 /// `nvmlDevice_t`.
 type Device = *mut c_void;
@@ -31,6 +32,7 @@ hooks! { NVML, "nvml":
     Reports nvmlDeviceGetHandleByIndex(index: c_uint, device: *mut Device) => devices::by_index;
     Reports nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: *mut Device) => devices::by_index;
     Reports nvmlDeviceGetHandleByUUID(uuid: *const c_char, device: *mut Device) => devices::by_name;
+    Reports nvmlDeviceGetHandleByUUIDV(uuid: *const c_void, device: *mut Device) => devices::by_name;
     Reports nvmlDeviceGetHandleBySerial(serial: *const c_char, device: *mut Device) => devices::by_name;
     Reports nvmlDeviceGetHandleByPciBusId(id: *const c_char, device: *mut Device) => devices::by_name;
     Reports nvmlDeviceGetHandleByPciBusId_v2(id: *const c_char, device: *mut Device) => devices::by_name;
@@ -48,6 +50,7 @@ hooks! { NVML, "nvml":
     Reports nvmlDeviceGetMPSComputeRunningProcesses(device: Device, count: *mut c_uint, list: *mut processes::Process) => processes::none;
     Reports nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
     Reports nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
+    Reports nvmlDeviceGetRunningProcessDetailList(device: Device, list: *mut processes::DetailList) => processes::details;
 }
 
 /// Functions of NVML that the hooks ask themselves.

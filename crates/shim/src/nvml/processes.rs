@@ -25,6 +25,28 @@ pub(crate) struct ProcessV2 {
     compute_instance: c_uint,
 }
 
+/// `nvmlProcessDetail_v1_t`.
+#[repr(C)]
+pub(crate) struct Detail {
+    process: ProcessV2,
+    protected: c_ulonglong,
+}
+
+/// `nvmlProcessDetailList_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(crate) struct DetailList {
+    version: c_uint,
+    kind: c_uint,
+    count: c_uint,
+    rows: *mut Detail,
+}
+
+impl DetailList {
+    /// `NVML_PROCESS_MODE_COMPUTE` and `NVML_PROCESS_MODE_ALL`. The others ask for what a slice does not have.
+    const KINDS_THAT_COMPUTE: [c_uint; 2] = [0, 3];
+}
+
 /// What all versions of the list's rows have.
 pub(super) trait Row {
     fn new(pid: u32, used_bytes: u64) -> Self;
@@ -40,6 +62,13 @@ impl Row for ProcessV2 {
     fn new(pid: u32, used_bytes: u64) -> Self {
         // All ones: not in a MIG instance, or it need not be known.
         Self { pid, used: used_bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }
+    }
+}
+
+impl Row for Detail {
+    fn new(pid: u32, used_bytes: u64) -> Self {
+        // How much is protected the ledger does not know; of NVML's value for that, nvidia-ml-py makes an exception.
+        Self { process: ProcessV2::new(pid, used_bytes), protected: 0 }
     }
 }
 
@@ -72,22 +101,54 @@ pub(super) unsafe fn compute<R: Row>(
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: not null.
-    let room = if list.is_null() { 0 } else { unsafe { *count } };
+    // SAFETY: not null; the caller has room for so many rows.
+    unsafe {
+        let room = if list.is_null() { 0 } else { *count };
+        *count = write(device, list, room);
+        if *count <= room { SUCCESS } else { INSUFFICIENT_SIZE }
+    }
+}
+
+/// Writes the slice's processes on a GPU as far as there is room. Returns how many there are.
+unsafe fn write<R: Row>(device: Device, rows: *mut R, room: c_uint) -> c_uint {
     let mut found = 0;
     if let Some((ledger, gpu)) = devices::in_slice(device) {
         ledger.reap();
         for (pid, granules) in ledger.holders(gpu) {
             if found < room {
                 // SAFETY: the caller has room for `room` rows.
-                unsafe { list.add(found as usize).write(R::new(pid, u64::from(granules) * GRANULE_BYTES)) };
+                unsafe { rows.add(found as usize).write(R::new(pid, u64::from(granules) * GRANULE_BYTES)) };
             }
             found += 1;
         }
     }
-    // SAFETY: not null.
-    unsafe { *count = found };
-    if found <= room { SUCCESS } else { INSUFFICIENT_SIZE }
+    found
+}
+
+/// Processes of the kind that the list says, which is one structure.
+pub(super) unsafe fn details(
+    real: unsafe extern "C" fn(Device, *mut DetailList) -> Status,
+    device: Device,
+    list: *mut DetailList,
+) -> Status {
+    let inside = guard::enter();
+    // SAFETY: the caller's pointer.
+    let Some(list) = (unsafe { list.as_mut() }).filter(|_| inside.is_some()) else {
+        // SAFETY: the caller's arguments.
+        return unsafe { real(device, list) };
+    };
+    // The driver's judgement of the call, as in `judged`.
+    let mut counted = DetailList { count: 0, rows: core::ptr::null_mut(), ..*list };
+    // SAFETY: room for no row, so no row is written.
+    let status = unsafe { real(device, &raw mut counted) };
+    if status != SUCCESS && status != INSUFFICIENT_SIZE {
+        return status;
+    }
+    let room = if list.rows.is_null() { 0 } else { list.count };
+    let has_some = DetailList::KINDS_THAT_COMPUTE.contains(&list.kind);
+    // SAFETY: the caller has room for so many rows.
+    list.count = if has_some { unsafe { write(device, list.rows, room) } } else { 0 };
+    if list.count <= room { SUCCESS } else { INSUFFICIENT_SIZE }
 }
 
 /// Kinds of processes that a slice does not have: those that draw, and those of other slices behind MPS.

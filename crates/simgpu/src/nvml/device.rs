@@ -6,8 +6,8 @@ use super::handle::{Handle, Place, Target, gpu, of_gpu, target};
 use super::session::sim;
 use super::system::write;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
-use crate::ffi::{Out, Text, TextBuffer};
-use crate::identity::{gpu_uuid, pci_bus};
+use crate::ffi::{In, Out, Text, TextBuffer};
+use crate::identity::{self, gpu_uuid, pci_bus};
 use crate::mig::mig_uuid;
 
 /// `nvmlPciInfo_t`.
@@ -36,6 +36,28 @@ pub(super) struct PciInfoExt {
     base_class: u32,
     sub_class: u32,
     bus_id: [c_char; 32],
+}
+
+/// `nvmlUUID_v1_t`: text that ends with NUL, or the 16 bytes of a GPU's UUID.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Uuid {
+    version: u32,
+    kind: u32,
+    value: [u8; 41],
+}
+
+impl Uuid {
+    const ASCII: u32 = 1;
+    const BINARY: u32 = 2;
+
+    fn text(&self) -> Option<String> {
+        match self.kind {
+            Self::ASCII => Some(self.value.iter().take_while(|&&c| c != 0).map(|&c| char::from(c)).collect()),
+            Self::BINARY => Some(format!("GPU-{}", identity::Uuid(self.value.first_chunk().copied()?))),
+            _ => None,
+        }
+    }
 }
 
 const CLASS_DISPLAY: u32 = 3;
@@ -68,6 +90,17 @@ fn by_index(index: u32, device: Out<Handle>) -> NvmlResult {
     Ok(device.set(handle)?)
 }
 
+fn by_uuid(wanted: &str) -> NvmlResult<Handle> {
+    let sim = sim()?;
+    if wanted.starts_with("MIG-") {
+        return super::mig_device::by_uuid(sim, wanted);
+    }
+    find(|index| {
+        let model = sim.lock().devices()[index].model();
+        gpu_uuid(index, model).eq_ignore_ascii_case(wanted)
+    })
+}
+
 fn by_pci_bus_id(text: Text, device: Out<Handle>) -> NvmlResult {
     // Programs write the domain with 4 or 8 digits, or leave it out.
     let wanted = text.get()?.to_ascii_uppercase();
@@ -83,17 +116,14 @@ nvml_api! {
 
     fn nvmlDeviceGetHandleByIndex_v2(index: u32, device: Out<Handle>) { by_index(index, device) }
 
-    fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) {
-        let wanted = uuid.get()?;
-        let sim = sim()?;
-        if wanted.starts_with("MIG-") {
-            return Ok(device.set(super::mig_device::by_uuid(sim, wanted)?)?);
+    fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) { Ok(device.set(by_uuid(uuid.get()?)?)?) }
+
+    fn nvmlDeviceGetHandleByUUIDV(uuid: In<Uuid>, device: Out<Handle>) {
+        let uuid = uuid.get()?;
+        if uuid.version != version_word::<Uuid>(1) {
+            return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
-        let is_it = |index: usize| {
-            let model = sim.lock().devices()[index].model();
-            gpu_uuid(index, model).eq_ignore_ascii_case(wanted)
-        };
-        Ok(device.set(find(is_it)?)?)
+        Ok(device.set(by_uuid(&uuid.text().ok_or(NvmlError::INVALID_ARGUMENT)?)?)?)
     }
 
     fn nvmlDeviceGetHandleByPciBusId(text: Text, device: Out<Handle>) { by_pci_bus_id(text, device) }

@@ -1,7 +1,7 @@
 //! Which processes use a GPU.
 
 use super::handle::{Handle, Target, target};
-use super::{NvmlError, NvmlResult, nvml_api};
+use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
 use crate::state::WHOLE_GPU;
@@ -25,6 +25,35 @@ pub(super) struct Process {
     pub(super) used_bytes: u64,
     pub(super) gpu_instance: u32,
     pub(super) compute_instance: u32,
+}
+
+/// `nvmlProcessDetail_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Detail {
+    process: Process,
+    protected_bytes: u64,
+}
+
+/// `nvmlProcessDetailList_v1_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct DetailList {
+    version: u32,
+    mode: u32,
+    count: u32,
+    rows: *mut Detail,
+}
+
+/// `NVML_PROCESS_MODE_COMPUTE`, `NVML_PROCESS_MODE_ALL`: between them are the kinds of which there are none.
+const COMPUTE: u32 = 0;
+const ALL: u32 = 3;
+
+impl From<Process> for Detail {
+    fn from(process: Process) -> Self {
+        // Confidential computing is not simulated.
+        Self { process, protected_bytes: 0 }
+    }
 }
 
 impl From<Process> for ProcessV1 {
@@ -105,5 +134,20 @@ nvml_api! {
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
         list_none(device, count, buffer)
+    }
+    fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<DetailList>) {
+        let mut asked = list.get()?;
+        if asked.version != version_word::<DetailList>(1) {
+            return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
+        }
+        let rows = match asked.mode {
+            COMPUTE | ALL => running(&target(device)?),
+            _ if asked.mode < ALL => Vec::new(),
+            _ => return Err(NvmlError::INVALID_ARGUMENT),
+        };
+        let count = Out(&raw mut asked.count);
+        let listed = self::list(count, Out(asked.rows), rows.into_iter().map(Detail::from).collect());
+        list.set(asked)?;
+        listed
     }
 }
