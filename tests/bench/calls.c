@@ -1,41 +1,10 @@
 /* What calls of the driver cost this process: nanoseconds per call, the least of several rounds, one line per figure.
  *
- *   calls [ROUNDS]
- *
- * Linked with libcuda.so.1: which one it is, and what lies between, is up to the loader. */
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <time.h>
-
-typedef unsigned long long address;
-int cuInit(unsigned flags);
-int cuDeviceGet(int *device, int ordinal);
-int cuCtxCreate_v2(void **context, unsigned flags, int device);
-int cuMemAlloc_v2(address *pointer, size_t bytes);
-int cuMemFree_v2(address pointer);
-int cuMemGetInfo_v2(size_t *free, size_t *total);
-int cuLaunchKernel(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                   void **);
-int cuModuleLoadData(void **module, const void *image);
-int cuModuleGetFunction(void **function, void *module, const char *name);
+ *   calls [ROUNDS] */
+#include "driver.h"
 
 /* A round is shorter than the time slice of a busy machine, so that some round runs undisturbed. */
 enum { CALLS = 4000 };
-static void *kernel;
-
-static double now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e9 + t.tv_nsec;
-}
-
-static void must(int status, const char *what) {
-    if (status != 0) {
-        fprintf(stderr, "%s: CUDA error %d\n", what, status);
-        exit(1);
-    }
-}
 
 static void pair(size_t bytes) {
     address pointer;
@@ -51,10 +20,6 @@ static void info(void) {
     must(cuMemGetInfo_v2(&free, &total), "cuMemGetInfo");
 }
 
-static void launch(void) {
-    must(cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
-}
-
 static double least_ns(void (*call)(void), int rounds) {
     double least = 1e18;
     for (int round = 0; round < rounds; round++) {
@@ -67,13 +32,8 @@ static double least_ns(void (*call)(void), int rounds) {
 }
 
 int main(int argc, char **argv) {
-    int rounds = argc > 1 ? atoi(argv[1]) : 35, device;
-    void *context, *module;
-    must(cuInit(0), "cuInit");
-    must(cuDeviceGet(&device, 0), "cuDeviceGet");
-    must(cuCtxCreate_v2(&context, 0, device), "cuCtxCreate");
-    must(cuModuleLoadData(&module, "\n"), "cuModuleLoadData");
-    must(cuModuleGetFunction(&kernel, module, "k"), "cuModuleGetFunction");
+    int rounds = argc > 1 ? atoi(argv[1]) : 35;
+    start();
 
     printf("launch %.1f\n", least_ns(launch, rounds));
     printf("mem_get_info %.1f\n", least_ns(info, rounds));

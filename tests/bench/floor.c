@@ -22,3 +22,16 @@ int cuMemGetInfo_v2(size_t *free, size_t *total) {
     if (!next) next = real("cuMemGetInfo_v2");
     return next(free, total);
 }
+
+int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned x, unsigned y, unsigned z,
+                   unsigned shared, void *stream, void **parameters, void **extra) {
+    static int (*next)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
+    if (!next) next = real("cuLaunchKernel");
+    return next(function, grid_x, grid_y, grid_z, x, y, z, shared, stream, parameters, extra);
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device) {
+    static int (*next)(size_t *, int);
+    if (!next) next = real("cuDeviceTotalMem_v2");
+    return next(bytes, device);
+}
