@@ -5,11 +5,14 @@
 //! equals a free instance that is just right, then the fewest free ones to destroy. A busy instance is never touched.
 
 mod grant;
+mod optimum;
 mod place;
 mod planner;
+mod room;
 mod table;
 
 pub use grant::{Granted, MigError, grant};
+pub use optimum::Optimum;
 pub use place::PLANNED;
 pub use planner::{Action, Decision, GpuGeometry, Instance, Planner};
 pub use table::{Profile, Table};

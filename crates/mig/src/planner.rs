@@ -1,16 +1,11 @@
 //! Where an instance goes. Instances can't be moved while somebody uses them, so every placement is there to stay: the
-//! one is chosen that leaves the most room for what may come.
-//!
-//! Room is counted over the whole node with diminishing returns: losing the last place for a profile costs far more
-//! than losing one of many. With `K` places left for a profile, they are worth `1 − 2^−K`, weighted by how often the
-//! profile is asked for and by its size; the placement that loses least wins, then the highest start (small instances
-//! at the top leave the bottom, where the large ones must start, free). Measured in `tests/quality.rs`.
+//! one is chosen that leaves the most room (see `room`) for what may come. Measured in `tests/quality.rs`.
 
-use std::collections::BTreeMap;
+use std::cmp::{Ordering, Reverse};
 use std::sync::Arc;
 
 use crate::Table;
-use crate::table::mask;
+use crate::room::Room;
 
 /// A GPU instance that exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,38 +27,6 @@ pub struct GpuGeometry {
     pub table: Arc<Table>,
     /// What it has.
     pub instances: Vec<Instance>,
-}
-
-impl GpuGeometry {
-    fn taken(&self, of: impl Fn(&Instance) -> bool) -> u32 {
-        let of = self.instances.iter().filter(|instance| of(instance));
-        of.fold(0, |taken, instance| taken | self.mask_of(instance))
-    }
-
-    fn mask_of(&self, instance: &Instance) -> u32 {
-        mask(instance.start, self.table.profiles[instance.profile].size)
-    }
-
-    fn busy_of(&self, profile: usize) -> u32 {
-        let busy = self.instances.iter().filter(|instance| instance.busy && instance.profile == profile);
-        u32::try_from(busy.count()).unwrap_or(u32::MAX)
-    }
-
-    /// How many more instances of each profile could be made with these units taken, if nothing else were.
-    fn places(&self, taken: u32, profile: usize, busy_of_it: u32) -> u32 {
-        let profile = &self.table.profiles[profile];
-        let mut taken = taken;
-        let mut count = 0;
-        // The starts of one profile are its size apart or more, so taking them in order is taking the most.
-        for start in &profile.starts {
-            let place = mask(*start, profile.size);
-            if taken & place == 0 {
-                taken |= place;
-                count += 1;
-            }
-        }
-        count.min(profile.max_instances.saturating_sub(busy_of_it))
-    }
 }
 
 /// What to do to get an instance.
@@ -101,51 +64,36 @@ pub struct Planner {
     pub demand: Vec<(String, f64)>,
 }
 
-/// Compared from the left, the lowest wins: room lost, made anew, instances destroyed, the highest start, the first GPU.
-/// Room comes first because a bad place stays for as long as its task, while making an instance takes a second: taking
-/// any free instance that is just right before looking at the room costs 2 to 3 % of the work that 8 GPUs accept.
-type Score = (f64, bool, usize, std::cmp::Reverse<u32>, usize);
+/// Room lost in billionths, and the company in the places that are lost; the lowest wins.
+type Score = (i64, Reverse<usize>);
 
 impl Planner {
     /// A place for an instance of the profile named `name` on one of `gpus`; `None` if there is none without touching
     /// a busy instance. A GPU whose table has no such profile is passed over.
+    ///
+    /// Room comes first because a bad place stays for as long as its task, while making an instance takes a second:
+    /// taking any free instance that is just right before looking at the room costs 2 to 3 % of the work that 8 GPUs
+    /// accept.
     #[must_use]
     pub fn decide(&self, gpus: &[GpuGeometry], name: &str) -> Option<Decision> {
-        let room = Room::of(gpus);
+        let room = Room::of(gpus, |name| self.weight(name));
         let mut best: Option<(Score, Decision)> = None;
         for (at, gpu) in gpus.iter().enumerate() {
             let Some(profile) = gpu.table.position(name) else { continue };
             for (start, action) in actions(gpu, profile) {
-                let (made, destroyed) = match &action {
-                    Action::Reuse { .. } => (false, 0),
-                    Action::Create { destroy } => (true, destroy.len()),
+                let units = gpu.table.units_at(profile, start);
+                let lost = billionths(room.lost(at, profile, units));
+                let score = (lost, Reverse(room.company(at, &gpu.table, profile, units)));
+                let better = |(least, best): &(Score, Decision)| {
+                    let preference = || by_preference((start, &action), (best.start, &best.action));
+                    score.cmp(least).then_with(preference).is_lt()
                 };
-                let lost = self.room_lost(&room, gpu, profile, start);
-                let score = (lost, made, destroyed, std::cmp::Reverse(start), at);
-                if best.as_ref().is_none_or(|(best, _)| by_score(&score, best).is_lt()) {
+                if best.as_ref().is_none_or(better) {
                     best = Some((score, Decision { gpu: at, profile, start, action }));
                 }
             }
         }
         best.map(|(_, decision)| decision)
-    }
-
-    /// Room that the node loses if an instance of `profile` is busy at `start` of `gpu`. Free instances are room.
-    fn room_lost(&self, room: &Room<'_>, gpu: &GpuGeometry, profile: usize, start: u32) -> f64 {
-        let before = gpu.taken(|instance| instance.busy);
-        let after = before | mask(start, gpu.table.profiles[profile].size);
-        let mut lost = 0.0;
-        for wanted in gpu.table.plain() {
-            let (name, size) = (&gpu.table.profiles[wanted].name, gpu.table.profiles[wanted].size);
-            let busy = gpu.busy_of(wanted);
-            let fewer = gpu.places(before, wanted, busy)
-                - gpu.places(after, wanted, busy + u32::from(wanted == profile));
-            if fewer > 0 {
-                let places = room.places.get(name.as_str()).copied().unwrap_or(fewer);
-                lost += self.weight(name) * f64::from(size) * (worth(places) - worth(places - fewer));
-            }
-        }
-        lost
     }
 
     fn weight(&self, name: &str) -> f64 {
@@ -156,57 +104,47 @@ impl Planner {
     }
 }
 
-/// Places left on the whole node, by name of the profile.
-struct Room<'a> {
-    places: BTreeMap<&'a str, u32>,
+/// Among places that cost the same room: an instance that is there, then the fewest destroyed, then the highest start
+/// (small instances at the top leave the bottom, where the large ones must start, free).
+pub(crate) fn by_preference(a: (u32, &Action), b: (u32, &Action)) -> Ordering {
+    let key = |(start, action): (u32, &Action)| match action {
+        Action::Reuse { .. } => (false, 0, Reverse(start)),
+        Action::Create { destroy } => (true, destroy.len(), Reverse(start)),
+    };
+    key(a).cmp(&key(b))
 }
 
-impl<'a> Room<'a> {
-    fn of(gpus: &'a [GpuGeometry]) -> Self {
-        let mut places = BTreeMap::new();
-        for gpu in gpus {
-            let taken = gpu.taken(|instance| instance.busy);
-            for profile in gpu.table.plain() {
-                let here = gpu.places(taken, profile, gpu.busy_of(profile));
-                *places.entry(gpu.table.profiles[profile].name.as_str()).or_insert(0) += here;
-            }
-        }
-        Self { places }
-    }
-}
-
-/// `1 − 2^−places`.
-fn worth(places: u32) -> f64 {
-    1.0 - 1.0 / f64::from(places.min(1023)).exp2()
-}
-
-fn by_score(a: &Score, b: &Score) -> std::cmp::Ordering {
-    a.0.total_cmp(&b.0).then_with(|| (a.1, a.2, a.3, a.4).cmp(&(b.1, b.2, b.3, b.4)))
+/// Rounded, so that sums taken in another order are still equal.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "saturates; the room of a node is far below 2^63 billionths"
+)]
+fn billionths(room: f64) -> i64 {
+    (room * 1e9).round() as i64
 }
 
 /// All ways to get an instance of `profile` on one GPU without touching a busy one.
-fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
+pub(crate) fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
     let wanted = &gpu.table.profiles[profile];
     let free = || gpu.instances.iter().filter(|instance| !instance.busy);
     let mut actions: Vec<(u32, Action)> = free()
         .filter(|instance| instance.profile == profile)
         .map(|instance| (instance.start, Action::Reuse { id: instance.id }))
         .collect();
-    let busy = gpu.taken(|instance| instance.busy);
-    if gpu.busy_of(profile) >= wanted.max_instances {
-        return actions;
-    }
+    let busy = gpu.busy_units();
+    let busy_of_it =
+        gpu.instances.iter().filter(|instance| instance.busy && instance.profile == profile).count();
+    let Some(kept) = (wanted.max_instances as usize).checked_sub(busy_of_it + 1) else { return actions };
     for &start in &wanted.starts {
-        let place = mask(start, wanted.size);
+        let place = gpu.table.units_at(profile, start);
         if busy & place != 0 {
             continue;
         }
-        let overlapping = |instance: &&Instance| gpu.mask_of(instance) & place != 0;
+        let overlapping = |instance: &&Instance| gpu.units_of(instance) & place != 0;
         let mut destroy: Vec<u32> = free().filter(overlapping).map(|instance| instance.id).collect();
         // A free one of the same profile elsewhere counts towards the most that there can be: it has to go as well.
         let same = free().filter(|instance| instance.profile == profile && !destroy.contains(&instance.id));
         let same: Vec<u32> = same.map(|instance| instance.id).collect();
-        let kept = (wanted.max_instances - gpu.busy_of(profile) - 1) as usize;
         destroy.extend(same.into_iter().skip(kept));
         actions.push((start, Action::Create { destroy }));
     }

@@ -66,6 +66,6 @@ impl Table {
 }
 
 /// The units that an instance of `size` at `start` takes, as a bit mask.
-pub(crate) const fn mask(start: u32, size: u32) -> u32 {
+const fn mask(start: u32, size: u32) -> u32 {
     (if size >= 32 { u32::MAX } else { (1 << size) - 1 }) << start
 }

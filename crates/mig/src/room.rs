@@ -1,0 +1,111 @@
+//! How much room a node has for what may come, and how much of it a placement would take.
+//!
+//! For each profile, room is the number `K` of places for it on the whole node, and `K` places are worth `1 − 2^−K`:
+//! losing the last one costs far more than losing one of many. A place that busy instances are in the way of counts a
+//! little too, because they will leave: it is better to get in the way where others are already.
+
+use std::collections::BTreeMap;
+
+use crate::{GpuGeometry, Table};
+
+/// How much a place counts for each busy instance in its way. Any value from 0.05 to 0.2 does as well.
+const LEAVES: f64 = 0.125;
+
+/// Room of a node.
+pub(crate) struct Room {
+    /// For each GPU, its room for each profile that anybody asks for.
+    gpus: Vec<Vec<Places>>,
+}
+
+/// Places for one profile on one GPU.
+struct Places {
+    profile: usize,
+    /// What a place is worth: how often it is asked for, times its compute slices.
+    weight: f64,
+    /// Units of each place, and how much it counts.
+    counts: Vec<(u32, f64)>,
+    /// The most that there can be, whatever is free.
+    most: f64,
+    /// Places on the whole node.
+    on_node: f64,
+}
+
+impl Places {
+    fn of(gpu: &GpuGeometry, profile: usize, weight: f64) -> Self {
+        let wanted = &gpu.table.profiles[profile];
+        let busy = || gpu.instances.iter().filter(|instance| instance.busy);
+        let count = |start: &u32| {
+            let place = gpu.table.units_at(profile, *start);
+            let in_the_way = busy().filter(|instance| gpu.units_of(instance) & place != 0);
+            (place, in_the_way.fold(1.0, |count, _| count * LEAVES))
+        };
+        let same = busy().filter(|instance| instance.profile == profile).count();
+        Self {
+            profile,
+            weight: weight * f64::from(wanted.compute_slices),
+            counts: wanted.starts.iter().map(count).collect(),
+            most: f64::from(wanted.max_instances) - same as f64,
+            on_node: 0.0,
+        }
+    }
+
+    fn here(&self) -> f64 {
+        self.counts.iter().map(|(_, count)| count).sum::<f64>().min(self.most)
+    }
+
+    /// The same with one more busy instance, of `profile` on `units`.
+    fn here_after(&self, profile: usize, units: u32) -> f64 {
+        let count = |(place, count): &(u32, f64)| if place & units == 0 { *count } else { count * LEAVES };
+        let most = self.most - f64::from(u8::from(profile == self.profile));
+        self.counts.iter().map(count).sum::<f64>().min(most)
+    }
+}
+
+impl Room {
+    /// Room on `gpus` when profiles are asked for as often as `weight` says of their names. Free instances are room.
+    pub(crate) fn of(gpus: &[GpuGeometry], weight: impl Fn(&str) -> f64) -> Self {
+        let mut on_node: BTreeMap<&str, f64> = BTreeMap::new();
+        let mut rooms = Vec::with_capacity(gpus.len());
+        for gpu in gpus {
+            let name = |profile: usize| gpu.table.profiles[profile].name.as_str();
+            let places = gpu.table.plain().map(|profile| Places::of(gpu, profile, weight(name(profile))));
+            let places: Vec<Places> = places.filter(|places| places.weight > 0.0).collect();
+            for places in &places {
+                *on_node.entry(name(places.profile)).or_default() += places.here();
+            }
+            rooms.push(places);
+        }
+        for (gpu, room) in gpus.iter().zip(&mut rooms) {
+            for places in room {
+                places.on_node = on_node[gpu.table.profiles[places.profile].name.as_str()];
+            }
+        }
+        Self { gpus: rooms }
+    }
+
+    /// How many instances of `profile` would fit into the places that one on `units` of the GPU at `gpu` gets in the way of:
+    /// where a place is lost, as many as possible should share it.
+    pub(crate) fn company(&self, gpu: usize, table: &Table, profile: usize, units: u32) -> usize {
+        let lost =
+            self.gpus[gpu].iter().flat_map(|places| &places.counts).filter(|(place, _)| place & units != 0);
+        let starts = &table.profiles[profile].starts;
+        let inside =
+            |place: u32| starts.iter().filter(|start| table.units_at(profile, **start) & !place == 0).count();
+        lost.map(|(place, _)| inside(*place)).sum()
+    }
+
+    /// Worth that the node loses if one more instance is busy: of `profile` on `units` of the GPU at `gpu`.
+    pub(crate) fn lost(&self, gpu: usize, profile: usize, units: u32) -> f64 {
+        let lost = |places: &Places| {
+            let fewer = places.here() - places.here_after(profile, units);
+            places.weight * (unmet(places.on_node - fewer) - unmet(places.on_node))
+        };
+        self.gpus[gpu].iter().map(lost).sum()
+    }
+}
+
+/// `2^−places`, straight between whole numbers: so it comes out the same on every machine.
+fn unmet(places: f64) -> f64 {
+    let whole = places.floor();
+    (1.0 - (places - whole) / 2.0) / whole.min(1023.0).exp2()
+}
