@@ -4,7 +4,9 @@ use cantle_driver::{Driver, DriverError};
 use cantle_model::{Gpu, Lease};
 use cantle_sched::{GpuState, Node, Queue, Running, State};
 
+use crate::clock::now_ms;
 use crate::members::Members;
+use crate::{AgentError, mig};
 
 /// The state to plan on: `gpus` of the node called `name`, with the leases that stand and the queues that wait.
 pub(crate) fn state(
@@ -16,22 +18,34 @@ pub(crate) fn state(
     queues: Vec<Queue>,
 ) -> State {
     let members = Members::of(node, leases);
-    let gpus = gpus.iter().map(|gpu| gpu_state(driver, gpu, &members)).collect();
+    let gpu_state = |gpu: &Gpu| {
+        let mut state = GpuState::new(gpu.clone());
+        // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
+        if let Err(error) = fill_in(&mut state, driver, node, leases, &members) {
+            tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
+            state.usable = false;
+        }
+        state
+    };
+    let gpus = gpus.iter().map(gpu_state).collect();
     let running = leases.iter().map(|lease| Running::of_lease(lease, name, 0)).collect();
     State::new(vec![Node::new(name, gpus)], running, queues)
 }
 
-/// A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
-fn gpu_state(driver: &dyn Driver, gpu: &Gpu, members: &Members) -> GpuState {
-    let mut state = GpuState::new(gpu.clone());
-    match foreign_bytes(driver, gpu, members) {
-        Ok(bytes) => state.foreign_bytes = bytes,
-        Err(error) => {
-            tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
-            state.usable = false;
-        }
+fn fill_in(
+    state: &mut GpuState,
+    driver: &dyn Driver,
+    node: &crate::Node,
+    leases: &[Lease],
+    members: &Members,
+) -> Result<(), AgentError> {
+    state.mig = mig::geometry(driver, node, &state.gpu, leases, now_ms())?;
+    state.gpu.mig = state.mig.is_some();
+    // In MIG mode others hold instances, not bytes.
+    if state.mig.is_none() {
+        state.foreign_bytes = foreign_bytes(driver, &state.gpu, members)?;
     }
-    state
+    Ok(())
 }
 
 /// Memory of `gpu` held by processes that no lease answers for.

@@ -81,6 +81,29 @@ pub enum AgentError {
         /// What is wrong with it.
         why: String,
     },
+    /// The place for a MIG instance that a plan counted on can't be had now; another may.
+    #[error("MIG instance {profile} at {start} of GPU {index} can't be had: {why}")]
+    PlaceLost {
+        /// Name of the profile.
+        profile: String,
+        /// First unit of the place.
+        start: u32,
+        /// NVML index of the GPU.
+        index: u32,
+        /// What is in the way.
+        why: String,
+    },
+    /// An instance that the driver's own list of profiles does not explain.
+    #[error("GPU {0} has a MIG instance of profile {1}, which the driver does not list")]
+    UnknownProfile(u32, u32),
+    /// A GPU that can't be put into MIG mode, or out of it, from here.
+    #[error("--mig: GPU {index}: {why}")]
+    MigMode {
+        /// NVML index of the GPU.
+        index: u32,
+        /// What stands against it, and what to do.
+        why: String,
+    },
     /// Somebody took a lease back before its task could start.
     #[error("lease {0} is gone; the task was not started")]
     LeaseGone(LeaseId),
@@ -122,6 +145,7 @@ impl AgentError {
             Self::Server(cantle_clearml::Error::Address { .. }) => 2,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::NoRoom(_) => 6,
+            Self::PlaceLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
             Self::GpuTaken { .. } => 8,
             Self::Start(error) => error.exit_code(),

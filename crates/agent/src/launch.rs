@@ -91,7 +91,7 @@ impl Launcher {
         let limit = |slice: &Slice| -> Result<GpuLimit, AgentError> {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
             let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;
-            let name = slice.mig.as_ref().map_or(slice.gpu.0.as_str(), |mig| &mig.uuid);
+            let name = slice.device();
             Ok(GpuLimit {
                 uuid: gpu_uuid_bytes(name).ok_or_else(|| AgentError::BadUuid(name.to_owned()))?,
                 limit_bytes: slice.memory_limit_bytes,
@@ -138,13 +138,21 @@ pub(crate) fn enforced_by(backend: &Backend) -> String {
     }
 }
 
-/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`
+/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`, `MIG instance 3g.20gb, 4 memory slices from 4, counted as 0.5 of
+/// GPU 0 (NVIDIA A100-SXM4-40GB), 19.5 GiB limit`
 pub(crate) fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
     let one = |slice: &Slice| {
         let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
         let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
         let limit = Bytes(slice.memory_limit_bytes);
-        if slice.milli == Milli::ONE {
+        if let Some(mig) = &slice.mig {
+            let (profile, size, start, milli) = (&mig.profile, mig.size, mig.start, slice.milli);
+            let slices = if size == 1 { "slice" } else { "slices" };
+            format!(
+                "MIG instance {profile}, {size} memory {slices} from {start}, counted as {milli} of GPU {index} ({model}), \
+                 {limit} limit"
+            )
+        } else if slice.milli == Milli::ONE {
             format!("GPU {index} ({model}), {limit} limit")
         } else {
             format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)

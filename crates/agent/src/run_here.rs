@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use cantle_driver::{Driver, Source};
-use cantle_model::{ComputeMode, Gpu, GpuList, GpuRequest, Lease, LeaseId, QueueSpec, QueueWant, TaskId};
+use cantle_model::{
+    ComputeMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
+};
 use cantle_runtime::{
     Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec,
     start_attached,
@@ -15,6 +17,7 @@ use crate::Docker;
 use crate::capacity;
 use crate::clock::now_ms;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
+use crate::mig::make_instances;
 use crate::node::{Locked, Node};
 use crate::refusals::Refusals;
 use crate::watchdog::{Finding, Watchdog};
@@ -31,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct RunRequest {
     /// How much GPU.
     pub request: GpuRequest,
+    /// What must keep it apart from its neighbours.
+    pub isolation: Isolation,
     /// How compute time is divided.
     pub compute: ComputeMode,
     /// What to run.
@@ -110,6 +115,7 @@ async fn run_under(
     talk: &dyn Fn(&str),
 ) -> Result<i32, AgentError> {
     let &Place { driver, node, gpus, launcher } = place;
+    make_instances(driver, node, gpus, &mut lease)?;
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
     let mut task = match (docker, &request.image) {
@@ -121,7 +127,10 @@ async fn run_under(
     let enforced = enforced_by(backend);
     lease.leader = Some(task.leader());
     node.lock()?.put(&lease)?;
-    talk(&format!("{}, {enforced}", got(&lease.slices, gpus)));
+    // An instance may be larger than what was asked for.
+    let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
+    let asked = if is_instance { format!("asked {}, got ", request.request) } else { String::new() };
+    talk(&format!("{asked}{}, {enforced}", got(&lease.slices, gpus)));
     let stopper = task.stopper();
     let mut eye = Eye {
         driver,
@@ -246,7 +255,8 @@ fn take(
     let id = TaskId(format!("run-{}", own_holder().pid));
     let spec = QueueSpec { name: "run".to_owned(), want: QueueWant::Task };
     let now = now_ms();
-    let waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
+    let mut waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
+    waiting.isolation = request.isolation;
     let leases = locked.sweep()?;
     let state =
         capacity::state(driver, locked.node(), "here", gpus, &leases, vec![Queue::new(spec, vec![waiting])]);

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cantle_model::{ComputeMode, GpuRequest, Isolation, RequestError};
+use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation, RequestError};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use clap_complete::ArgValueCompleter;
@@ -128,6 +128,9 @@ pub(crate) enum Command {
     Move(MoveArgs),
     /// Show GPUs, slices and tasks live
     Top(TopArgs),
+    /// GPUs in MIG mode: what they offer, have, and would get
+    #[command(subcommand)]
+    Mig(crate::cmd::mig::MigCommand),
     /// Inside a task: show its limits and whether they are enforced
     Limits,
     /// Show the access and secret key of the local server
@@ -277,6 +280,12 @@ pub(crate) struct Serve {
     /// GPUs of this machine: 0-2, 0,1 or all
     #[arg(long, value_name = "LIST", num_args = 1..)]
     pub(crate) gpus: Vec<String>,
+    /// Put these GPUs into MIG mode and give out instances of them: 0,2=dynamic. Those in MIG mode are used so anyway
+    #[arg(long, value_name = "LIST=dynamic", value_parser = crate::cmd::mig::gpu_list)]
+    pub(crate) mig: Option<GpuList>,
+    /// What becomes of MIG instances that others have made: busy leaves them alone, destroy destroys those not in use
+    #[arg(long, value_enum, value_name = "HOW", default_value = "busy")]
+    pub(crate) mig_adopt: crate::cmd::mig::MigAdopt,
     /// Make the queues that do not exist
     #[arg(long)]
     pub(crate) create_queue: bool,

@@ -59,6 +59,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Requeue(args) => cmd::task::requeue(&context, &args.tasks),
         Command::Move(args) => cmd::move_task::move_task(&context, &args),
         Command::Top(args) => cmd::top::top(&context, &args),
+        Command::Mig(command) => cmd::mig::mig(&context, &command),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::up::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),

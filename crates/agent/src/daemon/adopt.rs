@@ -33,7 +33,7 @@ impl Agent {
         let stage = match (dir.outcome()?, &job.command) {
             (Some(_), _) => Stage::Ended,
             (None, None) => Stage::Unsure(Instant::now()),
-            (None, Some(_)) => Stage::Returning,
+            (None, Some(_)) => Stage::Returning("the agent died before it started the task".to_owned()),
         };
         let mut entry = Entry::new(dir, job, stage);
         entry.stop = entry.dir.stop()?;

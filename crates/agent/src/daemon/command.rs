@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 
 use cantle_clearml::{TaskRequest, tasks};
-use cantle_model::{ComputeMode, Isolation};
+use cantle_model::ComputeMode;
 use cantle_runtime::StartError;
 
 use super::Config;
@@ -47,13 +47,8 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
     Ok(Command { argv, env, cwd: None })
 }
 
-/// What a task asks for beyond memory that nothing here enforces. Better refused than promised.
+/// What a task asks for that nothing here enforces. Better refused than promised.
 fn cannot_keep(request: &TaskRequest) -> Option<&'static str> {
-    if request.isolation == Isolation::Mig {
-        return Some(
-            "it asks for a MIG instance (parameter cantle/isolation), which this agent does not give",
-        );
-    }
     (request.compute != ComputeMode::Even).then_some(
         "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even",
     )
@@ -117,14 +112,10 @@ mod tests {
     #[test]
     fn what_cannot_be_kept_is_not_promised() {
         let command = vec!["train".to_owned()];
-        let fair =
-            TaskRequest { command: command.clone(), compute: ComputeMode::Fair, ..TaskRequest::default() };
-        let mig = TaskRequest { command, isolation: Isolation::Mig, ..TaskRequest::default() };
-        for (request, named) in [(fair, "cantle/compute"), (mig, "cantle/isolation")] {
-            let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
-            let error = of_task(&task, &config(), "w").unwrap_err().to_string();
-            assert!(error.contains(named), "{error}");
-        }
+        let request = TaskRequest { command, compute: ComputeMode::Fair, ..TaskRequest::default() };
+        let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
+        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
+        assert!(error.contains("cantle/compute"), "{error}");
     }
 
     #[test]

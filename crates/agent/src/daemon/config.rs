@@ -10,6 +10,7 @@ use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
 use super::Docker;
+use crate::mig::Adopt;
 use crate::watchdog::Watch;
 
 /// Settings of [`crate::daemon`].
@@ -51,6 +52,10 @@ pub struct Config {
     pub docker: Option<Docker>,
     /// Which enforcement is accepted.
     pub wish: BackendWish,
+    /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
+    pub mig: Option<GpuList>,
+    /// What happens to MIG instances that others have made.
+    pub mig_adopt: Adopt,
     /// What happens to a task that takes what is not its own.
     pub watch: Watch,
 }
@@ -78,6 +83,8 @@ impl Config {
             stop_grace: Duration::from_secs(10),
             docker: None,
             wish: BackendWish::Auto,
+            mig: None,
+            mig_adopt: Adopt::default(),
             watch: Watch::default(),
         }
     }

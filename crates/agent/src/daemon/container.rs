@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_clearml::tasks;
+use cantle_driver::Driver;
 use cantle_model::TaskId;
 use cantle_runtime::{ContainerSpec, TaskSpec};
 
@@ -27,25 +28,25 @@ pub struct Docker {
     pub socket: Option<PathBuf>,
 }
 
-impl Agent {
-    /// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
-    ///
-    /// # Errors
-    /// If the task's own options can't be read, or the driver can't say what a container needs of it.
-    pub(crate) fn container_spec(
-        &self,
-        docker: &Docker,
-        task: &tasks::Task,
-        spec: &mut TaskSpec,
-    ) -> Result<ContainerSpec, AgentError> {
-        let parts = self.driver.container_parts(&spec.slices)?;
-        let (image, options) = image_and_options(docker, &task.container)
-            .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
-        spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));
-        let task = TaskId(task.id.clone());
-        Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
-    }
+/// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
+///
+/// # Errors
+/// If the task's own options can't be read, or the driver can't say what a container needs of it.
+pub(super) fn container_spec(
+    driver: &dyn Driver,
+    docker: &Docker,
+    task: &tasks::Task,
+    spec: &mut TaskSpec,
+) -> Result<ContainerSpec, AgentError> {
+    let parts = driver.container_parts(&spec.slices)?;
+    let (image, options) = image_and_options(docker, &task.container)
+        .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
+    spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));
+    let task = TaskId(task.id.clone());
+    Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
+}
 
+impl Agent {
     /// Removes containers of a former daemon that it made but did not live to write down: their tasks start anew.
     /// Containers of others on the same engine are none of our business.
     ///

@@ -29,8 +29,8 @@ pub(crate) enum Stage {
     Unsure(Instant),
     /// Ours, not started yet.
     Claimed,
-    /// Claimed by a former daemon that died before it started the task: goes back to its queue.
-    Returning,
+    /// Claimed and not started, for this reason: goes back to its queue.
+    Returning(String),
     /// Its first process is about to be started.
     Starting,
     /// It has processes; how to stop them.
@@ -62,6 +62,6 @@ impl Entry {
     }
 
     pub(crate) const fn is_unsettled(&self) -> bool {
-        matches!(self.stage, Stage::Unsure(_) | Stage::Returning)
+        matches!(self.stage, Stage::Unsure(_) | Stage::Returning(_))
     }
 }

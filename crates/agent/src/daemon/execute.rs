@@ -1,18 +1,24 @@
 //! From a task that is ours to processes that run. What takes long (a container's image, an engine that hangs) runs
 //! beside the loop, so that the other tasks go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cantle_clearml::tasks;
-use cantle_model::LeaseId;
+use cantle_driver::Driver;
+use cantle_model::{Gpu, Lease, LeaseId};
 use cantle_runtime::{ContainerSpec, Engine, Exit, Output, Running, TaskSpec, start_detached};
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
+use super::container::{Docker, container_spec};
 use super::entry::Stage;
 use super::{Agent, command};
 use crate::AgentError;
 use crate::job::{Outcome, Stop};
-use crate::launch::{enforced_by, got};
+use crate::launch::{Command, Launcher, enforced_by, got};
+use crate::mig::make_instances;
+use crate::node::Node;
 use crate::refusals::Refusals;
 
 /// What became of something that runs beside the loop.
@@ -23,20 +29,60 @@ pub(crate) enum News {
     Ended(Exit),
 }
 
-/// How a task is started.
+/// How a task is to be started.
 enum Way {
+    Process { program: PathBuf },
+    Container { engine: Engine, docker: Docker, task: Box<tasks::Task> },
+}
+
+/// A task that has everything but a process.
+enum Ready {
     Process { program: PathBuf },
     Container { engine: Engine, container: Box<ContainerSpec> },
 }
 
-impl Way {
-    async fn start(self, spec: TaskSpec, dir: PathBuf) -> Result<Running, AgentError> {
-        Ok(match self {
-            Self::Process { program } => start_detached(&spec, &dir, &program).await?,
-            Self::Container { engine, container } => {
+/// All that it takes to start a task beside the loop.
+struct Launch {
+    driver: Arc<dyn Driver>,
+    node: Node,
+    gpus: Vec<Gpu>,
+    launcher: Arc<Launcher>,
+    lease: Lease,
+    command: Command,
+    way: Way,
+}
+
+impl Launch {
+    /// Starts it, with its files in `dir`.
+    async fn start(self, dir: PathBuf) -> Result<Running, AgentError> {
+        let (task, task_dir) = (self.lease.task.0.clone(), dir.clone());
+        // Making a MIG instance and measuring a context take a second or more.
+        let prepared = spawn_blocking(move || self.prepare(&task_dir)).await;
+        let (spec, ready) = prepared.unwrap_or_else(|panic| {
+            Err(AgentError::Task { name: task, why: format!("its start failed: {panic}") })
+        })?;
+        Ok(match ready {
+            Ready::Process { program } => start_detached(&spec, &dir, &program).await?,
+            Ready::Container { engine, container } => {
                 engine.start(&spec, &container, Output::TaskDir(dir)).await?
             }
         })
+    }
+
+    fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Ready), AgentError> {
+        let (driver, node) = (self.driver.as_ref(), &self.node);
+        make_instances(driver, node, &self.gpus, &mut self.lease)?;
+        self.launcher.make_region(driver, node, &self.lease, &self.gpus)?;
+        node.link_task(&self.lease.id, dir)?;
+        let mut spec = self.launcher.spec(node, &self.lease.id, &self.lease.slices, &self.command);
+        let ready = match self.way {
+            Way::Process { program } => Ready::Process { program },
+            Way::Container { engine, docker, task } => {
+                let container = Box::new(container_spec(driver, &docker, &task, &mut spec)?);
+                Ready::Container { engine, container }
+            }
+        };
+        Ok((spec, ready))
     }
 }
 
@@ -44,10 +90,10 @@ impl Agent {
     /// The task is ours and the server knows: from here on it ends with an outcome.
     pub(crate) fn execute(&mut self, lease: &LeaseId, task: &tasks::Task) {
         match self.prepare(lease, task) {
-            Ok((way, spec, dir)) => {
+            Ok((launch, dir)) => {
                 let (news, lease) = (self.news_sender.clone(), lease.clone());
                 tokio::spawn(async move {
-                    let started = way.start(spec, dir).await;
+                    let started = launch.start(dir).await;
                     // The receiver is gone only when the daemon is; then the next one finds the task by its files.
                     let _ = news.send((lease, News::Started(Box::new(started))));
                 });
@@ -56,11 +102,7 @@ impl Agent {
         }
     }
 
-    fn prepare(
-        &mut self,
-        lease: &LeaseId,
-        task: &tasks::Task,
-    ) -> Result<(Way, TaskSpec, PathBuf), AgentError> {
+    fn prepare(&mut self, lease: &LeaseId, task: &tasks::Task) -> Result<(Launch, PathBuf), AgentError> {
         let command = command::of_task(task, &self.config, &self.worker)?;
         let Some(entry) = self.entries.get_mut(lease) else {
             return Err(AgentError::LeaseGone(lease.clone()));
@@ -70,25 +112,32 @@ impl Agent {
         entry.dir.write(&entry.job)?;
         let standing = self.node.lock()?.lease(lease)?;
         let standing = standing.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
-        self.launcher.make_region(self.driver.as_ref(), &self.node, &standing, &self.gpus)?;
-        self.node.link_task(lease, entry.dir.path())?;
-        let mut spec = self.launcher.spec(&self.node, lease, &standing.slices, &command);
         entry.stage = Stage::Starting;
-        let dir = entry.dir.path().to_owned();
         let way = match (&self.engine, &self.config.docker) {
-            (Some(engine), Some(docker)) => {
-                let container = Box::new(self.container_spec(docker, task, &mut spec)?);
-                Way::Container { engine: engine.clone(), container }
-            }
+            (Some(engine), Some(docker)) => Way::Container {
+                engine: engine.clone(),
+                docker: docker.clone(),
+                task: Box::new(task.clone()),
+            },
             _ => Way::Process { program: self.config.program.clone() },
         };
-        Ok((way, spec, dir))
+        let launch = Launch {
+            driver: Arc::clone(&self.driver),
+            node: self.node.clone(),
+            gpus: self.gpus.clone(),
+            launcher: Arc::clone(&self.launcher),
+            lease: standing,
+            command,
+            way,
+        };
+        Ok((launch, entry.dir.path().to_owned()))
     }
 
     pub(crate) fn heed(&mut self, lease: &LeaseId, news: News) {
         match news {
             News::Started(started) => match *started {
                 Ok(running) => self.started(lease, running),
+                Err(error @ AgentError::PlaceLost { .. }) => self.put_back(lease, &error),
                 Err(error) => self.not_started(lease, &error),
             },
             News::Ended(exit) => self.task_ended(lease, exit),
@@ -101,23 +150,36 @@ impl Agent {
         entry.refusals = Refusals::of(&self.node.slice_dir(lease));
         entry.pinged = Instant::now();
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
-        let how = format!("{}, {}", got(&entry.job.slices, &self.gpus), enforced_by(running.backend()));
-        let leader = running.leader();
+        let (leader, enforced) = (running.leader(), enforced_by(running.backend()));
         self.watch(lease.clone(), running);
         let noted = self.node.lock().and_then(|locked| match locked.lease(lease)? {
             Some(mut lease) => {
                 lease.name.clone_from(&name);
                 lease.leader = Some(leader);
-                locked.put(&lease)
+                locked.put(&lease).map(|()| lease.slices)
             }
             None => Err(AgentError::LeaseGone(lease.clone())),
         });
         match noted {
-            Ok(()) => self.note("start", Some(&task), None, format!("task {name} started: {how}")),
+            Ok(slices) => {
+                let how = format!("{}, {enforced}", got(&slices, &self.gpus));
+                // The lease knows the names of its MIG instances by now.
+                if let Some(entry) = self.entries.get_mut(lease) {
+                    entry.job.slices = slices;
+                }
+                self.note("start", Some(&task), None, format!("task {name} started: {how}"));
+            }
             // Without its first process in it the lease would fall when we do.
             Err(error) => self.stop(lease, Stop::Enforced(format!("its lease can't be kept: {error}"))),
         }
         self.planning.changed = true;
+    }
+
+    /// Nothing is wrong with the task: it gets another place.
+    fn put_back(&mut self, lease: &LeaseId, error: &AgentError) {
+        if let Some(entry) = self.entries.get_mut(lease) {
+            entry.stage = Stage::Returning(error.to_string());
+        }
     }
 
     fn not_started(&mut self, lease: &LeaseId, error: &AgentError) {

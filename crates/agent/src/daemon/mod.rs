@@ -65,7 +65,7 @@ struct Agent {
     queues: Vec<Served>,
     jobs_dir: PathBuf,
     entries: BTreeMap<LeaseId, Entry>,
-    launcher: Launcher,
+    launcher: Arc<Launcher>,
     /// Where containers run, with `--docker`.
     engine: Option<Engine>,
     /// From what runs beside the loop.

@@ -121,8 +121,7 @@ impl Agent {
 
     fn slice_view(&self, lease: &Lease, slice: &Slice) -> SliceView {
         let used = Observer::open(&self.node.slice_dir(&lease.id)).and_then(|region| region.snapshot());
-        let name = slice.mig.as_ref().map_or(slice.gpu.0.as_str(), |mig| &mig.uuid);
-        let uuid = gpu_uuid_bytes(name);
+        let uuid = gpu_uuid_bytes(slice.device());
         let on_gpu = |gpu: &&cantle_ledger::host::GpuUse| Some(gpu.uuid) == uuid;
         SliceView {
             task: lease.task.0.clone(),

@@ -16,16 +16,15 @@ impl Agent {
         for lease in self.leases_where(Entry::is_unsettled) {
             let Some(entry) = self.entries.get(&lease) else { continue };
             let (queue, task) = (entry.job.queue.0.clone(), entry.job.task.0.clone());
-            match entry.stage {
-                Stage::Unsure(since) => {
-                    if self.is_settled(&queue, &task, since.elapsed()).await? {
-                        self.forget(&lease);
-                    }
+            match &entry.stage {
+                Stage::Returning(why) => {
+                    let why = why.clone();
+                    self.return_task(&lease, &queue, &task, &why).await?;
                 }
-                _ => {
-                    self.return_task(&lease, &queue, &task, "the agent died before it started the task")
-                        .await?
+                Stage::Unsure(since) if self.is_settled(&queue, &task, since.elapsed()).await? => {
+                    self.forget(&lease);
                 }
+                _ => {}
             }
         }
         Ok(())

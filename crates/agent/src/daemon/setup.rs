@@ -16,6 +16,7 @@ use super::queues::resolve;
 use super::{Agent, Config, report, start};
 use crate::AgentError;
 use crate::launch::Launcher;
+use crate::mig;
 use crate::node::Node;
 use crate::watchdog::Watchdog;
 
@@ -46,7 +47,7 @@ fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentErr
 }
 
 pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
-    let (driver, gpus) = fitting_gpus(&config)?;
+    let (driver, mut gpus) = fitting_gpus(&config)?;
     if !config.dynamic {
         config.queues = all_gpus_each(&config.queues, &gpus);
     }
@@ -60,9 +61,11 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
 
     let node = Node::open(&Node::dir_for(&config.source))?;
     let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
-    launcher.measure(driver.as_ref(), &gpus)?;
-    let me = crate::own_holder();
-    let claim = node.lock()?.claim(&worker, me, &gpus)?;
+    let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus)?;
+    if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config) {
+        claim.release(&node)?;
+        return Err(error);
+    }
     let jobs_dir = config.state_dir.join("jobs");
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
     made.map_err(|e| AgentError::file(&jobs_dir, &e))?;
@@ -83,7 +86,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         link,
         driver: Arc::clone(&driver),
         node,
-        launcher,
+        launcher: Arc::new(launcher),
         engine,
         claim,
         gpus,
@@ -98,6 +101,23 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         looked: None,
         config,
     })
+}
+
+/// What is done to GPUs that are ours: MIG mode, instances that nobody holds, the cost of contexts.
+fn make_ready(
+    driver: &dyn Driver,
+    node: &Node,
+    launcher: &Launcher,
+    gpus: &mut [Gpu],
+    config: &Config,
+) -> Result<(), AgentError> {
+    if let Some(wanted) = &config.mig {
+        mig::turn_on(driver, gpus, wanted)?;
+    }
+    // First the leases: an instance is held as long as one stands.
+    node.lock()?.sweep()?;
+    mig::sweep(driver, node, gpus, config.mig_adopt);
+    launcher.measure(driver, gpus)
 }
 
 /// Without `--dynamic-gpus` a task gets all GPUs of the agent, whatever queue it comes from.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, tasks};
-use cantle_model::{GpuRequest, LeaseId, QueueId, QueueWant, TaskId};
+use cantle_model::{LeaseId, QueueId, TaskId};
 use cantle_sched::{Plan, Queue, Reason, Start, Waiting, audit, plan};
 use tokio::time::Instant;
 
@@ -74,11 +74,10 @@ impl Agent {
         self.begin_claimed().await
     }
 
-    /// What the tasks at the head of `NAME=task` queues ask for.
-    async fn read_wishes(&self, waits: &Waits) -> Result<BTreeMap<String, GpuRequest>, WireError> {
-        let own_wish = self.queues.iter().filter(|queue| queue.spec.want == QueueWant::Task);
-        let heads =
-            own_wish.filter_map(|queue| waits.get(&queue.id)).flat_map(|waiting| waiting.iter().take(HEAD));
+    /// What the tasks at the heads of the queues ask for. How much counts in `NAME=task` queues only; on which kind of
+    /// GPU, everywhere.
+    async fn read_wishes(&self, waits: &Waits) -> Result<BTreeMap<String, TaskRequest>, WireError> {
+        let heads = waits.values().flat_map(|waiting| waiting.iter().take(HEAD));
         let id: Vec<String> = heads.map(|queued| queued.task.clone()).collect();
         if id.is_empty() {
             return Ok(BTreeMap::new());
@@ -88,7 +87,7 @@ impl Agent {
         let wish = |task: tasks::Task| {
             // A request that can't be read is refused when the task is started; until then it is taken for none.
             let request = TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten()?;
-            Some((task.id, request.gpu?))
+            Some((task.id, request))
         };
         Ok(answer.tasks.into_iter().filter_map(wish).collect())
     }
@@ -97,13 +96,16 @@ impl Agent {
     fn place(
         &mut self,
         waits: &Waits,
-        wishes: &BTreeMap<String, GpuRequest>,
+        wishes: &BTreeMap<String, TaskRequest>,
     ) -> Result<Vec<LeaseId>, AgentError> {
         let queue = |served: &super::queues::Served| {
             let heads = waits.get(&served.id).into_iter().flatten().take(HEAD);
             let waiting = heads.map(|queued| {
                 let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
-                waiting.request = wishes.get(&queued.task).cloned();
+                if let Some(wish) = wishes.get(&queued.task) {
+                    waiting.request.clone_from(&wish.gpu);
+                    waiting.isolation = wish.isolation;
+                }
                 waiting
             });
             Queue::new(served.spec.clone(), waiting.collect())

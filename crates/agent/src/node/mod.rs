@@ -7,6 +7,7 @@
 //! leases/<lease>.json      one per grant, on disk before the slice exists and until it is gone
 //! slices/<lease>/          the accounting region of the lease: limits, usage; task → the files of its task
 //! agents/<worker>.json     which GPUs a daemon answers for
+//! mig/<gpu>.{json,lock}    which MIG instances are ours, and who may change them
 //! boot                     the start of the machine that all of this belongs to
 //! ```
 //!
@@ -33,7 +34,7 @@ use crate::AgentError;
 
 const TASK_LINK: &str = "task";
 
-const PARTS: [&str; 3] = ["leases", "slices", "agents"];
+const PARTS: [&str; 4] = ["leases", "slices", "agents", "mig"];
 
 /// The lease store of the GPUs of one machine (or of one set of simulated GPUs).
 #[derive(Clone, Debug)]
@@ -79,6 +80,10 @@ impl Node {
     #[must_use]
     pub fn slice_dir(&self, lease: &LeaseId) -> PathBuf {
         self.dir.join("slices").join(&lease.0)
+    }
+
+    pub(crate) fn mig_dir(&self) -> PathBuf {
+        self.dir.join("mig")
     }
 
     /// Waits until nobody else decides about these GPUs. Held for milliseconds; the kernel lets go of it when we die.

@@ -65,7 +65,7 @@ pub(super) fn close(dir: &Path, lease: &Lease) {
 
 fn set_limits(region: &Observer, lease: &Lease, limit_bytes: impl Fn(&Slice) -> u64) {
     for slice in &lease.slices {
-        let Some(uuid) = gpu_uuid_bytes(&slice.gpu.0) else { continue };
+        let Some(uuid) = gpu_uuid_bytes(slice.device()) else { continue };
         if let Err(error) = region.set_limit(&uuid, limit_bytes(slice)) {
             tracing::warn!(%error, lease = %lease.id, "can't change a slice's limit");
         }

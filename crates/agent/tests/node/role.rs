@@ -41,6 +41,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
             memory if memory.ends_with('i') => GpuRequest::from_memory(memory).unwrap(),
             fraction => GpuRequest::from_fraction(fraction).unwrap(),
         },
+        isolation: cantle_model::Isolation::Any,
         compute: ComputeMode::Even,
         command: Command { argv: vec!["sh".into(), "-c".into(), script.clone()], ..Command::default() },
         timeout: (timeout_s > 0).then(|| Duration::from_secs(timeout_s)),

@@ -138,15 +138,21 @@ const fn mode(mode: GpuMode) -> &'static str {
     }
 }
 
-/// The GPU's eighths: a letter per eighth of each slice, in their order, and dots for what is free.
+/// The GPU's eighths: a letter per eighth of each slice, in their order, and dots for what is free. MIG instances are
+/// drawn where they are.
 fn bar(gpu: &GpuView) -> String {
-    let mut cells = String::new();
+    let mut cells = ['.'; 8];
+    let mut next = 0;
     for (slice, letter) in gpu.slices.iter().zip(('A'..='Z').cycle()) {
-        let eighths = slice.milli.div_ceil(125);
-        cells.extend(std::iter::repeat_n(letter, usize::try_from(eighths).unwrap_or(0)));
+        let (first, eighths) = match &slice.mig {
+            // So many thousandths are `size` units of the GPU's grid.
+            Some(mig) => (mig.start * slice.milli / (mig.size.max(1) * 125), slice.milli / 125),
+            None => (next, slice.milli.div_ceil(125)),
+        };
+        next = first + eighths.max(1);
+        cells.iter_mut().take(next as usize).skip(first as usize).for_each(|cell| *cell = letter);
     }
-    cells.truncate(8);
-    format!("[{cells:.<8}]")
+    format!("[{}]", cells.iter().collect::<String>())
 }
 
 fn use_of(gpu: &GpuView) -> String {
@@ -179,6 +185,7 @@ fn clip(text: &str, most: usize) -> String {
 mod tests {
     use super::*;
     use cantle_clearml::cantle::SliceView;
+    use cantle_model::MigInstance;
 
     fn gpu(millis: &[u32]) -> GpuView {
         let slice = |&milli: &u32| SliceView {
@@ -206,6 +213,20 @@ mod tests {
         assert_eq!(bar(&gpu(&[])), "[........]");
         assert_eq!(bar(&gpu(&[1000])), "[AAAAAAAA]");
         assert_eq!(use_of(&gpu(&[250, 500])), "2 GiB / 4 GiB / 40 GiB");
+    }
+
+    #[test]
+    fn mig_instances_are_drawn_where_they_are() {
+        let mut drawn = gpu(&[250, 125]);
+        let at = |profile: &str, start, size| {
+            Some(MigInstance { profile: profile.into(), start, size, uuid: String::new() })
+        };
+        drawn.slices[0].mig = at("2g.10gb", 4, 2);
+        drawn.slices[1].mig = at("1g.5gb", 0, 1);
+        assert_eq!(bar(&drawn), "[B...AA..]");
+        drawn.slices.truncate(1);
+        drawn.slices[0].mig = at("1g.24gb", 9, 3);
+        assert_eq!(bar(&drawn), "[......AA]", "a grid of twelve");
     }
 
     #[test]

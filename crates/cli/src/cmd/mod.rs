@@ -4,6 +4,7 @@ pub(crate) mod doctor;
 pub(crate) mod limits;
 pub(crate) mod list;
 pub(crate) mod manual;
+pub(crate) mod mig;
 pub(crate) mod move_task;
 pub(crate) mod run;
 pub(crate) mod sim;

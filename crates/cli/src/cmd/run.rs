@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
-use cantle_model::{ComputeMode, GpuRequest};
+use cantle_model::{ComputeMode, GpuRequest, Isolation};
 use cantle_runtime::{BackendWish, DockerRun, inside_slice};
 
 use super::{Context, runtime};
@@ -23,6 +23,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
     };
     let request = RunRequest {
         request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
+        isolation: args.isolation,
         compute: args.compute,
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
@@ -41,6 +42,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
     let docker = DockerRun::parse(&args.command).map_err(as_kind(Kind::Usage))?;
     let request = RunRequest {
         request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
+        isolation: Isolation::Any,
         compute: ComputeMode::default(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),

@@ -131,6 +131,8 @@ fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Confi
         config.gpus = GpuList::parse(&serve.gpus).map_err(|e| usage(&e))?;
         config.gpus_text = Some(serve.gpus.join(" "));
     }
+    config.mig.clone_from(&serve.mig);
+    config.mig_adopt = serve.mig_adopt.into();
     config.name = serve.worker_name.clone().map_or_else(host_name, Ok)?;
     config.create_queues = serve.create_queue;
     config.dynamic = dynamic;

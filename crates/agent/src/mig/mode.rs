@@ -1,0 +1,49 @@
+//! MIG mode of whole GPUs: an administrator's decision, carried out where it disturbs nobody.
+
+use cantle_driver::{Activation, Driver};
+use cantle_model::{Gpu, GpuList};
+
+use super::{Adopt, Writer};
+use crate::{AgentError, Node};
+
+/// Puts the GPUs of `wanted` into MIG mode, where that needs no reset and nobody uses them.
+///
+/// # Errors
+/// [`AgentError::MigMode`] says what an administrator has to do first.
+pub(crate) fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -> Result<(), AgentError> {
+    for chosen in wanted.select(gpus)? {
+        let index = chosen.index;
+        let error = |why: String| AgentError::MigMode { index, why };
+        match driver.set_mig_mode(&chosen.uuid, true) {
+            Ok(Activation::Done) => {}
+            Ok(Activation::InUse) => {
+                let why =
+                    "MIG mode can't be turned on while a program or a monitor uses the GPU; stop it first";
+                return Err(error(why.to_owned()));
+            }
+            Ok(Activation::ResetRequired) => {
+                let why = format!(
+                    "MIG mode needs a reset of this GPU: nvidia-smi -i {index} -mig 1, then \
+                     nvidia-smi -i {index} --gpu-reset or a restart of the machine"
+                );
+                return Err(error(why));
+            }
+            Err(refused) if refused.is_not_supported() => return Err(error("it has no MIG mode".to_owned())),
+            Err(refused) => return Err(refused.into()),
+        }
+        for gpu in gpus.iter_mut().filter(|gpu| gpu.index == index) {
+            gpu.mig = true;
+        }
+    }
+    Ok(())
+}
+
+/// Destroys what nobody holds on the GPUs that are in MIG mode. A GPU that can't be asked now takes nothing new anyway.
+pub(crate) fn sweep(driver: &dyn Driver, node: &Node, gpus: &[Gpu], adopt: Adopt) {
+    for gpu in gpus.iter().filter(|gpu| gpu.mig) {
+        let swept = Writer::open(driver, node, gpu).and_then(|mut writer| writer.sweep(adopt));
+        if let Err(error) = swept {
+            tracing::warn!(gpu = gpu.index, %error, "its MIG instances are as they were");
+        }
+    }
+}

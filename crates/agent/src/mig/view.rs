@@ -1,0 +1,111 @@
+//! What people are shown of GPUs in MIG mode.
+
+use cantle_driver::{Driver, GpuInstance, Source};
+use cantle_mig::{GpuGeometry, Table};
+use cantle_model::Gpu;
+use serde::Serialize;
+
+use super::{Journal, geometry};
+use crate::clock::now_ms;
+use crate::{AgentError, Node};
+
+/// A GPU in MIG mode.
+#[derive(Clone, Debug)]
+pub struct MigGpu {
+    /// The GPU.
+    pub gpu: Gpu,
+    /// Its instances, and the places that tasks are about to get, in order of their first units.
+    pub places: Vec<MigPlace>,
+    /// As the scheduler counts it, what tasks hold included as busy.
+    pub geometry: GpuGeometry,
+}
+
+/// An instance, or a place for one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MigPlace {
+    /// Name of its profile.
+    pub profile: String,
+    /// First unit.
+    pub start: u32,
+    /// Units.
+    pub size: u32,
+    /// NVML's id of the GPU instance.
+    pub gi: Option<u32>,
+    /// Name of the MIG device.
+    pub uuid: Option<String>,
+    /// Whose it is.
+    pub state: PlaceState,
+    /// The task that holds it.
+    pub task: Option<String>,
+}
+
+/// Whose an instance is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PlaceState {
+    /// A task's.
+    Held,
+    /// About to be made for a task.
+    Coming,
+    /// Kept for the next task, or destroyed when its room is needed.
+    Free,
+    /// Made by others.
+    Foreign,
+}
+
+/// The GPUs of this machine that are in MIG mode.
+///
+/// # Errors
+/// If the driver or a file can't be read.
+pub fn mig_gpus(source: &Source) -> Result<Vec<MigGpu>, AgentError> {
+    let driver = cantle_driver::open(source)?;
+    let node = Node::open(&Node::dir_for(source))?;
+    let gpus = driver.gpus()?.into_iter().filter(|gpu| gpu.mig);
+    gpus.filter_map(|gpu| mig_gpu(driver.as_ref(), &node, gpu).transpose()).collect()
+}
+
+fn mig_gpu(driver: &dyn Driver, node: &Node, gpu: Gpu) -> Result<Option<MigGpu>, AgentError> {
+    let leases = node.lock()?.sweep()?;
+    let Some(mut geometry) = geometry(driver, node, &gpu, &leases, now_ms())? else { return Ok(None) };
+    let table = geometry.table.clone();
+    let journal = Journal::read(node, &gpu.uuid)?;
+    let found = driver.gpu_instances(&gpu.uuid)?;
+    let mut places: Vec<MigPlace> = found.iter().map(|found| place(&table, &journal, found)).collect();
+    for lease in &leases {
+        for slice in lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid) {
+            let Some(mig) = &slice.mig else { continue };
+            let task = if lease.name.is_empty() { lease.task.0.clone() } else { lease.name.clone() };
+            let at = places.iter_mut().find(|place| place.uuid.as_ref() == Some(&mig.uuid));
+            match at {
+                Some(place) => (place.state, place.task) = (PlaceState::Held, Some(task)),
+                None => places.push(MigPlace {
+                    profile: mig.profile.clone(),
+                    start: mig.start,
+                    size: mig.size,
+                    gi: None,
+                    uuid: None,
+                    state: PlaceState::Coming,
+                    task: Some(task),
+                }),
+            }
+            if let Some(profile) = table.position(&mig.profile) {
+                geometry.occupy(profile, mig.start);
+            }
+        }
+    }
+    places.sort_by_key(|place| place.start);
+    Ok(Some(MigGpu { gpu, places, geometry }))
+}
+
+fn place(table: &Table, journal: &Journal, found: &GpuInstance) -> MigPlace {
+    let profile = table.profiles.iter().find(|profile| profile.id == found.profile_id);
+    MigPlace {
+        profile: profile.map_or_else(|| found.profile_id.to_string(), |profile| profile.name.clone()),
+        start: found.start,
+        size: found.size,
+        gi: Some(found.id),
+        uuid: found.devices.first().cloned(),
+        state: if journal.is_ours(found) { PlaceState::Free } else { PlaceState::Foreign },
+        task: None,
+    }
+}

@@ -1,0 +1,257 @@
+//! Makes and destroys instances: one writer per GPU at a time, whichever process it is in.
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::thread::sleep;
+use std::time::Duration;
+
+use cantle_driver::{Driver, DriverError, GpuInstance};
+use cantle_mig::Table;
+use cantle_model::{Gpu, Lease, LeaseId, MigInstance};
+
+use super::{Journal, is_leased};
+use crate::clock::now_ms;
+use crate::{AgentError, Node};
+
+/// An instance that somebody uses may be free in a moment: it is tried again after these many milliseconds.
+const AGAIN_AFTER_MS: [u64; 6] = [50, 100, 200, 400, 800, 1600];
+
+/// A place where something failed is not tried again for so long.
+const AVOID_MS: i64 = 30_000;
+
+/// What happens at the start to instances that others have made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Adopt {
+    /// They are left alone and their room is theirs.
+    #[default]
+    Busy,
+    /// Those that nobody uses are destroyed.
+    Destroy,
+}
+
+/// The right to change the instances of one GPU.
+pub(crate) struct Writer<'a> {
+    driver: &'a dyn Driver,
+    node: &'a Node,
+    gpu: &'a Gpu,
+    journal: Journal,
+    _lock: File,
+}
+
+impl<'a> Writer<'a> {
+    /// Waits until nobody else changes this GPU.
+    ///
+    /// # Errors
+    /// If the lock or the journal can't be opened.
+    pub(crate) fn open(driver: &'a dyn Driver, node: &'a Node, gpu: &'a Gpu) -> Result<Self, AgentError> {
+        let path = node.mig_dir().join(format!("{}.lock", gpu.uuid));
+        let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
+        let lock = open.and_then(|file| file.lock().map(|()| file));
+        let lock = lock.map_err(|e| AgentError::file(&path, &e))?;
+        Ok(Self { driver, node, gpu, journal: Journal::read(node, &gpu.uuid)?, _lock: lock })
+    }
+
+    /// The instance that `lease` is to have here; its device's name is in the lease when this returns.
+    ///
+    /// # Errors
+    /// [`AgentError::PlaceLost`] if it can't be had now: then nothing of it is left.
+    pub(crate) fn make(&mut self, lease: &LeaseId, wanted: &MigInstance) -> Result<MigInstance, AgentError> {
+        let device = self.device_for(wanted)?;
+        let made = MigInstance { uuid: device, ..wanted.clone() };
+        let locked = self.node.lock()?;
+        let mut standing = locked.lease(lease)?.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
+        let slice = standing.slices.iter_mut().find(|slice| slice.gpu == self.gpu.uuid);
+        slice.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?.mig = Some(made.clone());
+        locked.put(&standing)?;
+        Ok(made)
+    }
+
+    fn device_for(&mut self, wanted: &MigInstance) -> Result<String, AgentError> {
+        let Some(table) = self.driver.mig_table(&self.gpu.uuid)? else {
+            return Err(self.lost(wanted, "it is not in MIG mode any more".to_owned()));
+        };
+        let Some(at) = table.position(&wanted.profile) else {
+            return Err(self.lost(wanted, "it has no such profile any more".to_owned()));
+        };
+        let found = self.driver.gpu_instances(&self.gpu.uuid)?;
+        if let Some(device) = self.reusable(&found, table.profiles[at].id, wanted.start)? {
+            return Ok(device);
+        }
+        let leases = self.node.leases()?;
+        let is_free =
+            |instance: &GpuInstance| !instance.devices.iter().any(|device| is_leased(&leases, device));
+        for instance in in_the_way(&table, at, wanted.start, &found, is_free) {
+            if !is_free(instance) {
+                return Err(self.lost(wanted, "a task has the instance there".to_owned()));
+            }
+            self.make_way(instance, wanted)?;
+        }
+        self.create(&table, at, wanted)
+    }
+
+    /// An instance that is just right, complete, ours, and nobody's.
+    fn reusable(
+        &self,
+        found: &[GpuInstance],
+        profile_id: u32,
+        start: u32,
+    ) -> Result<Option<String>, AgentError> {
+        let right = |instance: &&GpuInstance| instance.profile_id == profile_id && instance.start == start;
+        let Some(instance) = found.iter().find(right) else { return Ok(None) };
+        let [device] = instance.devices.as_slice() else { return Ok(None) };
+        let free = self.journal.is_ours(instance)
+            && !is_leased(&self.node.leases()?, device)
+            && self.processes_in(instance.id)?.is_empty();
+        Ok(free.then(|| device.clone()))
+    }
+
+    /// Destroys a free instance of ours for the sake of `wanted`.
+    fn make_way(&mut self, instance: &GpuInstance, wanted: &MigInstance) -> Result<(), AgentError> {
+        if !self.journal.is_ours(instance) {
+            return Err(self.lost(wanted, "somebody else has made an instance there meanwhile".to_owned()));
+        }
+        match self.destroy(instance) {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                self.journal.avoid(instance.profile_id, instance.start, now_ms() + AVOID_MS, true);
+                self.journal.write(self.node, &self.gpu.uuid)?;
+                let why = format!("the instance at {} can't be destroyed: {error}", instance.start);
+                Err(self.lost(wanted, why + &self.who_is_in(instance.id)))
+            }
+        }
+    }
+
+    /// Destroys an instance, patiently, and forgets its place.
+    fn destroy(&mut self, instance: &GpuInstance) -> Result<(), AgentError> {
+        let (driver, uuid) = (self.driver, &self.gpu.uuid);
+        let attempt = || {
+            driver.destroy_compute_instances(uuid, instance.id)?;
+            driver.destroy_gpu_instance(uuid, instance.id)
+        };
+        let mut result = attempt();
+        for again_after_ms in AGAIN_AFTER_MS {
+            if !result.as_ref().is_err_and(DriverError::is_in_use) {
+                break;
+            }
+            sleep(Duration::from_millis(again_after_ms));
+            result = attempt();
+        }
+        match result {
+            Err(error) if !error.is_gone() => return Err(error.into()),
+            _ => self.journal.drop_place(instance.profile_id, instance.start),
+        }
+        self.journal.write(self.node, &self.gpu.uuid)
+    }
+
+    /// Makes an instance where nothing is. If that fails half way, nothing is left, or what is left is known as ours.
+    fn create(&mut self, table: &Table, at: usize, wanted: &MigInstance) -> Result<String, AgentError> {
+        let (driver, uuid, profile) = (self.driver, &self.gpu.uuid, &table.profiles[at]);
+        self.journal.claim(profile.id, wanted.start);
+        self.journal.write(self.node, uuid)?;
+        let mut left = false;
+        let created = driver.create_gpu_instance(uuid, profile.id, wanted.start, profile.size);
+        let ready = created.and_then(|id| {
+            let complete = driver.create_compute_instance(uuid, id);
+            left = complete.is_err() && driver.destroy_gpu_instance(uuid, id).is_err();
+            complete
+        });
+        ready.or_else(|error| {
+            self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, left);
+            self.journal.write(self.node, uuid)?;
+            Err(self.lost(wanted, error.to_string()))
+        })
+    }
+
+    /// At the start of a daemon: what nobody holds goes, and what is not there is forgotten. What can't be destroyed now
+    /// is still known as ours.
+    ///
+    /// # Errors
+    /// If the driver can't say what there is, or a file can't be read.
+    pub(crate) fn sweep(&mut self, adopt: Adopt) -> Result<(), AgentError> {
+        for instance in self.driver.gpu_instances(&self.gpu.uuid)? {
+            let leases = self.node.leases()?;
+            if instance.devices.iter().any(|device| is_leased(&leases, device)) {
+                continue;
+            }
+            let ours = self.journal.is_ours(&instance);
+            let index = self.gpu.index;
+            if !ours && adopt == Adopt::Busy {
+                tracing::info!(gpu = index, start = instance.start, "a MIG instance of others is left alone");
+            } else if !self.processes_in(instance.id)?.is_empty() {
+                let who = self.who_is_in(instance.id);
+                tracing::warn!(gpu = index, start = instance.start, "a MIG instance stays{who}");
+            } else if let Err(error) = self.destroy(&instance) {
+                tracing::warn!(gpu = index, start = instance.start, %error, "a MIG instance stays");
+            }
+        }
+        let left = self.driver.gpu_instances(&self.gpu.uuid)?;
+        self.journal.keep_only(&left);
+        self.journal.write(self.node, &self.gpu.uuid)
+    }
+
+    fn processes_in(&self, instance: u32) -> Result<Vec<u32>, AgentError> {
+        let all = self.driver.processes(&self.gpu.uuid)?;
+        let inside = all.into_iter().filter(|process| process.instance == Some(instance));
+        Ok(inside.map(|process| process.pid).collect())
+    }
+
+    /// `; process 123 (python3) holds it`
+    fn who_is_in(&self, instance: u32) -> String {
+        let named = |pid: u32| match std::fs::read_to_string(format!("/proc/{pid}/comm")) {
+            Ok(name) => format!("{pid} ({})", name.trim()),
+            Err(_) => pid.to_string(),
+        };
+        match self.processes_in(instance).unwrap_or_default().as_slice() {
+            [] => "; the driver names no process in it, perhaps a monitor holds it".to_owned(),
+            [pid] => format!("; process {} holds it", named(*pid)),
+            pids => {
+                let all: Vec<String> = pids.iter().map(|pid| named(*pid)).collect();
+                format!("; processes {} hold it", all.join(", "))
+            }
+        }
+    }
+
+    fn lost(&self, wanted: &MigInstance, why: String) -> AgentError {
+        let (profile, start, index) = (wanted.profile.clone(), wanted.start, self.gpu.index);
+        AgentError::PlaceLost { profile, start, index, why }
+    }
+}
+
+/// What has to go before an instance of the profile at position `at` can be made at `start`: whatever overlaps it, and
+/// of its own profile a free one elsewhere, if there are as many as there can be.
+fn in_the_way<'f>(
+    table: &Table,
+    at: usize,
+    start: u32,
+    found: &'f [GpuInstance],
+    is_free: impl Fn(&GpuInstance) -> bool,
+) -> Vec<&'f GpuInstance> {
+    let profile = &table.profiles[at];
+    let end = start + profile.size;
+    let overlaps = |instance: &&GpuInstance| instance.start < end && start < instance.start + instance.size;
+    let mut way: Vec<&GpuInstance> = found.iter().filter(overlaps).collect();
+    let same = |instance: &&GpuInstance| instance.profile_id == profile.id;
+    let left = found.iter().filter(same).filter(|instance| !overlaps(instance));
+    let surplus = (left.clone().count() + 1).saturating_sub(profile.max_instances as usize);
+    way.extend(left.filter(|instance| is_free(instance)).take(surplus));
+    way
+}
+
+/// Makes the instances of a lease that is on disk, with all their names in it. Takes seconds on real hardware.
+///
+/// # Errors
+/// [`AgentError::PlaceLost`], or the driver fails; instances that were made stay, as room for others.
+pub(crate) fn make_instances(
+    driver: &dyn Driver,
+    node: &Node,
+    gpus: &[Gpu],
+    lease: &mut Lease,
+) -> Result<(), AgentError> {
+    for slice in &mut lease.slices {
+        let Some(wanted) = &slice.mig else { continue };
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+        let gpu = gpu.ok_or_else(|| DriverError::NoSuchGpu(slice.gpu.clone()))?;
+        slice.mig = Some(Writer::open(driver, node, gpu)?.make(&lease.id, wanted)?);
+    }
+    Ok(())
+}

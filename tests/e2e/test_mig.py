@@ -1,0 +1,313 @@
+"""GPUs in MIG mode: instances made to measure, the neighbours untouched, nothing leaked. The simulated driver is the witness."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from conftest import CANTLE, FILL, FOUR_QUEUES, ROOT, wait_until
+
+MIB = 1 << 20
+CONTEXT = 416 * MIB
+SEEN = [
+    sys.executable,
+    "-c",
+    textwrap.dedent("""
+        import json, os, pynvml as n
+        n.nvmlInit()
+        gpus = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+        def devices(gpu):
+            for i in range(n.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+                try: yield n.nvmlDeviceGetUUID(n.nvmlDeviceGetMigDeviceHandleByIndex(gpu, i))
+                except n.NVMLError_NotFound: pass
+        print(json.dumps({"cuda": os.environ["CUDA_VISIBLE_DEVICES"], "nvidia": os.environ["NVIDIA_VISIBLE_DEVICES"],
+                          "nvml": [uuid for gpu in gpus for uuid in devices(gpu)]}))
+    """),
+]
+
+
+@pytest.fixture
+def mig(make_cantle):
+    """One A100 in MIG mode."""
+    return make_cantle("1xA100-40GB:mig")
+
+
+def places(cantle, gpu=0):
+    """What the simulated driver has: (profile, start), in order of their starts."""
+    return [(found["profile"], found["start"]) for found in instances(cantle, gpu)]
+
+
+def instances(cantle, gpu=0):
+    return sorted(cantle.truth()[gpu]["mig"], key=lambda found: found["start"])
+
+
+def faults(cantle, *lines):
+    (cantle.home / "sim/faults").write_text("".join(f"{line}\n" for line in lines))
+
+
+def foreign(cantle, profile, start, size):
+    """Somebody else makes an instance, with NVIDIA's own binding."""
+    script = f"""
+        import ctypes, pynvml as n
+        n.nvmlInit()
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        place = n.c_nvmlGpuInstancePlacement_t()
+        place.start, place.size = {start}, {size}
+        gi = n.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, {profile}, ctypes.byref(place))
+        n.nvmlGpuInstanceCreateComputeInstance(gi, 0)
+    """
+    env = dict(cantle.env, LD_LIBRARY_PATH=str(ROOT / "dist/lib/cantle/sim"))
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, check=True, timeout=60)
+
+
+def test_a_task_sees_its_instance_and_nothing_else(mig):
+    mig.truth()
+    foreign(mig, profile=19, start=0, size=1)
+    (other,) = instances(mig)
+    seen = json.loads(mig.cli("run", "--mig-profile", "1g.5gb", "--", *SEEN).stdout)
+    assert seen["cuda"].startswith("MIG-") and seen["cuda"] == seen["nvidia"]
+    assert seen["nvml"] == [seen["cuda"]] != [other["uuid"]]
+    assert seen["cuda"] in [found["uuid"] for found in instances(mig)], "it is kept for the next task"
+    outside = subprocess.run(SEEN, env={**mig.env, "CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "",
+                             "LD_LIBRARY_PATH": str(ROOT / "dist/lib/cantle/sim")}, capture_output=True, text=True, check=True)
+    assert len(json.loads(outside.stdout)["nvml"]) == 2, "without cantle both are seen"
+
+
+@pytest.mark.parametrize(
+    ("flags", "profile", "mib", "cost"),
+    [
+        (["--mig-profile", "1g.5gb"], "1g.5gb", 4864, "0.125"),
+        (["--gpu", "0.375"], "3g.20gb", 19968, "0.5"),
+        (["--gpu-memory", "10G"], "1g.10gb", 9856, "0.25"),
+        (["--gpu-memory", "4G"], "1g.5gb", 4864, "0.125"),
+        (["--gpus", "1"], "7g.40gb", 40192, "1"),
+    ],
+)
+def test_a_request_gets_the_smallest_profile_that_holds_it(mig, flags, profile, mib, cost):
+    done = mig.cli("run", *flags, "--", *FILL)
+    assert f"got MIG instance {profile}," in done.stderr and f"counted as {cost} of GPU 0" in done.stderr
+    (record,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert record["total_bytes"] == mib * MIB and record["allocated_bytes"] == mib * MIB - CONTEXT
+    assert record["refused_code"] == 2
+    assert mig.used() == [0]
+
+
+def test_what_is_impossible_says_why(mig, make_cantle):
+    refused = mig.cli("run", "--mig-profile", "9g.1gb", "--", "true", code=2)
+    assert "it has 1g.5gb, 1g.10gb, 2g.10gb" in refused.stderr
+    assert "in MIG mode" in mig.cli("run", "--isolation", "shared", "--gpu", "0.5", "--", "true", code=2).stderr
+    shared = make_cantle("1xT4-16GB")
+    assert "no GPU here is in MIG mode" in shared.cli("run", "--mig-profile", "1g.5gb", "--", "true", code=2).stderr
+    assert "no GPU here is in MIG mode" in shared.cli("mig", "status", code=7).stderr
+
+
+def test_free_instances_are_used_again_or_make_way(mig):
+    first = json.loads(mig.cli("run", "--mig-profile", "2g.10gb", "--", *SEEN).stdout)["cuda"]
+    again = json.loads(mig.cli("run", "--mig-profile", "2g.10gb", "--", *SEEN).stdout)["cuda"]
+    assert first == again and len(instances(mig)) == 1
+    mig.cli("run", "--gpus", "1", "--", "true")
+    assert places(mig) == [("7g.40gb", 0)]
+
+
+def test_instances_of_others_are_left_alone(mig):
+    mig.truth()
+    foreign(mig, profile=19, start=0, size=1)
+    before = instances(mig)
+    assert "needs 1 GPU, free 0.875 of GPU 0" in mig.cli("run", "--gpus", "1", "--", "true", code=6).stderr
+    mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")
+    assert places(mig) == [("1g.5gb", 0), ("3g.20gb", 4)] and instances(mig)[0] == before[0]
+    (placed,) = [item for item in mig.json("mig", "status") if item["state"] == "foreign"]
+    assert (placed["profile"], placed["start"]) == ("1g.5gb", 0)
+
+
+def test_a_half_made_instance_is_undone(mig):
+    mig.truth()
+    faults(mig, "nvmlGpuInstanceCreateComputeInstance error=20 once")
+    failed = mig.cli("run", "--mig-profile", "1g.5gb", "--", "true", code=7)
+    start = int(re.search(r"MIG instance 1g.5gb at (\d) of GPU 0 can't be had", failed.stderr)[1])
+    assert places(mig) == []
+    mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    assert len(places(mig)) == 1 and places(mig) != [("1g.5gb", start)], "the place that failed is left out for a while"
+
+
+def test_an_instance_that_will_not_go_away_is_named(mig):
+    mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    kept = places(mig)
+    faults(mig, "nvmlGpuInstanceDestroy error=19")
+    failed = mig.cli("run", "--gpus", "1", "--", "true", code=7)
+    assert f"the instance at {kept[0][1]} can't be destroyed" in failed.stderr
+    faults(mig)
+    assert "needs 1 GPU, free 0.875 of GPU 0" in mig.cli("run", "--gpus", "1", "--", "true", code=6).stderr, "not tried again at once"
+    mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")
+
+
+KILLED_IN = [
+    "nvmlDeviceCreateGpuInstanceWithPlacement",  # noted as ours, not made
+    "nvmlGpuInstanceCreateComputeInstance",  # the GPU instance is made
+    "nvmlComputeInstanceGetInfo_v2",  # complete, its name not in the lease
+    "nvmlGpuInstanceDestroy",  # a free instance half destroyed
+]
+
+
+@pytest.mark.parametrize("call", KILLED_IN)
+def test_killed_at_any_step_nothing_leaks(mig, call):
+    if call == "nvmlGpuInstanceDestroy":
+        mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    mig.truth()
+    faults(mig, f"{call} delay_ms=60000 once")
+    child = mig.start("run", "--mig-profile", "3g.20gb" if call != "nvmlGpuInstanceDestroy" else "7g.40gb", "--", "true")
+    wait_until(lambda: call not in (mig.home / "sim/faults").read_text(), 20, lambda: mig.log("cantle.log"))
+    child.kill()
+    child.wait()
+    mig.cli("run", "--timeout", "20", "--gpus", "1", "--", "true")
+    assert places(mig) == [("7g.40gb", 0)], "all of the GPU was room again"
+
+
+def test_killed_after_the_start_the_task_keeps_its_instance(mig):
+    holder = mig.start("run", "--mig-profile", "1g.5gb", "--", *FILL, "--hold", "60", log="holder.log")
+    wait_until(lambda: mig.used() == [4864 * MIB], 20, lambda: mig.log("holder.log"))
+    (held,) = instances(mig)
+    holder.kill()
+    holder.wait()
+    assert "needs 1 GPU, free 0.875 of GPU 0" in mig.cli("run", "--gpus", "1", "--", "true", code=6).stderr
+    mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    assert held in instances(mig), "the same instance with the same process in it"
+    os.kill(held["processes"][0]["pid"], signal.SIGKILL)
+    mig.cli("run", "--timeout", "20", "--gpus", "1", "--", "true")
+
+
+def test_plan_and_status_show_what_stays(mig):
+    holder = mig.start("run", "--mig-profile", "2g.10gb", "--", *FILL, "--hold", "60", log="holder.log")
+    wait_until(lambda: mig.used() == [9856 * MIB], 20, lambda: mig.log("holder.log"))
+    mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")
+    held, free = sorted(mig.json("mig", "status"), key=lambda item: item["state"] == "free")
+    assert (held["state"], held["uuid"]) == ("held", next(found["uuid"] for found in instances(mig) if found["processes"]))
+    assert free["state"] == "free"
+    (plan,) = mig.json("mig", "plan", "--mig-profile", "2g.10gb")
+    assert (plan["start"], plan["reused"]) == (2, False) and [item["uuid"] for item in plan["stays"]] == [held["uuid"]]
+    assert [item["start"] for item in plan["destroyed"]] == [free["start"]] == [0]
+    picture = mig.cli("mig", "plan", "--gpu", "0.375").stdout
+    assert "asked 0.375 GPU, got 3g.20gb, 4 of 8 memory slices" in picture and "leaves 2g.10gb at 4-5" in picture
+    assert "no place for it" in mig.cli("mig", "plan", "--gpus", "1", code=6).stderr
+    profiles = {item["profile"]: item for item in mig.json("mig", "profiles")}
+    assert profiles["3g.20gb"]["starts"] == [0, 4] and profiles["3g.20gb"]["free_starts"] == [0]
+    assert len(instances(mig)) == 2, "looking changes nothing"
+    holder.send_signal(signal.SIGTERM)
+    holder.wait(timeout=15)
+
+
+def test_a_daemon_cuts_instances_and_leaves_none(mig):
+    mig.truth()
+    foreign(mig, profile=19, start=0, size=1)
+    mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    assert len(places(mig)) == 2
+    up = mig.up("--queue", "default=task")
+    assert places(mig) == [("1g.5gb", 0)], "what cantle itself had left is gone, what others made is not"
+    task = mig.submit("default", *FILL, "--hold", "60", flags=["--mig-profile", "2g.10gb"])
+    small = mig.submit("default", "sleep", "60", flags=["--gpu-memory", "4G"])
+    shared = mig.submit("default", "true", flags=["--gpu", "0.5", "--isolation", "shared"])
+    mig.wait_state(task, "in_progress"), mig.wait_state(small, "in_progress")
+    (gpu,) = mig.json("gpus")
+    made = {found["uuid"]: found for found in instances(mig)}
+    assert gpu["mode"] == "mig" and gpu["allocated_milli"] == 375
+    for piece in gpu["slices"]:
+        found = made[piece["mig"]["uuid"]]
+        assert (piece["mig"]["profile"], piece["mig"]["start"]) == (found["profile"], found["start"])
+    wait_until(lambda: len(mig.filled(task)) == 1, 20, lambda: mig.output(task))
+    assert mig.filled(task)[0]["total_bytes"] == 9856 * MIB
+    wait_until(lambda: "in MIG mode" in mig.task(shared)["reason"], 10, lambda: mig.task(shared))
+    port = re.search(r"cantle is up: http://127.0.0.1:(\d+)", mig.log())[1]
+    up.kill()
+    up.wait()
+    kept = instances(mig)
+    mig.up("--queue", "default=task", "--mig-adopt", "destroy", port=port)
+    assert [found for found in kept if found["start"]] == instances(mig), "tasks keep theirs, what others left is gone"
+    mig.cli("stop", task)
+    mig.wait_state(task, "stopped")
+
+
+@pytest.mark.parametrize("gpus", ["3xA100-40GB:mig", "2xA100-40GB:mig,1xA100-40GB"])
+def test_four_queues_on_mig_gpus(make_cantle, gpus):
+    """The documentation's example, with memory enforced by the (simulated) hardware where the GPU is in MIG mode."""
+    cantle = make_cantle(gpus)
+    cantle.up("--queue", *FOUR_QUEUES, "--gpus", "0-2")
+    dual = cantle.submit("dual_gpus", *FILL, "--hold", "60")
+    quarter = cantle.submit("quarter_gpu", *FILL, "--hold", "60")
+    half = cantle.submit("half_gpu", *FILL, "--hold", "60")
+    for task in (dual, quarter, half):
+        cantle.wait_state(task, "in_progress")
+    single = cantle.submit("single_gpu", *FILL)
+    wait_until(lambda: "needs 1 GPU" in cantle.task(single)["reason"], 10, lambda: cantle.task(single))
+    assert cantle.task(single)["state"] == "queued"
+    for task, count in ((dual, 2), (quarter, 1), (half, 1)):
+        wait_until(lambda t=task, n=count: len(cantle.filled(t)) == n, 30, lambda t=task: cantle.output(t))
+    for gpu in cantle.json("gpus"):
+        for piece in gpu["slices"]:
+            assert (piece["mig"] is not None) == (gpu["mode"] == "mig")
+        made = {found["uuid"] for found in instances(cantle, gpu["index"])}
+        assert made >= {piece["mig"]["uuid"] for piece in gpu["slices"] if piece["mig"]}
+    cantle.cli("stop", dual)
+    assert cantle.wait_state(single, "completed", seconds=40)["exit_code"] == 0
+
+
+def test_a_stalled_gpu_holds_up_nobody(make_cantle):
+    cantle = make_cantle("8xA100-40GB:mig")
+    cantle.truth()
+    cantle.up("--queue", "default=task")
+    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=12000 once")
+    slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
+    wait_until(lambda: "delay_ms" not in (cantle.home / "sim/faults").read_text(), 20, lambda: cantle.log())
+    quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(7)]
+    for task in quick:
+        cantle.wait_state(task, "completed", seconds=40)
+    assert cantle.wait_state(slow, "completed", seconds=40)["exit_code"] == 0
+
+
+def test_mig_mode_is_turned_on_where_that_disturbs_nobody(make_cantle):
+    hopper = make_cantle("2xH100-80GB")
+    hopper.up("--queue", "default=task", "--mig", "1=dynamic")
+    on_mig = hopper.submit("default", "sleep", "60", flags=["--gpu", "0.25", "--isolation", "mig"])
+    shared = hopper.submit("default", "sleep", "60", flags=["--gpu", "0.25", "--isolation", "shared"])
+    hopper.wait_state(on_mig, "in_progress"), hopper.wait_state(shared, "in_progress")
+    assert [gpu["mode"] for gpu in sorted(hopper.json("gpus"), key=lambda gpu: gpu["index"])] == ["shared", "mig"]
+    assert places(hopper, 1) == [("1g.20gb", 6)]
+    ampere = make_cantle("1xA100-40GB")
+    refused = ampere.cli("up", "--listen", "127.0.0.1:0", "--queue", "default=task", "--mig", "0=dynamic", code=7)
+    assert "needs a reset of this GPU" in refused.stderr and "nvidia-smi -i 0 -mig 1" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("gpus", "profiles"),
+    [
+        ("1xRTX-PRO-6000-96GB:mig", ["1g.24gb", "2g.48gb"]),
+        ("1xA30-24GB:mig", ["1g.6gb", "2g.12gb"]),
+        ("1xH200-141GB:mig", ["1g.35gb", "3g.71gb"]),
+        ("1xB200-180GB:mig", ["1g.45gb", "3g.90gb"]),
+    ],
+)
+def test_other_gpus_by_what_their_driver_says(make_cantle, gpus, profiles):
+    cantle = make_cantle(gpus)
+    for fraction, profile in zip(("0.25", "0.5"), profiles, strict=True):
+        done = cantle.cli("run", "--gpu", fraction, "--", *FILL)
+        assert f"got MIG instance {profile}," in done.stderr
+        memory = next(item["memory_bytes"] for item in cantle.json("mig", "profiles") if item["profile"] == profile)
+        assert json.loads(done.stdout)["total_bytes"] == memory
+
+
+def test_the_script_for_owners_of_a_card_runs(mig):
+    mig.truth()
+    script = [sys.executable, str(ROOT / "tests/gpu/mig_verify.py"), "--cantle", str(CANTLE)]
+    env = dict(mig.env, LD_LIBRARY_PATH=str(ROOT / "dist/lib/cantle/sim"))
+    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads(done.stdout)
+    assert report["as_expected"] and report["calls"]["nvmlDeviceCreateGpuInstanceWithPlacement"]["calls"] == 2 * len(report["instances"])
+    off = subprocess.run(
+        script, env=dict(env, CANTLE_SIM_GPUS="1xT4-16GB", CANTLE_SIM_DIR=str(mig.home / "other")), capture_output=True, text=True
+    )
+    assert off.returncode == 1 and "is not in MIG mode" in off.stderr
