@@ -70,6 +70,14 @@ fn parent(pid: u32) -> Option<u32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// The pid that a process has in its own pid namespace: the last number of `NSpid`. One that has ended meanwhile is
+/// nobody's.
+pub(crate) fn own_view(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().next_back()?.parse().ok()
+}
+
 #[cfg(test)]
 mod tests {
     use cantle_model::{Holder, TaskId};
@@ -117,5 +125,11 @@ mod tests {
         let mut stale = lease("stale", me);
         stale.owner.start_ticks += 1;
         assert_eq!(Members::of(&node, &[stale]).lease_of(me), None);
+    }
+
+    #[test]
+    fn a_process_sees_its_own_pid_here() {
+        let me = std::process::id();
+        assert_eq!(own_view(me), Some(me));
     }
 }

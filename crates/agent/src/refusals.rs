@@ -8,6 +8,8 @@ use cantle_ledger::host::Observer;
 use cantle_model::{Bytes, Gpu, Slice};
 use tokio::time::Instant;
 
+use crate::members;
+
 /// A program that tries again and again is told about so often, with a count.
 const TELL_EVERY: Duration = Duration::from_secs(10);
 
@@ -32,28 +34,55 @@ impl Refusals {
         self
     }
 
-    /// One line if there is something to tell.
-    pub(crate) fn news(&mut self, slices: &[Slice], gpus: &[Gpu], now: Instant) -> Option<String> {
+    /// One line if there is something to tell. `pids` gives the task's processes as this machine knows them.
+    pub(crate) fn news(
+        &mut self,
+        slices: &[Slice],
+        gpus: &[Gpu],
+        pids: impl FnOnce() -> Vec<u32>,
+        now: Instant,
+    ) -> Option<String> {
+        self.collect();
+        if self.told.is_some_and(|told| now.duration_since(told) < TELL_EVERY) {
+            return None;
+        }
+        let line = self.last_words(slices, gpus, pids)?;
+        self.told = Some(now);
+        Some(line)
+    }
+
+    /// As [`Refusals::news`], at the end of the task: nothing is held back any more.
+    pub(crate) fn last_words(
+        &mut self,
+        slices: &[Slice],
+        gpus: &[Gpu],
+        pids: impl FnOnce() -> Vec<u32>,
+    ) -> Option<String> {
+        self.collect();
+        let (refusal, before) = self.held_back.take()?;
+        let host_pid = pids().into_iter().find(|&pid| members::own_view(pid) == Some(refusal.pid));
+        Some(line(&refusal, before, host_pid, slices, gpus))
+    }
+
+    fn collect(&mut self) {
         for refusal in self.region.new_refusals() {
             let before = self.held_back.take().map_or(0, |(_, before)| before + 1);
             self.held_back = Some((refusal, before));
         }
-        if self.told.is_some_and(|told| now.duration_since(told) < TELL_EVERY) {
-            return None;
-        }
-        let (refusal, before) = self.held_back.take()?;
-        self.told = Some(now);
-        Some(line(&refusal, before, slices, gpus))
     }
 }
 
-fn line(refusal: &Refusal, before: u64, slices: &[Slice], gpus: &[Gpu]) -> String {
+/// The pid is the one that the process knows itself by; where this machine knows it by another, that is told too.
+fn line(refusal: &Refusal, before: u64, host_pid: Option<u32>, slices: &[Slice], gpus: &[Gpu]) -> String {
     let slice = usize::try_from(refusal.gpu).ok().and_then(|at| slices.get(at));
     let gpu = slice.and_then(|slice| gpus.iter().find(|gpu| gpu.uuid == slice.gpu));
     let on = gpu.map_or_else(String::new, |gpu| format!(" of GPU {}", gpu.index));
+    let host_pid = host_pid.filter(|pid| *pid != refusal.pid);
+    let here = host_pid.map_or_else(String::new, |pid| format!(" ({pid} on the host)"));
     let more = if before == 0 { String::new() } else { format!("; {before} more before it") };
     format!(
-        "process {} asked for {}{on} and was refused: {} of its limit of {} are in use{more}",
+        "process {}{here} asked for {}{on} and was refused: {} of its limit of {} are in use{more} \
+         (cantle explain allocation-refused)",
         refusal.pid,
         Bytes(refusal.asked_bytes),
         Bytes(refusal.used_bytes),
@@ -81,15 +110,18 @@ mod tests {
             used_bytes: 20 << 30,
             limit_bytes: 20 << 30,
         };
-        let one = line(&refusal, 0, std::slice::from_ref(&slice), std::slice::from_ref(&gpu));
+        let one = line(&refusal, 0, Some(7), std::slice::from_ref(&slice), std::slice::from_ref(&gpu));
         assert_eq!(
             one,
-            "process 7 asked for 2 MiB of GPU 2 and was refused: 20 GiB of its limit of 20 GiB are in use"
+            "process 7 asked for 2 MiB of GPU 2 and was refused: 20 GiB of its limit of 20 GiB are in use \
+             (cantle explain allocation-refused)"
         );
-        assert!(line(&refusal, 3, &[slice], &[gpu]).ends_with("; 3 more before it"));
+        let contained = line(&refusal, 3, Some(4711), &[slice], &[gpu]);
+        assert!(contained.starts_with("process 7 (4711 on the host) asked for "), "{contained}");
+        assert!(contained.contains("; 3 more before it"), "{contained}");
         let beyond = Refusal { gpu: u32::MAX, ..refusal };
         assert!(
-            line(&beyond, 0, &[], &[]).contains("asked for 2 MiB and was refused"),
+            line(&beyond, 0, None, &[], &[]).contains("asked for 2 MiB and was refused"),
             "tenants write this field"
         );
     }

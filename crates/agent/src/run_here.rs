@@ -7,7 +7,7 @@ use cantle_model::{
     ComputeMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
 };
 use cantle_runtime::{
-    Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, TaskSpec,
+    Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, Stopper, TaskSpec,
     start_attached,
 };
 use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
@@ -142,11 +142,12 @@ async fn run_under(
     };
     loop {
         let ended = timeout(LOOK_EVERY, task.wait()).await;
-        if eye.look(talk) {
-            stopper.kill().await;
-        }
         if let Ok(exit) = ended {
+            eye.last_look(talk);
             return Ok(exit.code());
+        }
+        if eye.look(&stopper, talk) {
+            stopper.kill().await;
         }
     }
 }
@@ -163,11 +164,11 @@ struct Eye<'a> {
 
 impl Eye<'_> {
     /// Tells what there is to tell; true if the task must be stopped.
-    fn look(&mut self, talk: &dyn Fn(&str)) -> bool {
+    fn look(&mut self, stopper: &Stopper, talk: &dyn Fn(&str)) -> bool {
         let now = Instant::now();
         let slices = &self.lease.slices;
-        if let Some(line) = self.refusals.as_mut().and_then(|refusals| refusals.news(slices, self.gpus, now))
-        {
+        let refusals = self.refusals.as_mut();
+        if let Some(line) = refusals.and_then(|it| it.news(slices, self.gpus, || stopper.pids(), now)) {
             talk(&line);
         }
         let ours = |lease: &LeaseId| *lease == self.lease.id;
@@ -176,12 +177,20 @@ impl Eye<'_> {
             match finding {
                 Finding::Suspect(why) => talk(&why),
                 Finding::Guilty(why) => {
-                    talk(&format!("the task is killed: {why}"));
+                    talk(&format!("the task is killed: {why} (cantle explain watchdog-kill)"));
                     guilty = true;
                 }
             }
         }
         guilty
+    }
+
+    /// Tells what has not been told when the task has ended.
+    fn last_look(&mut self, talk: &dyn Fn(&str)) {
+        let slices = &self.lease.slices;
+        if let Some(line) = self.refusals.as_mut().and_then(|it| it.last_words(slices, self.gpus, Vec::new)) {
+            talk(&line);
+        }
     }
 }
 

@@ -5,19 +5,16 @@
 //! the limit holds for all of it; whoever goes beyond is named, and stopped if it does not end within a moment.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::CString;
-use std::fs;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use cantle_driver::{Driver, DriverError, ProcessMemory};
-use cantle_ledger::host::Observer;
-use cantle_ledger::{Attachment, granules_holding};
+use cantle_ledger::GRANULE_BYTES;
+use cantle_ledger::host::{GpuUse, Observer};
 use cantle_model::{Bytes, Gpu, GpuUuid, Lease, LeaseId, Slice};
 use tokio::time::Instant;
 
-use crate::members::Members;
+use crate::members::{self, Members};
 use crate::node::Node;
 
 /// What is found must last so long before anybody is stopped: a look takes a moment, and things change meanwhile.
@@ -46,8 +43,6 @@ pub(crate) enum Finding {
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     since: BTreeMap<LeaseId, Instant>,
-    /// One slot of ours in each slice that uses hidden memory, holding what is hidden.
-    charged: BTreeMap<LeaseId, Attachment>,
 }
 
 impl Watchdog {
@@ -65,13 +60,13 @@ impl Watchdog {
             Vec::new()
         });
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
-        self.charged.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         let held = held_by_lease(driver, gpus, &Members::of(node, &leases));
+        let nothing = Held::new();
         let mut findings = Vec::new();
         for lease in leases.iter().filter(|lease| ours(&lease.id)) {
             let used = held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
-            let Some(wrong) = used.and_then(|used| self.weigh(lease, &dir, used, gpus)) else {
+            let Some(wrong) = weigh(lease, &dir, used.unwrap_or(&nothing), gpus) else {
                 self.since.remove(&lease.id);
                 continue;
             };
@@ -88,51 +83,43 @@ impl Watchdog {
         }
         findings
     }
-
-    /// Charges what is hidden, and tells what is wrong, if anything is.
-    fn weigh(&mut self, lease: &Lease, dir: &Path, used: &Held, gpus: &[Gpu]) -> Option<String> {
-        let region = Observer::open(dir).ok()?;
-        let snapshot = region.snapshot().ok()?;
-        let attached: BTreeSet<u32> = snapshot.processes.iter().map(|process| process.pid).collect();
-        for (gpu, processes) in used {
-            let index = gpus.iter().find(|known| known.uuid == *gpu).map_or(u32::MAX, |known| known.index);
-            let at = lease.slices.iter().position(|slice| slice.gpu == *gpu);
-            let counted = at.and_then(|at| snapshot.gpus.get(at)).map_or(0, |now| now.used_bytes);
-            let ours = self.charged.get(&lease.id).zip(at).map_or(0, |(slot, at)| charged_bytes(slot, at));
-            let slice = at.and_then(|at| lease.slices.get(at));
-            let look = Look {
-                index,
-                slice,
-                counted_bytes: counted.saturating_sub(ours),
-                processes,
-                attached: &attached,
-            };
-            if let (Some(at), true) = (at, look.hidden_bytes() != ours) {
-                self.charge(&lease.id, dir, at, look.hidden_bytes());
-            }
-            if let Some(wrong) = look.wrong() {
-                return Some(wrong);
-            }
-        }
-        None
-    }
-
-    fn charge(&mut self, lease: &LeaseId, dir: &Path, gpu: usize, bytes: u64) {
-        if !self.charged.contains_key(lease) {
-            let Ok(path) = CString::new(dir.as_os_str().as_bytes()) else { return };
-            match Attachment::new(&path) {
-                Ok(slot) => drop(self.charged.insert(lease.clone(), slot)),
-                Err(error) => return tracing::warn!(%lease, ?error, "hidden memory can't be charged"),
-            }
-        }
-        if let Some(mut account) = self.charged.get(lease).and_then(|slot| slot.account(gpu)) {
-            account.set_held(granules_holding(bytes));
-        }
-    }
 }
 
-fn charged_bytes(slot: &Attachment, gpu: usize) -> u64 {
-    slot.account(gpu).map_or(0, |account| u64::from(account.held()) * cantle_ledger::GRANULE_BYTES)
+/// Charges what is hidden, and tells what is wrong, if anything is.
+fn weigh(lease: &Lease, dir: &Path, used: &Held, gpus: &[Gpu]) -> Option<String> {
+    let region = Observer::open(dir).ok();
+    let snapshot = region.as_ref().and_then(|region| region.snapshot().ok());
+    // A region that its tenant has spoilt counts nothing and knows nobody.
+    let processes = snapshot.iter().flat_map(|snapshot| &snapshot.processes);
+    let attached: BTreeSet<u32> = processes.map(|process| process.pid).collect();
+    let counted = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.gpus);
+    let mut wrong = None;
+    for gpu in gpus {
+        let at = lease.slices.iter().position(|slice| slice.gpu == gpu.uuid);
+        let now = at.and_then(|at| counted.get(at));
+        let processes = used.get(&gpu.uuid).map_or(&[][..], Vec::as_slice);
+        let look = Look {
+            index: gpu.index,
+            slice: at.and_then(|at| lease.slices.get(at)),
+            counted_bytes: now.map_or(0, |now| now.counted_bytes),
+            processes,
+            attached: &attached,
+        };
+        if let (Some(region), Some(now)) = (&region, now) {
+            charge(region, now, look.hidden_bytes());
+        }
+        wrong = wrong.or_else(|| look.wrong());
+    }
+    wrong
+}
+
+fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
+    if now.hidden_bytes == hidden_bytes.next_multiple_of(GRANULE_BYTES) {
+        return;
+    }
+    if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
+        tracing::warn!(%error, "hidden memory can't be charged");
+    }
 }
 
 type Held = BTreeMap<GpuUuid, Vec<ProcessMemory>>;
@@ -174,6 +161,9 @@ impl Look<'_> {
     }
 
     fn wrong(&self) -> Option<String> {
+        if self.processes.is_empty() {
+            return None;
+        }
         let (index, actual) = (self.index, self.actual_bytes());
         let Some(slice) = self.slice else {
             let pid = self.processes.first().map_or(0, |process| process.pid);
@@ -206,15 +196,7 @@ impl Look<'_> {
 /// Is `pid`, a process of this machine, among those that have attached? They gave the pid that they see, which in a
 /// container is another one.
 fn knows(attached: &BTreeSet<u32>, pid: u32) -> bool {
-    attached.contains(&pid) || own_view(pid).is_some_and(|pid| attached.contains(&pid))
-}
-
-/// The pid that a process has in its own pid namespace: the last number of `NSpid`. One that has ended meanwhile is
-/// nobody's.
-fn own_view(pid: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-    line.split_whitespace().next_back()?.parse().ok()
+    attached.contains(&pid) || members::own_view(pid).is_some_and(|pid| attached.contains(&pid))
 }
 
 #[cfg(test)]
@@ -256,11 +238,5 @@ mod tests {
         assert_eq!(said, "it holds 11 GiB of GPU 2, its limit is 10 GiB");
         let said = wrong(0, &[(7, GIB)], &[7], false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
-    }
-
-    #[test]
-    fn a_process_sees_its_own_pid_here() {
-        let me = std::process::id();
-        assert_eq!(own_view(me), Some(me));
     }
 }

@@ -228,7 +228,8 @@ pub struct EventView {
     pub id: i64,
     /// When, RFC 3339; given by the server.
     pub time: String,
-    /// One word: `enqueue`, `dequeue`, `start`, `stop`, `end`, `place`, `refuse`…
+    /// One word. The server's own are changes of state: `enqueue`, `dequeue`, `start`, `stop`, `end`…; an agent's are what it
+    /// decides and sees: `place`, `run`, `wait`, `refuse`, `watch`, `kill`…
     pub kind: String,
     /// The task it is about.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -13,6 +13,7 @@
 //! noticed when attaching; then the descriptor stays open, and such a slot is dead only once its process is.
 
 use core::ffi::{CStr, c_int};
+use core::ops::Range;
 use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
@@ -72,7 +73,7 @@ impl Ledger {
     /// The slice's GPUs, in the order of their indices.
     #[must_use]
     pub fn gpus(&self) -> &[GpuEntry] {
-        self.limits.gpus.get(..self.limits.gpu_count as usize).unwrap_or(&[])
+        self.limits.gpus()
     }
 
     /// Index of a GPU in the slice.
@@ -81,11 +82,13 @@ impl Ledger {
         self.gpus().iter().position(|gpu| gpu.uuid == *uuid)
     }
 
-    /// Granules in use on a GPU by all processes of the slice, dead ones included until they are settled.
+    /// Granules in use on a GPU by all processes of the slice, hidden ones and dead processes' included until these are settled.
     #[must_use]
     #[inline]
     pub fn used(&self, gpu: usize) -> u32 {
-        self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.0)))
+        let hidden = self.gpus().get(gpu).map_or(0, GpuEntry::hidden_granules);
+        let counted = self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.0)));
+        counted.saturating_add(hidden)
     }
 
     /// The processes that hold something on a GPU: their pids, as they know themselves, and granules. Dead ones are among
@@ -125,18 +128,6 @@ impl Ledger {
         // Fails if another settler was faster.
         slot.owner.swap_if(owner, freed(owner));
         returned
-    }
-
-    /// True if the slot's owner lives. For displays; it may die at any moment.
-    #[cfg(feature = "std")]
-    pub(crate) fn is_alive(&self, fd: &Fd, number: u32, owner: u64) -> bool {
-        let Some(slot) = self.usage.slot(number) else { return false };
-        is_locked(fd, number) || !is_dead_once_unlocked(slot, owner)
-    }
-
-    #[cfg(feature = "std")]
-    pub(crate) fn usage_fd(&self) -> Result<Fd, OpenError> {
-        Fd::open(self.usage_path.as_c_str(), libc::O_RDWR)
     }
 }
 
@@ -213,11 +204,19 @@ impl Account<'_> {
     /// [`Over`]: nothing was reserved. Call [`Account::refused`] if the program is told.
     #[inline]
     pub fn reserve(&mut self, granules: u32) -> Result<(), Over> {
-        let slot = self.attachment.slot;
-        protocol::reserve(&self.cells, slot, granules, self.entry.limit_granules()).or_else(|_| {
+        self.try_reserve(granules).or_else(|_| {
             self.attachment.ledger.reap();
-            protocol::reserve(&self.cells, slot, granules, self.entry.limit_granules())
+            self.try_reserve(granules).map_err(|over| {
+                let hidden = self.entry.hidden_granules();
+                Over { used: over.used.saturating_add(hidden), limit: self.entry.limit_granules(), ..over }
+            })
         })
+    }
+
+    #[inline]
+    fn try_reserve(&mut self, granules: u32) -> Result<(), Over> {
+        let room = self.entry.limit_granules().saturating_sub(self.entry.hidden_granules());
+        protocol::reserve(&self.cells, self.attachment.slot, granules, room)
     }
 
     /// Gives granules back, after they were freed.
@@ -250,22 +249,26 @@ impl Account<'_> {
     }
 }
 
-fn lock_command(fd: &Fd, command: c_int, kind: c_int, slot: u32) -> Option<c_int> {
+fn lock_command(fd: &Fd, command: c_int, kind: c_int, slots: Range<u32>) -> Option<c_int> {
     // SAFETY: all-zero is a valid flock.
     let mut request: libc::flock = unsafe { core::mem::zeroed() };
     request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
-    request.l_start = libc::off_t::from(slot);
-    request.l_len = 1;
+    request.l_start = libc::off_t::from(slots.start);
+    request.l_len = libc::off_t::from(slots.end - slots.start);
     fd.lock(command, &mut request).then_some(c_int::from(request.l_type))
 }
 
+const fn one(slot: u32) -> Range<u32> {
+    slot..slot + 1
+}
+
 fn lock(fd: &Fd, slot: u32) -> bool {
-    lock_command(fd, libc::F_OFD_SETLK, libc::F_WRLCK, slot).is_some()
+    lock_command(fd, libc::F_OFD_SETLK, libc::F_WRLCK, one(slot)).is_some()
 }
 
 fn unlock(fd: &Fd, slot: u32) {
-    lock_command(fd, libc::F_OFD_SETLK, libc::F_UNLCK, slot);
+    lock_command(fd, libc::F_OFD_SETLK, libc::F_UNLCK, one(slot));
 }
 
 /// Makes a slot whose lock we hold ours; false if it is not free. Until the lock is known to be durable, the pid counts too.
@@ -282,7 +285,12 @@ fn take(usage: &UsageRegion, slot: &Slot, number: u32, pid: u32, start_ticks: u6
 
 /// True if another open file holds the slot's lock, or if that can't be told: better to keep a dead slot than to lose a living one.
 fn is_locked(fd: &Fd, slot: u32) -> bool {
-    lock_command(fd, libc::F_OFD_GETLK, libc::F_WRLCK, slot) != Some(libc::F_UNLCK)
+    is_any_locked(fd, one(slot))
+}
+
+/// As [`is_locked`], for any of several slots.
+pub(crate) fn is_any_locked(fd: &Fd, slots: Range<u32>) -> bool {
+    lock_command(fd, libc::F_OFD_GETLK, libc::F_WRLCK, slots) != Some(libc::F_UNLCK)
 }
 
 fn is_dead_once_unlocked(slot: &Slot, owner: u64) -> bool {
@@ -300,7 +308,7 @@ fn outlives_descriptor(fd: &mut Fd, ledger: &Ledger, slot: u32) -> Result<bool, 
         return Ok(true);
     }
     // Waits at most for another process to notice that the slot is taken.
-    match lock_command(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, slot) {
+    match lock_command(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, one(slot)) {
         Some(_) => Ok(false),
         None => Err(OpenError::Io(map::errno())),
     }

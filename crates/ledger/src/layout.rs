@@ -14,7 +14,7 @@ pub(crate) const MAX_REFUSALS: usize = 64;
 pub(crate) const LIMITS_MAGIC: u64 = u64::from_le_bytes(*b"cantleLM");
 pub(crate) const USAGE_MAGIC: u64 = u64::from_le_bytes(*b"cantleUS");
 /// Of both files. A shim refuses a version that it does not know.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Longest lease id kept in `limits`.
 pub(crate) const LEASE_BYTES: usize = 64;
 
@@ -31,6 +31,12 @@ pub(crate) struct LimitsRegion {
     pub(crate) gpus: [GpuEntry; MAX_GPUS],
 }
 
+impl LimitsRegion {
+    pub(crate) fn gpus(&self) -> &[GpuEntry] {
+        self.gpus.get(..self.gpu_count as usize).unwrap_or(&[])
+    }
+}
+
 /// One GPU in the file `limits`.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -38,6 +44,9 @@ pub struct GpuEntry {
     pub(crate) uuid: Uuid,
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) context_bytes: u64,
+    /// What the driver says is in use beyond what `usage` counts. It lies here, where only the agent writes: a task that
+    /// wipes its own accounting does not get the room.
+    pub(crate) hidden_bytes: AtomicU64,
 }
 
 impl GpuEntry {
@@ -46,6 +55,13 @@ impl GpuEntry {
     #[inline]
     pub fn limit_granules(&self) -> u32 {
         crate::granules_within(self.limit_bytes.load(Ordering::Relaxed))
+    }
+
+    /// In use on this GPU without having been asked for: modules, stacks, libraries' workspaces. The agent keeps it up to date.
+    #[must_use]
+    #[inline]
+    pub fn hidden_granules(&self) -> u32 {
+        crate::granules_holding(self.hidden_bytes.load(Ordering::Relaxed)).min(protocol::MAX_GRANULES)
     }
 
     /// What one process's CUDA context costs on this GPU, in granules.
@@ -134,6 +150,10 @@ pub struct Refusal {
 }
 
 impl UsageRegion {
+    pub(crate) const fn is_ours(&self) -> bool {
+        self.magic == USAGE_MAGIC && self.version == VERSION
+    }
+
     pub(crate) fn slot(&self, slot: u32) -> Option<&Slot> {
         self.slots.get(slot as usize)
     }

@@ -23,6 +23,8 @@ pub mod attach;
 pub mod host;
 mod layout;
 mod map;
+#[cfg(feature = "std")]
+mod observer;
 mod proc_stat;
 pub mod protocol;
 

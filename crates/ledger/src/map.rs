@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, VERSION};
+use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, UsageRegion, VERSION};
 
 /// Why a slice's files can't be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +42,7 @@ pub(crate) fn errno() -> c_int {
 }
 
 /// An open file that closes itself.
+#[derive(Debug)]
 pub(crate) struct Fd(pub(crate) c_int);
 
 impl Fd {
@@ -59,6 +60,23 @@ impl Fd {
         // SAFETY: `buffer` has room for what is asked for.
         let length = unsafe { libc::syscall(libc::SYS_read, self.0, buffer.as_mut_ptr(), buffer.len()) };
         usize::try_from(length).ok()
+    }
+
+    /// Fills `buffer` from `offset` on; false if the file is shorter.
+    #[cfg(feature = "std")]
+    pub(crate) fn read_exact_at(&self, mut buffer: &mut [u8], mut offset: usize) -> bool {
+        while !buffer.is_empty() {
+            // SAFETY: `buffer` has room for what is asked for.
+            let length = unsafe {
+                libc::syscall(libc::SYS_pread64, self.0, buffer.as_mut_ptr(), buffer.len(), offset)
+            };
+            let Some(length) = usize::try_from(length).ok().filter(|length| *length > 0) else {
+                return false;
+            };
+            buffer = buffer.get_mut(length..).unwrap_or_default();
+            offset += length;
+        }
+        true
     }
 
     /// `fcntl` with a lock; false if it fails.
@@ -151,8 +169,5 @@ pub(crate) fn limits(path: &CStr, writable: bool) -> Result<Mapping<LimitsRegion
 
 pub(crate) fn usage(fd: &Fd) -> Result<Mapping<UsageRegion>, OpenError> {
     let usage = Mapping::<UsageRegion>::new(fd, true)?;
-    if usage.magic != USAGE_MAGIC || usage.version != VERSION {
-        return Err(OpenError::Unknown);
-    }
-    Ok(usage)
+    if usage.is_ours() { Ok(usage) } else { Err(OpenError::Unknown) }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use cantle_ledger::host::{self, GpuLimit, Observer};
-use cantle_ledger::{Attachment, GRANULE_BYTES, Over};
+use cantle_ledger::{Attachment, GRANULE_BYTES, Ledger, Over};
 
 const UUID: [u8; 16] = *b"a GPU for a test";
 const LIMIT: u64 = 64;
@@ -22,8 +22,18 @@ fn slice(limit: u64) -> (tempfile::TempDir, CString) {
     (dir, path)
 }
 
+/// What the living hold, as the agent sees it.
 fn used(dir: &Path) -> u64 {
-    Observer::open(dir).unwrap().snapshot().unwrap().gpus[0].used_bytes / GRANULE_BYTES
+    Observer::open(dir).unwrap().snapshot().unwrap().gpus[0].used_bytes() / GRANULE_BYTES
+}
+
+/// What is charged, to the living and the dead.
+fn charged(dir: &CString) -> u64 {
+    Ledger::open(dir).unwrap().used(0).into()
+}
+
+fn reap(dir: &CString) -> u64 {
+    Ledger::open(dir).unwrap().reap().into()
 }
 
 /// Runs `work` in a child process, which must not allocate: the test harness has threads.
@@ -104,7 +114,6 @@ fn nothing_is_lost_however_often_processes_are_killed() {
     let kills =
         std::env::var_os("CANTLE_STRESS_KILLS").map_or(300, |kills| kills.to_str().unwrap().parse().unwrap());
     let (dir, path) = slice(LIMIT);
-    let observer = Observer::open(dir.path()).unwrap();
     let progress = shared(PROCESSES);
     let start = |index: usize, seed: u64| spawn(|| work(&path, seed, &progress[index]));
     let mut children: Vec<_> = (0..PROCESSES).map(|index| start(index, index as u64)).collect();
@@ -114,9 +123,9 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         let victim = random.below(PROCESSES as u64) as usize;
         kill(children[victim]);
         wait(children[victim]);
-        assert!(used(dir.path()) <= LIMIT);
+        assert!(charged(&path) <= LIMIT);
         if round % 3 == 0 {
-            observer.reap();
+            reap(&path);
         }
         children[victim] = start(victim, round + 100);
     }
@@ -134,15 +143,16 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         kill(child);
         wait(child);
     }
-    assert!(used(dir.path()) > 0, "the dead held something, or this test shows nothing");
-    observer.reap();
-    assert_eq!(used(dir.path()), 0, "granules were lost");
+    assert!(charged(&path) > 0, "the dead held something, or this test shows nothing");
+    assert_eq!(used(dir.path()), 0, "the agent counts the dead");
+    reap(&path);
+    assert_eq!(charged(&path), 0, "granules were lost");
 }
 
 #[test]
 fn sixty_four_processes_racing_do_not_get_past_the_limit() {
     const RACERS: usize = 64;
-    let (dir, path) = slice(LIMIT);
+    let (_dir, path) = slice(LIMIT);
     let tally = shared(3);
     let [holding, highest, go] = tally else { unreachable!() };
     let race = || {
@@ -169,7 +179,7 @@ fn sixty_four_processes_racing_do_not_get_past_the_limit() {
     let highest = highest.load(Ordering::SeqCst);
     assert!(highest <= LIMIT, "{highest} of {LIMIT} granules were held at once");
     assert!(highest > LIMIT / 2, "they did not race: at most {highest} were held at once");
-    assert_eq!(used(dir.path()), 0);
+    assert_eq!(charged(&path), 0);
 }
 
 #[test]
@@ -188,7 +198,7 @@ fn a_dead_process_makes_room_for_one_that_asks() {
 
 #[test]
 fn a_process_that_closes_every_descriptor_keeps_what_it_holds() {
-    let (dir, path) = slice(LIMIT);
+    let (_dir, path) = slice(LIMIT);
     let [closed, done] = shared(2) else { unreachable!() };
     let child = spawn(|| {
         let attachment = Attachment::new(&path).unwrap();
@@ -206,17 +216,16 @@ fn a_process_that_closes_every_descriptor_keeps_what_it_holds() {
     while closed.load(Ordering::Acquire) == 0 {
         std::thread::yield_now();
     }
-    let observer = Observer::open(dir.path()).unwrap();
-    assert_eq!(observer.reap(), 0, "a living process was taken for dead");
-    assert_eq!(used(dir.path()), 10);
+    assert_eq!(reap(&path), 0, "a living process was taken for dead");
+    assert_eq!(charged(&path), 10);
     done.store(1, Ordering::Release);
     assert_eq!(wait(child), 0);
-    assert_eq!(observer.reap(), 10 * GRANULE_BYTES);
+    assert_eq!(reap(&path), 10);
 }
 
 #[test]
 fn exec_ends_what_the_program_before_it_held() {
-    let (dir, path) = slice(LIMIT);
+    let (_dir, path) = slice(LIMIT);
     let child = spawn(|| {
         let attachment = Attachment::new(&path).unwrap();
         attachment.account(0).unwrap().reserve(10).unwrap();
@@ -224,23 +233,22 @@ fn exec_ends_what_the_program_before_it_held() {
         // SAFETY: a terminated array of C strings.
         unsafe { libc::execvp(program[0], program.as_ptr()) };
     });
-    let observer = Observer::open(dir.path()).unwrap();
     let mut returned = 0;
     for _ in 0..1_000 {
-        returned += observer.reap();
+        returned += reap(&path);
         if returned > 0 {
             break;
         }
         std::thread::sleep(Duration::from_millis(5));
     }
-    assert_eq!(returned, 10 * GRANULE_BYTES);
+    assert_eq!(returned, 10);
     kill(child);
     wait(child);
 }
 
 #[test]
 fn a_child_that_outlives_its_parent_does_not_keep_the_parents_memory() {
-    let (dir, path) = slice(LIMIT);
+    let (_dir, path) = slice(LIMIT);
     let [release] = shared(1) else { unreachable!() };
     let parent = spawn(|| {
         let attachment = Attachment::new(&path).unwrap();
@@ -254,6 +262,6 @@ fn a_child_that_outlives_its_parent_does_not_keep_the_parents_memory() {
         }
     });
     assert_eq!(wait(parent), 0);
-    assert_eq!(Observer::open(dir.path()).unwrap().reap(), 10 * GRANULE_BYTES);
+    assert_eq!(reap(&path), 10);
     release.store(1, Ordering::Release);
 }

@@ -105,6 +105,12 @@ pub struct Stopper {
 }
 
 impl Stopper {
+    /// Every living process of the task.
+    #[must_use]
+    pub fn pids(&self) -> Vec<u32> {
+        self.scope.members().iter().map(|member| member.pid).collect()
+    }
+
     /// SIGTERM to every process of the task, and SIGKILL to those that are left after `grace`. Returns when none is.
     pub async fn stop(&self, grace: Duration) {
         self.end(grace).await;

@@ -167,7 +167,7 @@ impl Agent {
                 if let Some(entry) = self.entries.get_mut(lease) {
                     entry.job.slices = slices;
                 }
-                self.note("start", Some(&task), None, format!("task {name} started: {how}"));
+                self.note("run", Some(&task), None, format!("task {name} runs: {how}"));
             }
             // Without its first process in it the lease would fall when we do.
             Err(error) => self.stop(lease, Stop::Enforced(format!("its lease can't be kept: {error}"))),

@@ -118,7 +118,8 @@ impl Agent {
             Verdict::Requeued(why) => format!("task {name} is back in its queue: {why}"),
             Verdict::Nothing => format!("task {name} ended after the server had taken it back"),
         };
-        self.note("end", Some(&task), None, message);
+        // The server has noted the end itself.
+        tracing::info!(%task, "{message}");
         Ok(())
     }
 

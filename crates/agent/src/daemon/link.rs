@@ -4,25 +4,34 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cantle_clearml::cantle::{AddEvents, EventView};
+use cantle_clearml::events::Event;
 use cantle_clearml::{Client, Error, Request};
 use tokio::time::Instant;
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(500);
 const BACKOFF_LAST: Duration = Duration::from_secs(15);
-/// Events kept while the server is away; beyond that the oldest go.
-const EVENTS_MAX: usize = 1000;
+/// Events, and lines for logs, kept while the server is away; beyond that the oldest go.
+const KEPT_MAX: usize = 1000;
 
 pub(crate) struct Link {
     client: Client,
     /// False once the server has said that it knows no `cantle.*` (ClearML's own server).
     extended: AtomicBool,
     events: Vec<EventView>,
+    /// Lines of ours for tasks' logs.
+    lines: Vec<Event>,
     silent_until: Option<(Instant, Duration)>,
 }
 
 impl Link {
     pub(crate) const fn new(client: Client) -> Self {
-        Self { client, extended: AtomicBool::new(true), events: Vec::new(), silent_until: None }
+        Self {
+            client,
+            extended: AtomicBool::new(true),
+            events: Vec::new(),
+            lines: Vec::new(),
+            silent_until: None,
+        }
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -49,21 +58,37 @@ impl Link {
         }
     }
 
-    /// Notes a decision with its reason: in our log now, on the server with the next [`Link::flush_events`].
+    /// Notes a decision with its reason: in our log now, on the server with the next [`Link::flush`].
     pub(crate) fn note(&mut self, event: EventView) {
         tracing::info!(kind = %event.kind, task = event.task.as_deref().unwrap_or(""), "{}", event.message);
-        if self.events.len() == EVENTS_MAX {
+        if self.events.len() == KEPT_MAX {
             self.events.remove(0);
         }
         self.events.push(event);
     }
 
-    pub(crate) async fn flush_events(&mut self) -> Result<(), Error> {
-        if self.events.is_empty() {
-            return Ok(());
+    /// Puts a line of ours into a task's log, with the next [`Link::flush`].
+    pub(crate) fn add_to_log(&mut self, line: Event) {
+        if self.lines.len() == KEPT_MAX {
+            self.lines.remove(0);
         }
-        self.call_extended(&AddEvents { events: self.events.clone() }).await?;
-        self.events.clear();
+        self.lines.push(line);
+    }
+
+    pub(crate) async fn flush(&mut self) -> Result<(), Error> {
+        if !self.lines.is_empty() {
+            match self.client.add_batch(&self.lines).await {
+                Err(error) if error.is_temporary() => return Err(error),
+                // The server has no such task any more.
+                Err(error) => tracing::warn!(%error, "lines for tasks' logs were refused"),
+                Ok(_) => {}
+            }
+            self.lines.clear();
+        }
+        if !self.events.is_empty() {
+            self.call_extended(&AddEvents { events: self.events.clone() }).await?;
+            self.events.clear();
+        }
         Ok(())
     }
 

@@ -147,7 +147,7 @@ impl Agent {
         self.begin_claimed().await?;
         self.fill().await?;
         self.report(Instant::now()).await?;
-        self.link.flush_events().await
+        self.link.flush().await
     }
 
     /// The leases of the entries that match.

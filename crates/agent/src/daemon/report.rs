@@ -131,7 +131,7 @@ impl Agent {
             // Nothing is used of a slice whose region is not there yet, or no more.
             memory_used_bytes: used
                 .ok()
-                .and_then(|now| now.gpus.iter().find(on_gpu).map(|gpu| gpu.used_bytes))
+                .and_then(|now| now.gpus.iter().find(on_gpu).map(cantle_ledger::host::GpuUse::used_bytes))
                 .unwrap_or(0),
             mig: slice.mig.clone(),
         }
@@ -147,7 +147,7 @@ impl Agent {
         }
         self.planning.reasons.clear();
         self.link.call_extended(&self.node_report()).await?;
-        self.link.flush_events().await?;
+        self.link.flush().await?;
         let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
         self.link.call(&Unregister { worker: self.worker.clone(), queues }).await.map(|_| ())
     }

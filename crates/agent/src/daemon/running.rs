@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cantle_clearml::events::Event;
 use cantle_clearml::{Error as WireError, Listing, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 use cantle_runtime::{Exit, Running};
@@ -10,6 +11,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Agent;
 use super::entry::{Entry, Stage};
 use super::execute::News;
+use crate::clock::now_ms;
 use crate::job::{Outcome, Stop};
 use crate::watchdog::{Finding, Watch};
 
@@ -35,14 +37,16 @@ impl Agent {
     pub(crate) fn watch_local(&mut self) {
         let now = Instant::now();
         let mut news = Vec::new();
-        for entry in self.entries.values_mut().filter(|entry| entry.is_running()) {
-            let Some(refusals) = &mut entry.refusals else { continue };
-            if let Some(line) = refusals.news(&entry.job.slices, &self.gpus, now) {
-                news.push((entry.job.task.0.clone(), format!("task {}: {line}", entry.job.name)));
+        for (lease, entry) in &mut self.entries {
+            let (Stage::Running(stopper), Some(refusals)) = (&entry.stage, &mut entry.refusals) else {
+                continue;
+            };
+            if let Some(line) = refusals.news(&entry.job.slices, &self.gpus, || stopper.pids(), now) {
+                news.push((lease.clone(), line));
             }
         }
-        for (task, line) in news {
-            self.note("refuse", Some(&task), None, line);
+        for (lease, line) in news {
+            self.tell_task("refuse", &lease, &line);
         }
         if self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
             self.looked = Some(now);
@@ -61,17 +65,24 @@ impl Agent {
         };
         let findings = self.watchdog.look(self.driver.as_ref(), &self.node, &self.gpus, ours, now);
         for (lease, finding) in findings {
-            let Some(entry) = self.entries.get(&lease) else { continue };
-            let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
             match finding {
-                Finding::Suspect(why) => self.note("watch", Some(&task), None, format!("task {name}: {why}")),
+                Finding::Suspect(why) => self.tell_task("watch", &lease, &why),
                 Finding::Guilty(why) if self.config.watch == Watch::Kill => {
-                    self.note("kill", Some(&task), None, format!("task {name} is killed: {why}"));
+                    let why = format!("{why} (cantle explain watchdog-kill)");
+                    self.tell_task("kill", &lease, &format!("killed: {why}"));
                     self.stop_within(&lease, Stop::Enforced(why), Duration::ZERO);
                 }
                 Finding::Guilty(_) => {}
             }
         }
+    }
+
+    /// Notes what happened to a task, with its name, and puts it into the task's own log too.
+    fn tell_task(&mut self, kind: &str, lease: &LeaseId, what: &str) {
+        let Some(entry) = self.entries.get(lease) else { return };
+        let (task, line) = (entry.job.task.0.clone(), format!("task {}: {what}", entry.job.name));
+        self.link.add_to_log(Event::log(&task, &self.worker, now_ms(), format!("cantle: {what}\n")));
+        self.note(kind, Some(&task), None, line);
     }
 
     pub(crate) fn task_ended(&mut self, lease: &LeaseId, exit: Exit) {
@@ -90,11 +101,15 @@ impl Agent {
     /// Writes down how a task ended, then gives its slice back.
     pub(crate) fn settle(&mut self, lease: &LeaseId, outcome: Outcome) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
+        let refusals = entry.refusals.take();
+        let refused = refusals.and_then(|mut it| it.last_words(&entry.job.slices, &self.gpus, Vec::new));
         if let Err(error) = entry.dir.set_outcome(&outcome) {
             tracing::error!(%error, "how a task ended is not on disk");
         }
         entry.stage = Stage::Ended;
-        entry.refusals = None;
+        if let Some(line) = refused {
+            self.tell_task("refuse", lease, &line);
+        }
         self.give_back(lease);
     }
 
@@ -127,7 +142,8 @@ impl Agent {
         let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
         for (lease, id) in watched {
             if let Some(stop) = wanted_stop(answer.iter().find(|task| task.id == id)) {
-                self.note("stop", Some(&id), None, stop_words(&stop));
+                // The server has noted the wish itself.
+                tracing::info!(task = %id, "{}", stop_words(&stop));
                 self.stop(&lease, stop);
             }
         }

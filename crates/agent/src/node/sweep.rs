@@ -14,7 +14,7 @@ impl Locked<'_> {
     /// Takes back each lease that nobody holds any more, and gives the ones that stand.
     ///
     /// A lease stands as long as the process that answers for it lives, or the task's first process or supervisor, or any
-    /// process that is attached to its accounting region. So a task outlives a killed `cantle run` with its slice intact.
+    /// process that is attached to its accounting region, as the kernel's locks say. So a task outlives a killed `cantle run` with its slice intact.
     ///
     /// # Errors
     /// Names the file that can't be read or removed.
@@ -43,12 +43,12 @@ impl Locked<'_> {
             // Never made, or removed: then nobody can allocate through it.
             return false;
         };
-        if attached(&region) {
+        if region.is_in_use() {
             return true;
         }
         // A child that has not attached yet could still do so. With nothing left to reserve it may come and go.
         set_limits(&region, lease, |_| 0);
-        let came_late = attached(&region);
+        let came_late = region.is_in_use();
         if came_late {
             set_limits(&region, lease, |slice| slice.memory_limit_bytes);
         }
@@ -70,9 +70,4 @@ fn set_limits(region: &Observer, lease: &Lease, limit_bytes: impl Fn(&Slice) -> 
             tracing::warn!(%error, lease = %lease.id, "can't change a slice's limit");
         }
     }
-}
-
-fn attached(region: &Observer) -> bool {
-    region.reap();
-    region.snapshot().is_ok_and(|now| now.processes.iter().any(|process| process.alive))
 }

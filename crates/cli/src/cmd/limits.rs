@@ -48,7 +48,7 @@ pub(crate) fn limits(context: &Context) -> Outcome {
             lease: snapshot.lease.clone(),
             gpu: gpu_name(&gpu.uuid),
             memory_limit_bytes: gpu.limit_bytes,
-            memory_used_bytes: gpu.used_bytes,
+            memory_used_bytes: gpu.used_bytes(),
             processes: snapshot.processes.iter().filter(|p| p.alive).count(),
             enforced: visible.iter().any(|(uuid, bytes)| *uuid == gpu.uuid && *bytes == gpu.limit_bytes),
         })

@@ -1,0 +1,227 @@
+//! Looking on from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing here maps it: it is copied,
+//! and whatever the copy says is checked. What the agent itself has to say lies in `limits`.
+
+use std::borrow::ToOwned as _;
+use std::boxed::Box;
+use std::ffi::CString;
+use std::format;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::string::String;
+use std::vec::Vec;
+
+use core::mem::offset_of;
+use core::sync::atomic::{AtomicU64, Ordering};
+
+use crate::GRANULE_BYTES;
+use crate::attach::is_any_locked;
+use crate::host::{HostError, LIMITS_FILE, USAGE_FILE};
+use crate::layout::{
+    GpuCells, GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid,
+    owner_pid,
+};
+use crate::map::{self, Fd, Mapping, OpenError};
+use crate::proc_stat::{self, Life};
+use crate::protocol;
+
+/// What a slice uses of one GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuUse {
+    /// The GPU or MIG instance.
+    pub uuid: Uuid,
+    /// Its limit, as enforced: whole granules.
+    pub limit_bytes: u64,
+    /// Reserved by the slice's living processes.
+    pub counted_bytes: u64,
+    /// In use beside that, as the agent has noted with [`Observer::set_hidden`].
+    pub hidden_bytes: u64,
+}
+
+impl GpuUse {
+    /// All that is in use.
+    #[must_use]
+    pub const fn used_bytes(&self) -> u64 {
+        self.counted_bytes.saturating_add(self.hidden_bytes)
+    }
+}
+
+/// What one process of a slice holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ProcessUse {
+    /// The pid that the process knows itself by. The tenant writes it: a name to show, not an identity to act on.
+    pub pid: u32,
+    /// False if the process is dead and not settled yet. The kernel says so, not the tenant.
+    pub alive: bool,
+    /// Held on each of the slice's GPUs, in their order.
+    pub held_bytes: Vec<u64>,
+}
+
+/// A slice at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Snapshot {
+    /// Whose slice it is.
+    pub lease: String,
+    /// The slice's GPUs.
+    pub gpus: Vec<GpuUse>,
+    /// Its processes that have used a GPU.
+    pub processes: Vec<ProcessUse>,
+}
+
+/// A slice's files as the agent (or `cantle limits`) holds them. Takes no slot.
+#[derive(Debug)]
+pub struct Observer {
+    limits: Mapping<LimitsRegion>,
+    usage: Fd,
+    dir: PathBuf,
+    refusals_seen: u64,
+}
+
+impl Observer {
+    /// Opens the files in `dir`. What the tenant may have done to `usage` shows only when it is read.
+    ///
+    /// # Errors
+    /// [`HostError::Open`] if one is missing, or `limits` is not ours.
+    pub fn open(dir: &Path) -> Result<Self, HostError> {
+        let open = || {
+            let limits = map::limits(&c_path(&dir.join(LIMITS_FILE))?, false)?;
+            Ok((limits, Fd::open(&c_path(&dir.join(USAGE_FILE))?, libc::O_RDONLY)?))
+        };
+        let (limits, usage) = open().map_err(|error| HostError::Open(dir.to_owned(), error))?;
+        Ok(Self { limits, usage, dir: dir.to_owned(), refusals_seen: 0 })
+    }
+
+    /// Does any process hold a slot? The kernel's locks say so, whatever has become of the file's contents.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        is_any_locked(&self.usage, 0..MAX_SLOTS as u32)
+            || self.snapshot().is_ok_and(|now| now.processes.iter().any(|process| process.alive))
+    }
+
+    /// The slice now. Figures of different GPUs and processes are not of one instant.
+    ///
+    /// # Errors
+    /// [`HostError::Open`] if the tenant has spoilt `usage`.
+    pub fn snapshot(&self) -> Result<Snapshot, HostError> {
+        let usage = self.copy(Wanted::Slots)?;
+        let processes: Vec<ProcessUse> =
+            (0..usage.touched()).filter_map(|number| self.process(&usage, number)).collect();
+        let gpus = self.gpus().iter().enumerate().map(|(index, gpu)| {
+            let sum = usage.words.get(index).map_or(0, |word| protocol::used(word.0.load(Ordering::Relaxed)));
+            let dead = processes.iter().filter(|process| !process.alive);
+            let of_dead: u64 = dead.filter_map(|process| process.held_bytes.get(index)).sum();
+            GpuUse {
+                uuid: *gpu.uuid(),
+                limit_bytes: u64::from(gpu.limit_granules()) * GRANULE_BYTES,
+                counted_bytes: (u64::from(sum) * GRANULE_BYTES).saturating_sub(of_dead),
+                hidden_bytes: u64::from(gpu.hidden_granules()) * GRANULE_BYTES,
+            }
+        });
+        Ok(Snapshot { lease: self.lease(), gpus: gpus.collect(), processes })
+    }
+
+    fn process(&self, usage: &UsageRegion, number: u32) -> Option<ProcessUse> {
+        let slot = usage.slot(number)?;
+        let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
+        let held = |gpu| {
+            let cells = GpuCells::new(usage, gpu);
+            cells.map_or(0, |cells| u64::from(protocol::held(&cells, number)) * GRANULE_BYTES)
+        };
+        (pid != 0).then(|| ProcessUse {
+            pid,
+            alive: self.is_alive(slot, number),
+            held_bytes: (0..self.gpus().len()).map(held).collect(),
+        })
+    }
+
+    /// Holds its lock, or has let go of it only because it is being taken down. What the tenant wrote about the slot can't make
+    /// a dead process live: its lease would never end.
+    fn is_alive(&self, slot: &Slot, number: u32) -> bool {
+        let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
+        is_any_locked(&self.usage, number..number + 1)
+            || proc_stat::life(pid, slot.start_ticks.load(Ordering::Relaxed)) == Life::Exiting
+    }
+
+    /// A copy of `usage`, of which the slots come only if they are wanted.
+    fn copy(&self, wanted: Wanted) -> Result<Box<UsageRegion>, HostError> {
+        // SAFETY: a region is valid for any bytes, zeros included.
+        let mut copy = unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
+        self.fill(&mut copy, 0, offset_of!(UsageRegion, slots))?;
+        if !copy.is_ours() {
+            return Err(self.spoilt(OpenError::Unknown));
+        }
+        if wanted == Wanted::Slots {
+            let length = copy.touched() as usize * size_of::<Slot>();
+            self.fill(&mut copy, offset_of!(UsageRegion, slots), length)?;
+        }
+        Ok(copy)
+    }
+
+    fn fill(&self, copy: &mut UsageRegion, at: usize, length: usize) -> Result<(), HostError> {
+        // SAFETY: the region's own memory; whatever is written to it, it stays valid.
+        let bytes = unsafe {
+            core::slice::from_raw_parts_mut(core::ptr::from_mut(copy).cast::<u8>(), size_of::<UsageRegion>())
+        };
+        let part = bytes.get_mut(at..at + length).unwrap_or_default();
+        if self.usage.read_exact_at(part, at) { Ok(()) } else { Err(self.spoilt(OpenError::Truncated)) }
+    }
+
+    fn spoilt(&self, error: OpenError) -> HostError {
+        HostError::Open(self.dir.clone(), error)
+    }
+
+    fn gpus(&self) -> &[GpuEntry] {
+        self.limits.gpus()
+    }
+
+    fn lease(&self) -> String {
+        let bytes = &self.limits.lease;
+        let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(LEASE_BYTES);
+        String::from_utf8_lossy(&bytes[..length]).into_owned()
+    }
+
+    /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing:
+    /// their numbers are. None from a region that the tenant has spoilt.
+    pub fn new_refusals(&mut self) -> Vec<Refusal> {
+        let Ok(usage) = self.copy(Wanted::Head) else { return Vec::new() };
+        let count = usage.refusal_count.load(Ordering::Relaxed);
+        let first = self.refusals_seen.max(count.saturating_sub(MAX_REFUSALS as u64));
+        self.refusals_seen = count;
+        (first..count).filter_map(|number| usage.refusal(number + 1)).collect()
+    }
+
+    /// Changes the limit on one GPU, for running processes too. Below what is in use it only stops further allocations.
+    ///
+    /// # Errors
+    /// [`HostError`] if the slice has no such GPU or `limits` can't be written.
+    pub fn set_limit(&self, uuid: &Uuid, limit_bytes: u64) -> Result<(), HostError> {
+        self.set(uuid, |gpu| &gpu.limit_bytes, limit_bytes)
+    }
+
+    /// Notes what the slice uses on one GPU beyond what its processes have counted. It keeps further allocations out.
+    ///
+    /// # Errors
+    /// As [`Observer::set_limit`].
+    pub fn set_hidden(&self, uuid: &Uuid, hidden_bytes: u64) -> Result<(), HostError> {
+        self.set(uuid, |gpu| &gpu.hidden_bytes, hidden_bytes)
+    }
+
+    fn set(&self, uuid: &Uuid, field: fn(&GpuEntry) -> &AtomicU64, bytes: u64) -> Result<(), HostError> {
+        let index = self.gpus().iter().position(|gpu| gpu.uuid() == uuid);
+        let index = index.ok_or_else(|| HostError::UnknownGpu(format!("{uuid:02x?}")))?;
+        let path = self.dir.join(LIMITS_FILE);
+        let region = c_path(&path).and_then(|path| map::limits(&path, true));
+        let region = region.map_err(|error| HostError::Open(path.clone(), error))?;
+        field(&region.gpus[index]).store(bytes, Ordering::Release);
+        Ok(())
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Wanted {
+    Head,
+    Slots,
+}
+
+fn c_path(path: &Path) -> Result<CString, OpenError> {
+    CString::new(path.as_os_str().as_bytes()).map_err(|_| OpenError::PathTooLong)
+}

@@ -1,0 +1,223 @@
+//! A tenant that does to its `usage` file whatever it likes. It may spoil its own accounting and its own processes; what the
+//! agent says and does, and its limit, stay.
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use std::ffi::CString;
+use std::fs::{self, OpenOptions};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use cantle_ledger::host::{self, GpuLimit, HostError, Observer};
+use cantle_ledger::{Attachment, GRANULE_BYTES, Ledger, OpenError};
+use proptest::prelude::*;
+
+const GPU: [u8; 16] = [7; 16];
+const LIMIT: u64 = 10;
+/// Set in a process that this program starts to be the tenant's.
+const HOLDER: &str = "CANTLE_TEST_HOLDER";
+
+struct Slice {
+    dir: tempfile::TempDir,
+}
+
+impl Slice {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = GpuLimit { uuid: GPU, limit_bytes: LIMIT * GRANULE_BYTES, context_bytes: 0 };
+        host::create(dir.path(), "lease-7", &[gpu]).unwrap();
+        Self { dir }
+    }
+
+    fn usage(&self) -> PathBuf {
+        self.dir.path().join("usage")
+    }
+
+    fn c_path(&self) -> CString {
+        c_path(self.dir.path())
+    }
+
+    fn observer(&self) -> Observer {
+        Observer::open(self.dir.path()).unwrap()
+    }
+
+    /// Starts a process that holds 4 granules; more on each line that it is sent.
+    fn holder(&self) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["a_process_of_the_tenant", "--exact", "--ignored", "--nocapture"]);
+        command
+            .env(HOLDER, self.dir.path())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = command.spawn().unwrap();
+        let observer = self.observer();
+        wait_until("it holds its memory", || {
+            observer.snapshot().is_ok_and(|now| now.gpus[0].counted_bytes == 4 * GRANULE_BYTES)
+        });
+        child
+    }
+}
+
+fn c_path(dir: &Path) -> CString {
+    CString::new(dir.as_os_str().as_bytes()).unwrap()
+}
+
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..6_000 {
+        if is_so() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    panic!("not within a minute: {what}");
+}
+
+#[test]
+#[ignore = "no test: the process that Slice::holder starts"]
+fn a_process_of_the_tenant() {
+    let Some(dir) = std::env::var_os(HOLDER) else { return };
+    let attachment = Attachment::new(&c_path(Path::new(&dir))).unwrap();
+    let mut account = attachment.account(0).unwrap();
+    account.reserve(4).unwrap();
+    for _ in std::io::stdin().lines() {
+        let _ = account.reserve(1);
+    }
+}
+
+/// What a tenant can do to its file while its process uses it.
+fn spoil(how: &str, usage: &Path) {
+    let file = OpenOptions::new().write(true).open(usage).unwrap();
+    let length = file.metadata().unwrap().len();
+    match how {
+        "truncated" => file.set_len(0).unwrap(),
+        "shortened" => file.set_len(4096).unwrap(),
+        "zeroed" => file.write_all_at(&vec![0; length as usize], 0).unwrap(),
+        "all ones" => file.write_all_at(&vec![0xFF; length as usize], 0).unwrap(),
+        "an old version" => file.write_all_at(&1_u32.to_ne_bytes(), 8).unwrap(),
+        "cut and stretched" => {
+            file.set_len(0).unwrap();
+            file.set_len(length).unwrap();
+        }
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_spoilt_file_hurts_only_its_owner() {
+    for how in ["truncated", "shortened", "zeroed", "all ones", "an old version", "cut and stretched"] {
+        let slice = Slice::new();
+        let (mut tenant, mut agent) = (slice.holder(), slice.observer());
+        spoil(how, &slice.usage());
+        // Nobody takes the region for a good one, except where only numbers in it are wrong; and the limit stands.
+        if let Ok(now) = agent.snapshot() {
+            assert_eq!(now.gpus[0].limit_bytes, LIMIT * GRANULE_BYTES, "{how}");
+        }
+        agent.new_refusals();
+        agent.set_hidden(&GPU, 0).unwrap();
+        let newcomer = Attachment::new(&slice.c_path());
+        assert!(matches!(newcomer, Err(OpenError::Truncated | OpenError::Unknown)), "{how}: {newcomer:?}");
+        // The lease stands as long as its process does, and no longer.
+        assert!(agent.is_in_use(), "{how}: its process lives");
+        drop(tenant.stdin.take());
+        let status = tenant.wait().unwrap();
+        assert!(status.success() || status.signal() == Some(libc::SIGBUS), "{how}: {status}");
+        assert!(!agent.is_in_use(), "{how}: its process is gone");
+        agent.set_limit(&GPU, 0).unwrap();
+    }
+}
+
+#[test]
+fn a_process_whose_file_is_cut_short_ends_alone() {
+    let (slice, neighbour) = (Slice::new(), Slice::new());
+    let (mut tenant, mut honest) = (slice.holder(), neighbour.holder());
+    spoil("truncated", &slice.usage());
+    std::io::Write::write_all(&mut tenant.stdin.take().unwrap(), b"more\n").unwrap();
+    assert_eq!(tenant.wait().unwrap().signal(), Some(libc::SIGBUS));
+    assert!(honest.try_wait().unwrap().is_none());
+    assert_eq!(neighbour.observer().snapshot().unwrap().gpus[0].counted_bytes, 4 * GRANULE_BYTES);
+    drop(honest.stdin.take());
+    assert!(honest.wait().unwrap().success());
+}
+
+#[test]
+fn a_replaced_or_deleted_file_leads_nowhere() {
+    let slice = Slice::new();
+    let mut tenant = slice.holder();
+    let agent = slice.observer();
+    // Where no mount protects it: the agent keeps to the file that it made.
+    fs::remove_file(slice.usage()).unwrap();
+    assert!(agent.is_in_use());
+    assert_eq!(Ledger::open(&slice.c_path()).err(), Some(OpenError::Io(libc::ENOENT)));
+    fs::write(slice.usage(), b"not a region").unwrap();
+    assert_eq!(Ledger::open(&slice.c_path()).err(), Some(OpenError::Truncated));
+    assert!(matches!(slice.observer().snapshot(), Err(HostError::Open(_, OpenError::Truncated))));
+    drop(tenant.stdin.take());
+    assert!(tenant.wait().unwrap().success());
+    assert!(!agent.is_in_use());
+}
+
+/// Offsets in the file: `slots_touched` in the head, and the first two fields of slot 0 behind it.
+const SLOTS_TOUCHED: u64 = 12;
+const SLOT_0: u64 = 64 + 16 * 64 + 64 * 64;
+
+#[test]
+fn a_forged_slot_does_not_keep_a_lease() {
+    let slice = Slice::new();
+    // Process 1 lives for ever; so the tenant enters it as the owner of a slot.
+    let stat = fs::read_to_string("/proc/1/stat").unwrap();
+    let start_ticks: u64 =
+        stat.rsplit_once(')').unwrap().1.split_whitespace().nth(19).unwrap().parse().unwrap();
+    let file = OpenOptions::new().write(true).open(slice.usage()).unwrap();
+    file.write_all_at(&1_u32.to_ne_bytes(), SLOTS_TOUCHED).unwrap();
+    file.write_all_at(&1_u64.to_ne_bytes(), SLOT_0).unwrap();
+    file.write_all_at(&start_ticks.to_ne_bytes(), SLOT_0 + 8).unwrap();
+    let now = slice.observer().snapshot().unwrap();
+    let [forged] = now.processes.as_slice() else { panic!("the forgery must be seen: {now:?}") };
+    assert_eq!((forged.pid, forged.alive), (1, false));
+    assert!(!slice.observer().is_in_use());
+}
+
+#[test]
+fn the_region_is_laid_out_as_these_tests_think() {
+    let slice = Slice::new();
+    let _attached = Attachment::new(&slice.c_path()).unwrap();
+    let bytes = fs::read(slice.usage()).unwrap();
+    let at = |offset: u64| u32::from_ne_bytes(bytes[offset as usize..][..4].try_into().unwrap());
+    assert_eq!((at(SLOTS_TOUCHED), at(SLOT_0)), (1, std::process::id()));
+}
+
+proptest! {
+    /// Any bytes in `usage` behind its header: nothing crashes, hangs, or admits more than the limit in one reservation.
+    #[test]
+    fn hostile_bytes_do_no_harm(seed in any::<u64>(), holes in prop::collection::vec((16_usize..460_000, any::<u64>()), 0..400)) {
+        let slice = Slice::new();
+        let mut bytes = fs::read(slice.usage()).unwrap();
+        if seed % 4 == 0 {
+            let mut number = seed;
+            for byte in &mut bytes[16..] {
+                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                *byte = (number >> 56) as u8;
+            }
+        }
+        for (at, value) in holes {
+            let at = at.min(bytes.len() - 8);
+            bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+        }
+        fs::write(slice.usage(), bytes).unwrap();
+        let mut observer = slice.observer();
+        let snapshot = observer.snapshot().unwrap();
+        prop_assert_eq!(snapshot.gpus[0].limit_bytes, LIMIT * GRANULE_BYTES);
+        prop_assert!(!observer.is_in_use());
+        observer.new_refusals();
+        if let Ok(attachment) = Attachment::new(&slice.c_path()) {
+            let mut account = attachment.account(0).unwrap();
+            prop_assert!(account.reserve(LIMIT as u32 + 1).is_err());
+            let _ = account.reserve(1);
+            account.release(u32::MAX);
+            attachment.ledger().reap();
+        }
+    }
+}
