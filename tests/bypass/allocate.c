@@ -102,6 +102,13 @@ static int from_own_pool(size_t *bytes) {
     return status ? status : cuMemAllocFromPoolAsync(&pointer, CHUNK, pool, NULL);
 }
 
+static int from_own_pool_ptsz(size_t *bytes) {
+    DRIVER(cuMemAllocFromPoolAsync_ptsz, address *, size_t, void *, void *);
+    address pointer;
+    /* The pool is made by the first. */
+    return pool ? cuMemAllocFromPoolAsync_ptsz(&pointer, *bytes = CHUNK, pool, NULL) : from_own_pool(bytes);
+}
+
 static int from_default_pool(size_t *bytes) {
     DRIVER(cuDeviceGetDefaultMemPool, void **, int);
     DRIVER(cuMemAllocFromPoolAsync, address *, size_t, void *, void *);
@@ -178,6 +185,16 @@ static int graph(size_t *bytes) {
     return status;
 }
 
+/* As the runtime's programs do. */
+static int in_primary_context(size_t *bytes) {
+    DRIVER(cuDevicePrimaryCtxRetain, void **, int);
+    DRIVER(cuCtxSetCurrent, void *);
+    void *context;
+    int status = cuDevicePrimaryCtxRetain(&context, 0);
+    if (!status) status = cuCtxSetCurrent(context);
+    return status ? status : linear(bytes);
+}
+
 /* Not GPU memory: must not be charged, so it is never refused. */
 static int host(size_t *bytes) {
     DRIVER(cuMemHostAlloc, void **, size_t, unsigned);
@@ -241,9 +258,9 @@ static int primary_context_reset(size_t *bytes) {
 
 static const struct { const char *name; int (*allocate)(size_t *); } kinds[] = {
     {"linear", linear}, {"small", small}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
-    {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_default_pool", from_default_pool},
+    {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_own_pool_ptsz", from_own_pool_ptsz}, {"from_default_pool", from_default_pool},
     {"physical", physical}, {"physical_mapped", physical_mapped}, {"array", array}, {"array_3d", array_3d},
-    {"mipmapped", mipmapped}, {"graph", graph}, {"host", host}, {"crosswise", crosswise},
+    {"mipmapped", mipmapped}, {"graph", graph}, {"in_primary_context", in_primary_context}, {"host", host}, {"crosswise", crosswise},
     {"context_after_context", context_after_context}, {"primary_context_reset", primary_context_reset},
 };
 

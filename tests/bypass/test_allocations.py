@@ -14,6 +14,7 @@ KINDS = [
     "async_odd",
     "async_ptsz",
     "from_own_pool",
+    "from_own_pool_ptsz",
     "from_default_pool",
     "physical",
     "physical_mapped",
@@ -21,6 +22,7 @@ KINDS = [
     "array_3d",
     "mipmapped",
     "graph",
+    "in_primary_context",
 ]
 # Never more than the slice at a time, so never refused, however much in sum.
 GIVEN_BACK = ["host", "crosswise", "context_after_context", "primary_context_reset"]

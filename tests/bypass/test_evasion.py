@@ -1,0 +1,47 @@
+"""Who brings a driver library of his own goes past the shim: the watchdog sees it in the driver's figures and ends the task."""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+from conftest import HERE, LIMIT, MIB, SIM
+
+HELD = 2000
+CONTEXT = 416
+REAL = "/run/cantle/real/libcuda.so.1"
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="without root there is only preload: test_preload.py")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The driver's library, in the task's own files."""
+    return shutil.copy(SIM / "libcuda.so.1", tmp_path / "libcuda.so.1")
+
+
+def evader(way, programs, copy):
+    by_path = [programs / "access_unlinked", "full_path", LIMIT]
+    linked = [programs / "access", "linked", LIMIT, "unused", programs]
+    by_name = [programs / "access_unlinked", "dlopen", LIMIT, "unused", programs]
+    return {
+        "the_real_file": [*by_path, REAL, programs],
+        "a_copy": [*by_path, copy, programs],
+        "a_copy_found_first": ["env", f"LD_LIBRARY_PATH={os.path.dirname(copy)}", *by_name],
+        "a_copy_preloaded": ["env", f"LD_PRELOAD={copy}", *linked],
+    }[way]
+
+
+@pytest.mark.parametrize("way", ["the_real_file", "a_copy", "a_copy_found_first", "a_copy_preloaded"])
+def test_is_ended_and_nobody_else(machine, programs, copy, way):
+    neighbour = machine.start([sys.executable, HERE / "holder.py", HELD])
+    assert neighbour.child.stdout.readline() == "holding\n"
+    running = machine.start(evader(way, programs, copy))
+    assert running.record()["granted"] >= 2 * LIMIT, "it was held: then it belongs among the access paths"
+    code = running.child.wait(timeout=120)
+    said = running.child.stderr.read()
+    assert code == 137 and "the task is killed: process" in said, (code, said)
+    assert neighbour.child.poll() is None
+    assert machine.truth()["used_bytes"] == (CONTEXT + HELD) * MIB
+    neighbour.end()
