@@ -3,8 +3,9 @@
 //! Parameters survive cloning and can be edited wherever ClearML's tasks can be edited.
 
 use std::collections::BTreeMap;
+use std::str::FromStr;
 
-use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, RequestError};
+use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, Milli, RequestError};
 use serde_json::Value;
 
 use crate::tasks::{HyperParams, Param};
@@ -25,6 +26,14 @@ pub struct TaskRequest {
     pub isolation: Isolation,
     /// How compute time is divided.
     pub compute: ComputeMode,
+    /// CPU that it is counted with, in thousandths of a core. Counted, not enforced.
+    pub cpu_milli: u64,
+    /// Main memory that it is counted with, in bytes. Counted, not enforced.
+    pub memory_bytes: u64,
+    /// Higher ones go first within a project and may stop lower ones.
+    pub priority: i32,
+    /// It is never stopped for others; so it must fit its project's quota.
+    pub non_preemptible: bool,
 }
 
 impl TaskRequest {
@@ -49,6 +58,10 @@ impl TaskRequest {
             gpu: gpu_request(text)?,
             isolation: word("isolation", text("isolation"), "any, mig or shared")?,
             compute: word("compute", text("compute"), "even, fair or strict")?,
+            cpu_milli: parsed("cpu", text("cpu"), "a number of cores such as 0.5", |Milli(n)| n.into())?,
+            memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
+            priority: parsed("priority", text("priority"), "a whole number", |n| n)?,
+            non_preemptible: parsed("non_preemptible", text("non_preemptible"), "true or false", |b| b)?,
         }))
     }
 
@@ -79,6 +92,18 @@ impl TaskRequest {
         }
         if self.compute != ComputeMode::default() {
             put("compute", json_word(&self.compute));
+        }
+        if let Ok(cpu @ 1..) = u32::try_from(self.cpu_milli) {
+            put("cpu", Milli(cpu).to_string());
+        }
+        if self.memory_bytes > 0 {
+            put("memory", quantity(Bytes(self.memory_bytes)));
+        }
+        if self.priority != 0 {
+            put("priority", self.priority.to_string());
+        }
+        if self.non_preemptible {
+            put("non_preemptible", "true".to_owned());
         }
         HyperParams::from([(SECTION.to_owned(), section)])
     }
@@ -129,6 +154,18 @@ where
         given: text.to_owned(),
         legal,
     })
+}
+
+/// A parameter that is written as its type is, or left out.
+fn parsed<T: FromStr, R: Default>(
+    name: &'static str,
+    text: Option<&str>,
+    legal: &'static str,
+    value: impl FnOnce(T) -> R,
+) -> Result<R, TaskRequestError> {
+    let Some(text) = text else { return Ok(R::default()) };
+    let wrong = |_| TaskRequestError::Word { name, given: text.to_owned(), legal };
+    text.parse().map(value).map_err(wrong)
 }
 
 fn json_word<T: serde::Serialize>(value: &T) -> String {
@@ -220,6 +257,10 @@ mod tests {
                 gpu,
                 isolation: Isolation::Mig,
                 compute: ComputeMode::Strict,
+                cpu_milli: 1500,
+                memory_bytes: 16 << 30,
+                priority: -3,
+                non_preemptible: true,
             });
         }
         round_trip(&TaskRequest::default());
@@ -247,6 +288,10 @@ mod tests {
         assert!(says(&[("gpu", "0.5"), ("gpus", "1")]).contains("keep one of"));
         assert!(says(&[("command", "python x.py")]).contains("JSON array"));
         assert!(says(&[("compute", "fast")]).contains("even, fair or strict"));
+        assert!(says(&[("cpu", "many")]).contains("cantle/cpu"));
+        assert!(says(&[("memory", "16")]).contains("a quantity such as 16Gi"));
+        assert!(says(&[("priority", "high")]).contains("a whole number"));
+        assert!(says(&[("non_preemptible", "yes")]).contains("true or false"));
         assert_eq!(with(&[("gpu", " ")]).unwrap().unwrap().gpu, None, "emptied in the web page");
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each endpoint is a request type that names its endpoint and its answer ([`Request`]); [`Client::call`] sends it and
 //! the server's routes are keyed by the same types. Fields that a peer does not know are ignored, `null` means absent,
-//! and what cantle adds beyond ClearML is the service [`cantle`] in the same style.
+//! and what cantle adds beyond ClearML is the service [`cantle`] (and [`quotas`]) in the same style.
 
 mod client;
 mod command;
@@ -13,6 +13,7 @@ pub mod cantle;
 pub mod events;
 pub mod projects;
 pub mod queues;
+pub mod quotas;
 pub mod tasks;
 pub mod workers;
 

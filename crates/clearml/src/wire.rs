@@ -52,6 +52,8 @@ pub mod subcode {
     pub const NAME_TAKEN: u32 = 801;
     /// No such worker.
     pub const INVALID_WORKER_ID: u32 = 1001;
+    /// The project may not have so much. cantle's own.
+    pub const OVER_QUOTA: u32 = 9001;
 }
 
 /// Every answer, good or bad.

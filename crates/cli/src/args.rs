@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation, RequestError};
+use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli, RequestError};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use clap_complete::ArgValueCompleter;
@@ -114,6 +114,11 @@ pub(crate) enum Command {
     Queues,
     /// List nodes
     Nodes,
+    /// List projects with what they deserve, what is fair, and what they hold
+    Projects,
+    /// What projects are granted
+    #[command(subcommand)]
+    Quota(QuotaCommand),
     /// Show what was decided, and why
     Events(EventsArgs),
     /// Say why a task waits, or where it runs
@@ -346,6 +351,18 @@ pub(crate) struct SubmitArgs {
     /// The project it is counted to
     #[arg(long, value_name = "P", default_value = "default")]
     pub(crate) project: String,
+    /// CPU that it is counted with, in cores (counted for quotas, not enforced)
+    #[arg(long, value_name = "CORES", value_parser = cores, default_value = "0")]
+    pub(crate) cpu: Milli,
+    /// Main memory that it is counted with, e.g. 16Gi (counted for quotas, not enforced)
+    #[arg(long, value_name = "M", value_parser = bytes)]
+    pub(crate) memory: Option<Bytes>,
+    /// Higher ones go first within a project and may stop lower ones
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    pub(crate) priority: i32,
+    /// Never stop it for others; it must then fit its project's quota
+    #[arg(long)]
+    pub(crate) non_preemptible: bool,
     /// Wait for its end; exit with its exit code
     #[arg(long, conflicts_with = "follow")]
     pub(crate) wait: bool,
@@ -469,6 +486,102 @@ pub(crate) struct EventsArgs {
     /// At most so many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: u32,
+}
+
+/// `cantle quota …`
+#[derive(Subcommand, Debug)]
+pub(crate) enum QuotaCommand {
+    /// Show what projects are granted
+    Show {
+        /// Only this project
+        #[arg(value_name = "PROJECT")]
+        project: Option<String>,
+    },
+    /// Grant a project; what is not named stays as it was
+    Set(QuotaArgs),
+    /// Take a project's own quota away; it counts to the nearest project above with one
+    Unset {
+        /// The project
+        #[arg(value_name = "PROJECT")]
+        project: String,
+    },
+}
+
+/// `cantle quota set`
+#[derive(Args, Debug)]
+pub(crate) struct QuotaArgs {
+    /// The project; made if it is new. What a is granted holds for a/b and a/c together
+    #[arg(value_name = "PROJECT")]
+    pub(crate) project: String,
+    #[command(flatten)]
+    pub(crate) grant: Grant,
+}
+
+/// Parts of a quota.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+pub(crate) struct Grant {
+    /// GPUs guaranteed, in steps of 0.001: lent while unused, taken back when needed
+    #[arg(long, value_name = "F", value_parser = gpus)]
+    pub(crate) gpu: Option<Milli>,
+    /// Never more GPUs than this, or none for no limit
+    #[arg(long, value_name = "F|none", value_parser = or_none(gpus))]
+    pub(crate) limit: Option<OrNone<Milli>>,
+    /// Part of what is left over, beside the weights of the other projects; 0: nothing
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u32>,
+    /// Higher ones get what is left over first
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) priority: Option<i32>,
+    /// CPU cores guaranteed, or none for not counted
+    #[arg(long, value_name = "CORES|none", value_parser = or_none(cores))]
+    pub(crate) cpu: Option<OrNone<Milli>>,
+    /// Never more CPU cores than this, or none for no limit
+    #[arg(long, value_name = "CORES|none", value_parser = or_none(cores))]
+    pub(crate) cpu_limit: Option<OrNone<Milli>>,
+    /// Main memory guaranteed, e.g. 64Gi, or none for not counted
+    #[arg(long, value_name = "M|none", value_parser = or_none(bytes))]
+    pub(crate) memory: Option<OrNone<Bytes>>,
+    /// Never more main memory than this, or none for no limit
+    #[arg(long, value_name = "M|none", value_parser = or_none(bytes))]
+    pub(crate) memory_limit: Option<OrNone<Bytes>>,
+    /// Seconds that its tasks run at least before they may be stopped for others
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) min_run: Option<u32>,
+}
+
+/// An amount, or that there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrNone<T> {
+    Some(T),
+    None,
+}
+
+impl<T> From<OrNone<T>> for Option<T> {
+    fn from(given: OrNone<T>) -> Self {
+        match given {
+            OrNone::Some(amount) => Some(amount),
+            OrNone::None => None,
+        }
+    }
+}
+
+fn or_none<T>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone + Send + Sync {
+    move |text| if text == "none" { Ok(OrNone::None) } else { parse(text).map(OrNone::Some) }
+}
+
+fn gpus(text: &str) -> Result<Milli, String> {
+    text.parse().map_err(|error: AmountError| error.to_string())
+}
+
+fn cores(text: &str) -> Result<Milli, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5"))
+}
+
+fn bytes(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error: AmountError| error.to_string())
 }
 
 /// `cantle sim …`

@@ -75,6 +75,22 @@ impl Server {
         })
     }
 
+    /// As [`Self::call`], for calls about one project: "no such project" names it.
+    pub(crate) fn about_project<R: Request>(
+        &self,
+        project: &str,
+        request: &R,
+    ) -> Result<R::Response, CliError> {
+        self.runtime.block_on(self.client.call(request)).map_err(|error| {
+            if error.is_subcode(subcode::INVALID_PROJECT_ID) {
+                let text = format!("there is no project {project}; cantle projects lists them");
+                CliError::new(Kind::NotFound, text)
+            } else {
+                describe(error)
+            }
+        })
+    }
+
     /// A pause between two looks.
     pub(crate) fn pause(&self) {
         // The timer belongs to the runtime, so it must be made within.
@@ -91,7 +107,10 @@ pub(crate) fn describe(error: Error) -> CliError {
     let kind = match &error {
         Error::Address { .. } => Kind::Usage,
         Error::Unauthorized { .. } => Kind::Auth,
-        e if e.is_subcode(subcode::INVALID_TASK_ID) || e.is_subcode(subcode::INVALID_QUEUE_ID) => {
+        e if [subcode::INVALID_TASK_ID, subcode::INVALID_QUEUE_ID, subcode::INVALID_PROJECT_ID]
+            .iter()
+            .any(|code| e.is_subcode(*code)) =>
+        {
             Kind::NotFound
         }
         e if e.is_subcode(subcode::INVALID_TASK_STATUS) => Kind::Conflict,

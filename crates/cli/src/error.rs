@@ -43,6 +43,11 @@ impl CliError {
         Self { code, text: text.into() }
     }
 
+    /// Is it of this class?
+    pub(crate) const fn is(&self, kind: Kind) -> bool {
+        self.code == kind as u8
+    }
+
     /// The line.
     pub(crate) fn text(&self) -> &str {
         &self.text

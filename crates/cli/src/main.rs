@@ -52,6 +52,8 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Gpus => cmd::list::gpus(&context),
         Command::Queues => cmd::list::queues(&context),
         Command::Nodes => cmd::list::nodes(&context),
+        Command::Projects => cmd::quota::projects(&context),
+        Command::Quota(command) => cmd::quota::quota(&context, command),
         Command::Events(args) => cmd::list::events(&context, args),
         Command::Why(args) => cmd::task::why(&context, &args.task),
         Command::Logs(args) => cmd::task::logs(&context, &args),

@@ -9,6 +9,7 @@ mod gpulist;
 mod id;
 mod lease;
 mod queue;
+mod quota;
 mod request;
 mod task;
 
@@ -18,5 +19,6 @@ pub use gpulist::{GpuList, GpuListError};
 pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
+pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
 pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};
 pub use task::TaskStatus;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::fairshare::{Claim, divide};
-use crate::project::{Amounts, Project, Quota, RESOURCES, Resource};
+use crate::{Amounts, Project, Quota, RESOURCES, Resource};
 
 /// Position of the root, which stands for the cluster.
 pub(crate) const ROOT: usize = 0;

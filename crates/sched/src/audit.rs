@@ -195,6 +195,9 @@ fn limits(state: &State, plan: &Plan, project: &Project, violations: &mut Vec<Vi
     for part in running.map(|running| parts(&running.slices, running.host)) {
         (0..3).for_each(|at| held[at] += part[at]);
     }
+    for elsewhere in state.elsewhere.held.iter().filter(|held| belongs(held.project.as_deref())) {
+        (0..3).for_each(|at| held[at] += elsewhere.amounts.0[at]);
+    }
     for part in started.map(|start| parts(&start.slices, start.host)) {
         (0..3).for_each(|at| added[at] += part[at]);
     }

@@ -8,18 +8,7 @@ use cantle_model::TaskId;
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
 use crate::cut::rivals;
-use crate::{Amounts, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
-
-/// Why a running task is asked to stop.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Cause {
-    /// Its project has more than its share, and another's task is within its own.
-    Reclaim,
-    /// A task of higher priority in its project needs the room.
-    Preempt,
-    /// It fits elsewhere and starts again there, and a task that fits nowhere else gets its place.
-    Consolidate,
-}
+use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
 
 /// Who wants room.
 #[derive(Clone, Copy, Debug)]

@@ -105,6 +105,13 @@ pub enum Reason {
         /// Tasks that stop on the nodes where it will start.
         tasks: Vec<TaskId>,
     },
+    /// Another planner has asked tasks to stop for it.
+    FreeingOn {
+        /// What it needs, in words.
+        needs: String,
+        /// Where.
+        node: String,
+    },
     /// Some of its gang are not there yet.
     GangIncomplete {
         /// The gang.
@@ -136,11 +143,8 @@ impl fmt::Display for Reason {
             }
             Self::NoHost { needs, cpu_milli, memory_bytes } => {
                 let memory = cantle_model::Bytes(*memory_bytes);
-                let cores = thousandths(*cpu_milli);
-                write!(
-                    f,
-                    "needs {needs} with {cores} CPU cores and {memory} of memory, no node has both free"
-                )
+                let cores = Resource::Cpu.text(*cpu_milli);
+                write!(f, "needs {needs} with {cores} and {memory} of memory, no node has both free")
             }
             Self::Reserved { needs, task } => {
                 write!(f, "needs {needs}, what is free is kept for task {task}, which is ahead of it")
@@ -149,11 +153,11 @@ impl fmt::Display for Reason {
                 write!(f, "behind task {task} of queue {queue}, which needs {needs}")
             }
             Self::OverLimit { needs, project, resource, limit, held } => {
-                let (limit, held) = (amount(*resource, *limit), amount(*resource, *held));
+                let (limit, held) = (resource.text(*limit), resource.text(*held));
                 write!(f, "needs {needs}, project {project} holds {held} and its limit is {limit}")
             }
             Self::OverQuota { needs, project, resource, quota, held } => {
-                let (quota, held) = (amount(*resource, *quota), amount(*resource, *held));
+                let (quota, held) = (resource.text(*quota), resource.text(*held));
                 write!(
                     f,
                     "needs {needs} and can't be stopped for others, so it must fit the quota of project {project}: \
@@ -164,6 +168,7 @@ impl fmt::Display for Reason {
                 let tasks: Vec<&str> = tasks.iter().map(|task| task.0.as_str()).collect();
                 write!(f, "needs {needs}, being freed by {}", tasks.join(", "))
             }
+            Self::FreeingOn { needs, node } => write!(f, "needs {needs}, being freed on {node}"),
             Self::GangIncomplete { gang, present, size } => {
                 write!(f, "{present} of {size} tasks of gang {gang} are here; they start together")
             }
@@ -182,19 +187,6 @@ fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
         0 => Ok(()),
         more => write!(f, " and parts of {more} more"),
     }
-}
-
-/// `2.5 GPUs`, `16 CPU cores`, `64 GiB of memory`.
-fn amount(resource: Resource, amount: u64) -> String {
-    match resource {
-        Resource::Gpu => format!("{} GPUs", thousandths(amount)),
-        Resource::Cpu => format!("{} CPU cores", thousandths(amount)),
-        Resource::Memory => format!("{} of memory", cantle_model::Bytes(amount)),
-    }
-}
-
-fn thousandths(milli: u64) -> String {
-    u32::try_from(milli).map_or_else(|_| format!("{}", milli / 1000), |milli| Milli(milli).to_string())
 }
 
 impl Cluster {

@@ -102,6 +102,11 @@ impl<'a> Round<'a> {
             let reason = Reason::GangIncomplete { gang: gang.name.clone(), present, size: gang.size };
             return self.wait(&group, &reason);
         }
+        if let Some(node) = &task.freeing_on {
+            self.tally.now.hold(group.project, group.amounts, false);
+            self.tally.later.hold(group.project, group.amounts, false);
+            return self.wait(&group, &Reason::FreeingOn { needs: group.needs.clone(), node: node.clone() });
+        }
         if let Some(head) = self.blocked_by(position.0, group.project) {
             let reason = Reason::Behind {
                 task: self.waiting(head.position).task.clone(),

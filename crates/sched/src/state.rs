@@ -22,13 +22,46 @@ pub struct State {
     pub expected: Mix,
     /// Projects, the oldest first. Tasks of none have no quota: they are served last and may be reclaimed first.
     pub projects: Vec<Project>,
+    /// What other planners under the same quotas have and have given out.
+    pub elsewhere: Elsewhere,
+}
+
+/// GPUs that another planner gives out: nothing is started or stopped there, but shares and limits count them.
+#[derive(Clone, Debug, Default)]
+pub struct Elsewhere {
+    /// What there is.
+    pub capacity: Amounts,
+    /// Who holds what of it.
+    pub held: Vec<Held>,
+}
+
+/// What a task holds elsewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Held {
+    /// Its project.
+    pub project: Option<String>,
+    /// What it counts against quotas.
+    pub amounts: Amounts,
+    /// May it be stopped for others?
+    pub preemptible: bool,
+    /// Was it asked to stop?
+    pub stopping: bool,
 }
 
 impl State {
     /// A state of these parts.
     #[must_use]
     pub const fn new(nodes: Vec<Node>, running: Vec<Running>, queues: Vec<Queue>) -> Self {
-        Self { nodes, running, queues, last_served: None, expected: Mix::new(), projects: Vec::new() }
+        let elsewhere = Elsewhere { capacity: Amounts([0; 3]), held: Vec::new() };
+        Self {
+            nodes,
+            running,
+            queues,
+            last_served: None,
+            expected: Mix::new(),
+            projects: Vec::new(),
+            elsewhere,
+        }
     }
 }
 
@@ -240,6 +273,8 @@ pub struct Waiting {
     pub yielded_to: Option<TaskId>,
     /// Was it stopped to start again elsewhere ([`Cause::Consolidate`])? Then it gets its chance before all others.
     pub moved: bool,
+    /// Where another planner makes room for it: it is counted as if it had that, and not placed here.
+    pub freeing_on: Option<String>,
     /// Its project.
     pub project: Option<String>,
     /// Higher ones go first within a project and may stop lower ones.
@@ -265,6 +300,7 @@ impl Waiting {
             max_run_ms: None,
             yielded_to: None,
             moved: false,
+            freeing_on: None,
             project: None,
             priority: 0,
             preemptible: true,

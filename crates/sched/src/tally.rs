@@ -16,7 +16,8 @@ pub(crate) struct Tally {
 impl Tally {
     /// `idle` is the idle cluster of the same nodes.
     pub(crate) fn new(state: &State, policy: &Policy, idle: &Cluster) -> Self {
-        let mut now = Accounts::new(&state.projects, Cluster::empty(&state.nodes).capacity());
+        let capacity = Cluster::empty(&state.nodes).capacity().plus(state.elsewhere.capacity);
+        let mut now = Accounts::new(&state.projects, capacity);
         let mut needs = Vec::new();
         for queue in &state.queues {
             let need = |task| idle.shape(&Demand::of(queue, task)).amounts();
@@ -27,11 +28,19 @@ impl Tally {
             needs.push(of_queue);
         }
         let mut stopping = Vec::new();
-        for running in &state.running {
-            let (project, amounts) = (now.position(running.project.as_deref()), running.amounts());
+        let here = state.running.iter().map(|running| {
+            (running.project.as_deref(), running.amounts(), running.preemptible, running.stopping.is_some())
+        });
+        let elsewhere = state
+            .elsewhere
+            .held
+            .iter()
+            .map(|held| (held.project.as_deref(), held.amounts, held.preemptible, held.stopping));
+        for (project, amounts, preemptible, stops) in here.chain(elsewhere) {
+            let project = now.position(project);
             now.request(project, amounts);
-            now.hold(project, amounts, !running.preemptible);
-            if running.stopping.is_some() {
+            now.hold(project, amounts, !preemptible);
+            if stops {
                 stopping.push((project, amounts));
             }
         }

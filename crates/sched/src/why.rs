@@ -60,7 +60,9 @@ fn remedy(reason: &Reason, demand: &Demand) -> String {
         Reason::OverQuota { project, .. } => {
             format!("being preemptible, a higher quota of project {project}, or one of its tasks ending")
         }
-        Reason::Freeing { .. } => "those tasks having stopped; nothing else is needed".into(),
+        Reason::Freeing { .. } | Reason::FreeingOn { .. } => {
+            "those tasks having stopped; nothing else is needed".into()
+        }
         Reason::GangIncomplete { .. } => "the rest of its gang being submitted".into(),
         Reason::Never { .. } => "asking for less, or a larger node".into(),
     }

@@ -1,6 +1,6 @@
 //! Records as the store gives and takes them. Times are microseconds since 1970.
 
-use cantle_model::{Slice, TaskStatus};
+use cantle_model::{Amounts, Cause, ProjectQuota, Slice, TaskStatus};
 use serde_json::{Map, Value};
 
 /// A task.
@@ -28,8 +28,70 @@ pub struct TaskRow {
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
     pub reason: Option<String>,
+    /// What it counts beside its slices.
+    pub terms: Terms,
+    /// For whom it was asked to stop.
+    pub evicted: Option<Evicted>,
     /// Everything else.
     pub doc: Map<String, Value>,
+}
+
+impl TaskRow {
+    /// What it counts against quotas.
+    #[must_use]
+    pub fn amounts(&self) -> Amounts {
+        self.terms.amounts(&self.slices)
+    }
+}
+
+/// What a claim counts beside its slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// CPU in thousandths of a core.
+    pub cpu_milli: u64,
+    /// Main memory.
+    pub memory_bytes: u64,
+    /// May it be stopped for others?
+    pub preemptible: bool,
+}
+
+impl Default for Terms {
+    fn default() -> Self {
+        Self { cpu_milli: 0, memory_bytes: 0, preemptible: true }
+    }
+}
+
+impl Terms {
+    /// All that it counts.
+    #[must_use]
+    pub fn amounts(&self, slices: &[Slice]) -> Amounts {
+        let milli = slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+        Amounts([milli, self.cpu_milli, self.memory_bytes])
+    }
+}
+
+/// A task that was asked to stop for another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Evicted {
+    /// The task that gets the room.
+    pub for_task: String,
+    /// Why.
+    pub cause: Cause,
+    /// When.
+    pub time_us: i64,
+}
+
+/// A task that is about to be stopped for another.
+#[derive(Clone, Debug)]
+pub struct Victim {
+    /// Its id.
+    pub task: String,
+    /// The lease that is to become free.
+    pub lease: String,
+    /// The waiting task that gets the room.
+    pub for_task: String,
+    /// Why.
+    pub cause: Cause,
 }
 
 /// The part of a task that is filtered and ordered by.
@@ -108,6 +170,8 @@ pub struct Claim {
     pub lease: String,
     /// What it got.
     pub slices: Vec<Slice>,
+    /// What it counts beside them.
+    pub terms: Terms,
     /// How it ended, once it has.
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
@@ -144,6 +208,8 @@ pub struct ProjectRow {
     pub created_us: i64,
     /// Last change.
     pub last_update_us: i64,
+    /// What it is granted; `None`: it has no quota of its own.
+    pub quota: Option<ProjectQuota>,
     /// Tags and the like.
     pub doc: Map<String, Value>,
 }

@@ -1,6 +1,6 @@
 //! Why the store says no.
 
-use cantle_model::TaskStatus;
+use cantle_model::{Resource, TaskStatus};
 
 /// Each variant is one line: what is wrong, what was given.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +53,30 @@ pub enum StoreError {
         /// The lease that holds it.
         lease: String,
     },
+    /// The task would take more than its project, or one above it, may have.
+    #[error(
+        "project {project} holds {} of its {rule} of {}; task {task} needs {} more",
+        resource.text(*held), resource.text(*most), resource.text(*asked)
+    )]
+    OverQuota {
+        /// The task.
+        task: String,
+        /// The project.
+        project: String,
+        /// `limit`, or `quota` for a task that can't be stopped for others.
+        rule: &'static str,
+        /// Of what.
+        resource: Resource,
+        /// The limit or quota, in the resource's unit.
+        most: u64,
+        /// What the project's tasks hold of it.
+        held: u64,
+        /// What the task needs of it.
+        asked: u64,
+    },
+    /// What an eviction was decided on is not so any more.
+    #[error("The eviction is out of date: {0}")]
+    StaleEviction(String),
     /// Names are unique.
     #[error("A {what} of this name exists already: name={name}")]
     NameTaken {

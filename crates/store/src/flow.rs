@@ -8,7 +8,7 @@ use sqlx::SqliteConnection;
 
 use crate::data::{Change, Claim, TaskRow};
 use crate::tasks::load;
-use crate::{Happening, Store, StoreError, Write, row};
+use crate::{Happening, Store, StoreError, Write, quotas, row};
 
 /// May a task go from one state to another without force? Staying where it is is always right: clients repeat calls.
 #[must_use]
@@ -44,7 +44,8 @@ impl Store {
         append(&mut write.tx, task, queue, change.now_us).await?;
         sqlx::query(
             "UPDATE tasks SET queue = $2, taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
-             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
+             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL, evicted_for = NULL, evicted_cause = NULL, \
+             evicted_us = NULL WHERE id = $1",
         )
         .bind(task)
         .bind(queue)
@@ -56,9 +57,9 @@ impl Store {
         write.commit().await
     }
 
-    /// Takes the first task out of a queue, for an agent; `None` from an empty queue. With `only` nothing but that task
-    /// is taken: `None` if another one is first. The task must be started or claimed soon, or [`Store::reclaim`] puts
-    /// it back.
+    /// Takes the first task out of a queue, for an agent, or with `only` that one wherever it stands (quotas and backfill
+    /// let some go past others); `None` if there is none. The task must be started or claimed soon, or
+    /// [`Store::reclaim`] puts it back.
     ///
     /// # Errors
     /// [`StoreError::NoQueue`].
@@ -71,14 +72,14 @@ impl Store {
         let mut write = self.write().await?;
         queue_name(&mut write.tx, queue).await?;
         let first: Option<(String, i64)> = sqlx::query_as(
-            "SELECT task, added_us FROM queue_entries WHERE queue = $1 ORDER BY position LIMIT 1",
+            "SELECT task, added_us FROM queue_entries WHERE queue = $1 AND ($2 IS NULL OR task = $2) \
+             ORDER BY position LIMIT 1",
         )
         .bind(queue)
+        .bind(only)
         .fetch_optional(&mut *write.tx)
         .await?;
-        let Some((task, added_us)) = first.filter(|(task, _)| only.is_none_or(|only| only == task)) else {
-            return Ok(None);
-        };
+        let Some((task, added_us)) = first else { return Ok(None) };
         leave_queue(&mut write.tx, &task).await?;
         sqlx::query("UPDATE tasks SET taken_us = $2 WHERE id = $1")
             .bind(&task)
@@ -184,7 +185,8 @@ impl Store {
         }
         let stamp = match to {
             InProgress => {
-                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL WHERE id = $1"
+                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL, evicted_for = NULL, \
+                 evicted_cause = NULL, evicted_us = NULL WHERE id = $1"
             }
             Created => {
                 "UPDATE tasks SET started_us = NULL, completed_us = NULL, taken_us = NULL, last_update_us = $2 \
@@ -216,22 +218,26 @@ impl Store {
     /// An agent claims a task for a lease, or says how it ended.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task.
+    /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task; [`StoreError::OverQuota`] if the
+    /// project may not have so much.
     pub async fn claim(&self, claim: &Claim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, &claim.task).await?;
         let (node, lease) = (old.node.clone(), old.lease.clone());
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
-        if let (Some(node), Some(lease)) = (node, lease)
-            && lease != claim.lease
+        if let (Some(node), Some(lease)) = (node, &lease)
+            && *lease != claim.lease
             // A lease that lost its task must not report over the one that holds it now.
             && (held || claim.exit_code.is_some())
         {
-            return Err(StoreError::Claimed { task: claim.task.clone(), node, lease });
+            return Err(StoreError::Claimed { task: claim.task.clone(), node, lease: lease.clone() });
+        }
+        if lease.as_deref() != Some(&claim.lease) && claim.exit_code.is_none() {
+            quotas::check(&mut write.tx, &old, claim).await?;
         }
         sqlx::query(
-            "UPDATE tasks SET node = $2, lease = $3, slices = $4, exit_code = $5, reason = $6, last_update_us = $7 \
-             WHERE id = $1",
+            "UPDATE tasks SET node = $2, lease = $3, slices = $4, exit_code = $5, reason = $6, last_update_us = $7, \
+             cpu_milli = $8, memory_bytes = $9, preemptible = $10 WHERE id = $1",
         )
         .bind(&claim.task)
         .bind(&claim.node)
@@ -240,6 +246,9 @@ impl Store {
         .bind(claim.exit_code)
         .bind(&claim.reason)
         .bind(now_us)
+        .bind(claim.terms.cpu_milli.cast_signed())
+        .bind(claim.terms.memory_bytes.cast_signed())
+        .bind(i64::from(claim.terms.preemptible))
         .execute(&mut *write.tx)
         .await?;
         let (kind, message) = match (claim.exit_code, &claim.reason) {
@@ -266,7 +275,8 @@ impl Store {
         self.move_to(&mut write, &old, Created, change, "reset").await?;
         sqlx::query(
             "UPDATE tasks SET queue = NULL, node = NULL, lease = NULL, slices = '[]', exit_code = NULL, \
-             reason = NULL, last_worker = NULL, last_worker_report_us = NULL, last_iteration = 0 WHERE id = $1",
+             reason = NULL, evicted_for = NULL, evicted_cause = NULL, evicted_us = NULL, last_worker = NULL, \
+             last_worker_report_us = NULL, last_iteration = 0 WHERE id = $1",
         )
         .bind(task)
         .execute(&mut *write.tx)
@@ -311,7 +321,7 @@ fn refusal(task: &TaskRow, wanted: &str) -> StoreError {
     StoreError::Status { task, from, wanted: wanted.to_owned() }
 }
 
-fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> Happening {
+pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> Happening {
     Happening {
         id: 0,
         time_us: change.now_us,
@@ -323,7 +333,7 @@ fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> Happen
     }
 }
 
-async fn set_status(
+pub(crate) async fn set_status(
     tx: &mut SqliteConnection,
     task: &str,
     to: TaskStatus,
@@ -390,7 +400,12 @@ pub(crate) async fn append(
     Ok(())
 }
 
-async fn prepend(tx: &mut SqliteConnection, task: &str, queue: &str, now_us: i64) -> Result<(), StoreError> {
+pub(crate) async fn prepend(
+    tx: &mut SqliteConnection,
+    task: &str,
+    queue: &str,
+    now_us: i64,
+) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO queue_entries (task, queue, position, added_us) \
          VALUES ($1, $2, (SELECT COALESCE(MIN(position), 0) - 1 FROM queue_entries WHERE queue = $2), $3)",

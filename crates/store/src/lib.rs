@@ -6,6 +6,7 @@
 
 mod data;
 mod error;
+mod evictions;
 mod flow;
 mod happenings;
 mod models;
@@ -13,6 +14,7 @@ mod nodes;
 mod output;
 mod projects;
 mod queues;
+mod quotas;
 mod row;
 mod samples;
 mod tasks;
@@ -29,8 +31,8 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, Claim, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, QueueSample,
-    ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, WorkerReport, WorkerRow, WorkerSample,
+    Change, Claim, Evicted, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow, QueueSample,
+    ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

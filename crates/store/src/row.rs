@@ -1,13 +1,13 @@
 //! From database rows to records.
 
-use cantle_model::TaskStatus;
+use cantle_model::{ProjectQuota, TaskStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
-    Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex, TaskRow,
+    Evicted, Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex, TaskRow, Terms,
     WorkerRow, WorkerSample,
 };
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
@@ -66,8 +66,26 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
         slices: json(row, "slices")?,
         exit_code: row.try_get("exit_code")?,
         reason: row.try_get("reason")?,
+        terms: terms(row)?,
+        evicted: evicted(row)?,
         doc: json(row, "doc")?,
     })
+}
+
+pub(crate) fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
+    let amount = |column| row.try_get(column).map(i64::unsigned_abs);
+    let preemptible: i64 = row.try_get("preemptible")?;
+    Ok(Terms {
+        cpu_milli: amount("cpu_milli")?,
+        memory_bytes: amount("memory_bytes")?,
+        preemptible: preemptible != 0,
+    })
+}
+
+fn evicted(row: &SqliteRow) -> Result<Option<Evicted>, StoreError> {
+    let for_task: Option<String> = row.try_get("evicted_for")?;
+    let Some(for_task) = for_task else { return Ok(None) };
+    Ok(Some(Evicted { for_task, cause: json(row, "evicted_cause")?, time_us: row.try_get("evicted_us")? }))
 }
 
 pub(crate) fn queue(row: &SqliteRow, entries: Vec<(String, i64)>) -> Result<QueueRow, StoreError> {
@@ -88,8 +106,14 @@ pub(crate) fn project(row: &SqliteRow) -> Result<ProjectRow, StoreError> {
         description: row.try_get("description")?,
         created_us: row.try_get("created_us")?,
         last_update_us: row.try_get("last_update_us")?,
+        quota: quota(row)?,
         doc: json(row, "doc")?,
     })
+}
+
+pub(crate) fn quota(row: &SqliteRow) -> Result<Option<ProjectQuota>, StoreError> {
+    let text: Option<String> = row.try_get("quota")?;
+    text.map(|_| json(row, "quota")).transpose()
 }
 
 pub(crate) fn worker(row: &SqliteRow) -> Result<WorkerRow, StoreError> {

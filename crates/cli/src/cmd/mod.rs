@@ -6,6 +6,7 @@ pub(crate) mod list;
 pub(crate) mod manual;
 pub(crate) mod mig;
 pub(crate) mod move_task;
+pub(crate) mod quota;
 pub(crate) mod run;
 pub(crate) mod sim;
 pub(crate) mod simulate;

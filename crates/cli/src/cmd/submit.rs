@@ -25,6 +25,10 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Outcome {
         gpu: args.amount.request(),
         isolation: args.isolation,
         cwd: cwd.map(|cwd| cwd.display().to_string()),
+        cpu_milli: args.cpu.0.into(),
+        memory_bytes: args.memory.map_or(0, |bytes| bytes.0),
+        priority: args.priority,
+        non_preemptible: args.non_preemptible,
         command: args.command,
         ..TaskRequest::default()
     };

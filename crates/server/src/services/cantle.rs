@@ -11,7 +11,7 @@ use cantle_model::TaskStatus;
 use cantle_store::{Claim, Happening, NodeRow, QueueRow, TaskFilter, TaskRow};
 
 use super::explain::Board;
-use super::nodes;
+use super::{nodes, quotas};
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
@@ -53,7 +53,8 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
     let ReportTask { task, node, lease, slices, exit_code, message } = request;
     let exit_code = exit_code.map(i64::from);
-    let claim = Claim { task, node, lease, slices, exit_code, reason: message };
+    let terms = quotas::terms(&call.store.task(&task).await?);
+    let claim = Claim { task, node, lease, slices, terms, exit_code, reason: message };
     call.store.claim(&claim, call.now_us).await?;
     Ok(Empty {})
 }

@@ -12,6 +12,8 @@ mod nodes;
 mod params;
 mod projects;
 mod queues;
+mod quotas;
+mod shares;
 mod task_order;
 mod tasks;
 mod tasks_flow;
@@ -32,6 +34,7 @@ pub(crate) fn routes() -> Routes {
     params::add(&mut routes);
     projects::add(&mut routes);
     queues::add(&mut routes);
+    quotas::add(&mut routes);
     tasks::add(&mut routes);
     tasks_flow::add(&mut routes);
     workers::add(&mut routes);

@@ -45,6 +45,7 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
         description,
         created_us: now_us,
         last_update_us: now_us,
+        quota: None,
         doc: fields,
     };
     call.store.create_project(&row).await?;

@@ -1,0 +1,251 @@
+//! Quotas: what a project may have of each resource.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bytes, Milli};
+
+/// What quotas are counted in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Resource {
+    /// Thousandths of a GPU that slices really hold, MIG by memory slices.
+    Gpu,
+    /// Thousandths of a CPU core.
+    Cpu,
+    /// Bytes of main memory.
+    Memory,
+}
+
+/// All resources, in the order in which [`Amounts`] holds them.
+pub const RESOURCES: [Resource; 3] = [Resource::Gpu, Resource::Cpu, Resource::Memory];
+
+impl Resource {
+    /// So much of it, for people: `2.5 GPUs`, `16 CPU cores`, `64 GiB of memory`.
+    #[must_use]
+    pub fn text(self, amount: u64) -> String {
+        let number = self.number(amount);
+        match self {
+            Self::Gpu => format!("{number} GPUs"),
+            Self::Cpu => format!("{number} CPU cores"),
+            Self::Memory => format!("{number} of memory"),
+        }
+    }
+
+    /// The same without its name: `2.5`, `16`, `64 GiB`.
+    #[must_use]
+    pub fn number(self, amount: u64) -> String {
+        match (self, u32::try_from(amount)) {
+            (Self::Memory, _) => Bytes(amount).to_string(),
+            (_, Ok(milli)) => Milli(milli).to_string(),
+            (_, Err(_)) => (amount / 1000).to_string(),
+        }
+    }
+}
+
+/// So much of each resource, in the units of [`Resource`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amounts(pub [u64; 3]);
+
+impl Amounts {
+    /// `self + other`, never overflowing.
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self(std::array::from_fn(|at| self.0[at].saturating_add(other.0[at])))
+    }
+
+    /// `self - other`, never below zero.
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self(std::array::from_fn(|at| self.0[at].saturating_sub(other.0[at])))
+    }
+
+    /// Is no resource more than in `most`?
+    #[must_use]
+    pub fn within(self, most: Self) -> bool {
+        self.0.iter().zip(most.0).all(|(amount, most)| *amount <= most)
+    }
+}
+
+/// What a project may have of one resource, in the unit of that [`Resource`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Quota {
+    /// Guaranteed: lent to others while unused, taken back when needed. `None`: as much as there is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deserved: Option<u64>,
+    /// Never more than this. `None`: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// Part of what is left over, beside the weights of the siblings. 0: nothing.
+    #[serde(default = "one")]
+    pub weight: u32,
+}
+
+const fn one() -> u32 {
+    1
+}
+
+impl Quota {
+    /// Nothing guaranteed, no limit, weight 1.
+    pub const NONE: Self = Self { deserved: Some(0), limit: None, weight: 1 };
+    /// Not counted.
+    pub const UNCOUNTED: Self = Self { deserved: None, limit: None, weight: 1 };
+}
+
+/// All that an administrator grants a project. It holds for the projects below it together, too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProjectQuota {
+    /// Of GPUs, in thousandths.
+    pub gpu: Quota,
+    /// Of CPU cores, in thousandths.
+    #[serde(default = "uncounted")]
+    pub cpu: Quota,
+    /// Of main memory, in bytes.
+    #[serde(default = "uncounted")]
+    pub memory: Quota,
+    /// Siblings of higher priority get what is left over first.
+    #[serde(default)]
+    pub priority: i32,
+    /// Its tasks are not taken from it before they ran so long, in milliseconds.
+    #[serde(default)]
+    pub min_run_ms: i64,
+}
+
+const fn uncounted() -> Quota {
+    Quota::UNCOUNTED
+}
+
+impl Default for ProjectQuota {
+    fn default() -> Self {
+        let (cpu, memory) = (Quota::UNCOUNTED, Quota::UNCOUNTED);
+        Self { gpu: Quota::NONE, cpu, memory, priority: 0, min_run_ms: 0 }
+    }
+}
+
+impl ProjectQuota {
+    /// Its parts in the order of [`RESOURCES`].
+    #[must_use]
+    pub const fn quotas(&self) -> [Quota; 3] {
+        [self.gpu, self.cpu, self.memory]
+    }
+
+    /// Can it be kept?
+    ///
+    /// # Errors
+    /// Names the limit that is below what is guaranteed, or the time that is none.
+    pub fn check(&self) -> Result<(), QuotaError> {
+        for (resource, quota) in RESOURCES.into_iter().zip(self.quotas()) {
+            if let (Some(deserved), Some(limit)) = (quota.deserved, quota.limit)
+                && limit < deserved
+            {
+                return Err(QuotaError::LimitBelowQuota { resource, deserved, limit });
+            }
+        }
+        if self.min_run_ms < 0 {
+            return Err(QuotaError::MinRun(self.min_run_ms));
+        }
+        Ok(())
+    }
+}
+
+/// `1.5 GPUs, limit 2 GPUs, weight 1`, then what differs from the default.
+impl fmt::Display for ProjectQuota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpu =
+            self.gpu.deserved.map_or_else(|| "all GPUs".to_owned(), |amount| Resource::Gpu.text(amount));
+        write!(f, "{gpu}")?;
+        for (resource, quota) in RESOURCES.into_iter().zip(self.quotas()) {
+            if let Some(amount) = quota.deserved.filter(|_| resource != Resource::Gpu) {
+                write!(f, ", {}", resource.text(amount))?;
+            }
+            if let Some(limit) = quota.limit {
+                write!(f, ", limit {}", resource.text(limit))?;
+            }
+        }
+        write!(f, ", weight {}", self.gpu.weight)?;
+        if self.priority != 0 {
+            write!(f, ", priority {}", self.priority)?;
+        }
+        if self.min_run_ms > 0 {
+            write!(f, ", at least {} s of run time", self.min_run_ms / 1000)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why a quota can't be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// What is guaranteed could never be had.
+    #[error(
+        "the limit of {} is below the quota of {}; raise the limit or lower the quota",
+        resource.text(*limit), resource.text(*deserved)
+    )]
+    LimitBelowQuota {
+        /// Of what.
+        resource: Resource,
+        /// The quota, in the resource's unit.
+        deserved: u64,
+        /// The limit, in the resource's unit.
+        limit: u64,
+    },
+    /// Not a length of time.
+    #[error("a minimum run time of {0} ms is none; give 0 or more")]
+    MinRun(i64),
+}
+
+/// Why a running task is asked to stop for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cause {
+    /// Its project has more than its share, and another's task is within its own.
+    Reclaim,
+    /// A task of higher priority in its project needs the room.
+    Preempt,
+    /// It fits elsewhere and starts again there, and a task that fits nowhere else gets its place.
+    Consolidate,
+}
+
+/// The projects above `project` in ClearML's names, nearest first: `a/b/c` has `a/b` and `a`.
+pub fn projects_above(project: &str) -> impl Iterator<Item = &str> {
+    let mut rest = project;
+    std::iter::from_fn(move || {
+        rest = rest.rsplit_once('/')?.0;
+        Some(rest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_below_the_quota_is_refused_in_words() {
+        let gpu = Quota { deserved: Some(1500), limit: Some(1000), weight: 1 };
+        let error = ProjectQuota { gpu, ..ProjectQuota::default() }.check().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the limit of 1 GPUs is below the quota of 1.5 GPUs; raise the limit or lower the quota"
+        );
+        assert_eq!(ProjectQuota::default().check(), Ok(()));
+        assert!(ProjectQuota { min_run_ms: -1, ..ProjectQuota::default() }.check().is_err());
+    }
+
+    #[test]
+    fn quotas_for_people() {
+        let gpu = Quota { deserved: Some(1500), limit: Some(2000), weight: 3 };
+        let memory = Quota { deserved: Some(64 << 30), ..Quota::UNCOUNTED };
+        let quota = ProjectQuota { gpu, memory, min_run_ms: 60_000, ..ProjectQuota::default() };
+        assert_eq!(
+            quota.to_string(),
+            "1.5 GPUs, limit 2 GPUs, 64 GiB of memory, weight 3, at least 60 s of run time"
+        );
+    }
+
+    #[test]
+    fn projects_are_a_tree_by_name() {
+        assert_eq!(projects_above("a/b/c").collect::<Vec<_>>(), ["a/b", "a"]);
+        assert_eq!(projects_above("a").count(), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! The fleet as the scheduler sees it, to tell what is fair at the moment. Nothing is decided here: agents do.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::cantle::GpuView;
+use cantle_model::{Gpu, GpuMode, GpuUuid, QueueSpec, QueueWant, TaskId};
+use cantle_sched::{GpuState, Held, Host, Node, Project, Queue, State, Waiting};
+use cantle_store::TaskRow;
+
+use super::nodes;
+use super::quotas::{Granted, request};
+use crate::app::Call;
+use crate::error::ApiError;
+
+/// Nodes that are alive, what `held` holds and what `waiting` asks for.
+pub(super) async fn state(
+    call: &Call,
+    granted: &Granted,
+    held: &[TaskRow],
+    waiting: &[TaskRow],
+) -> Result<State, ApiError> {
+    let nodes: Vec<nodes::Node> = nodes::all(call).await?.into_iter().filter(|node| node.alive).collect();
+    let names: BTreeMap<String, String> =
+        call.store.queues().await?.into_iter().map(|queue| (queue.id, queue.name)).collect();
+    let mut queues: BTreeMap<&str, Queue> = BTreeMap::new();
+    for task in waiting {
+        let id = task.index.queue.as_deref().unwrap_or_default();
+        let name = names.get(id).map_or(id, String::as_str);
+        let queue = queues.entry(name).or_insert_with(|| Queue::new(spec(&nodes, name), Vec::new()));
+        queue.waiting.push(waits(task, granted));
+    }
+    let of_node = |node: &nodes::Node| {
+        let gpus = node.report.gpus.iter().map(|view| GpuState::new(gpu(view))).collect();
+        Node::new(node.report.node.clone(), gpus)
+    };
+    let mut state =
+        State::new(nodes.iter().map(of_node).collect(), Vec::new(), queues.into_values().collect());
+    state.projects = granted
+        .quotas()
+        .map(|(name, quota)| Project::with_quota(name, granted.parent(name), quota))
+        .collect();
+    state.elsewhere.held = held.iter().map(|task| holds(task, granted)).collect();
+    Ok(state)
+}
+
+/// What tasks of a queue get: as the first node says that serves it.
+fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
+    let served = nodes.iter().flat_map(|node| &node.report.queues).find(|served| served.name == queue);
+    let parsed = served.and_then(|served| QueueSpec::parse(&format!("{queue}={}", served.spec)).ok());
+    parsed.unwrap_or_else(|| QueueSpec { name: queue.to_owned(), want: QueueWant::Task })
+}
+
+fn waits(task: &TaskRow, granted: &Granted) -> Waiting {
+    let request = request(task);
+    let mut waiting = Waiting::new(TaskId(task.index.id.clone()), task.index.status_changed_us / 1000);
+    waiting.host = Host { cpu_milli: request.cpu_milli, memory_bytes: request.memory_bytes };
+    waiting.request = request.gpu;
+    waiting.project = granted.counted_to(task);
+    waiting
+}
+
+fn holds(task: &TaskRow, granted: &Granted) -> Held {
+    Held {
+        project: granted.counted_to(task),
+        amounts: task.amounts(),
+        preemptible: task.terms.preemptible,
+        stopping: task.evicted.is_some(),
+    }
+}
+
+fn gpu(view: &GpuView) -> Gpu {
+    Gpu {
+        uuid: GpuUuid(view.uuid.clone()),
+        index: view.index,
+        model: view.model.clone(),
+        memory_bytes: view.memory_bytes,
+        mig: view.mode == GpuMode::Mig,
+    }
+}

@@ -1,0 +1,12 @@
+-- What a project is granted, as JSON; NULL: it has no quota of its own.
+ALTER TABLE projects ADD COLUMN quota TEXT;
+
+-- What a claim counts beside its slices.
+ALTER TABLE tasks ADD COLUMN cpu_milli BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE tasks ADD COLUMN memory_bytes BIGINT NOT NULL DEFAULT 0;
+ALTER TABLE tasks ADD COLUMN preemptible BIGINT NOT NULL DEFAULT 1;
+
+-- For whom, why and when it was asked to stop; kept while it waits to start again.
+ALTER TABLE tasks ADD COLUMN evicted_for TEXT;
+ALTER TABLE tasks ADD COLUMN evicted_cause TEXT;
+ALTER TABLE tasks ADD COLUMN evicted_us BIGINT;

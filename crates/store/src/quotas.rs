@@ -1,0 +1,138 @@
+//! What projects are granted, and that no claim goes beyond it.
+
+use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
+use sqlx::{Row as _, SqliteConnection};
+
+use crate::data::{Claim, Happening, ProjectRow, TaskRow};
+use crate::{Store, StoreError, row};
+
+/// What makes a task hold its slices: an agent has claimed it and has not said that it ended.
+macro_rules! holds {
+    () => {
+        "tasks.lease IS NOT NULL AND tasks.exit_code IS NULL AND tasks.status IN ('queued', 'in_progress')"
+    };
+}
+
+impl Store {
+    /// Grants a project (by its name) a quota, or takes it away.
+    ///
+    /// # Errors
+    /// [`StoreError::NoProject`].
+    pub async fn set_quota(
+        &self,
+        project: &str,
+        quota: Option<&ProjectQuota>,
+        now_us: i64,
+    ) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        let text = quota.map(row::to_json).transpose()?;
+        let done = sqlx::query("UPDATE projects SET quota = $2, last_update_us = $3 WHERE name = $1")
+            .bind(project)
+            .bind(text)
+            .bind(now_us)
+            .execute(&mut *write.tx)
+            .await?;
+        if done.rows_affected() == 0 {
+            return Err(StoreError::NoProject(project.to_owned()));
+        }
+        let message = match quota {
+            Some(quota) => format!("project {project}: {quota}"),
+            None => format!("project {project}: no quota of its own any more"),
+        };
+        let kind = "quota".to_owned();
+        self.record(&mut write.tx, Happening { time_us: now_us, kind, message, ..Happening::default() })
+            .await?;
+        write.commit().await
+    }
+
+    /// Every task that holds something, and those below that wait in these queues, in the order of each queue; from one
+    /// moment, so that no task is in both.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn held_and_waiting(
+        &self,
+        queues: &[String],
+    ) -> Result<(Vec<TaskRow>, Vec<TaskRow>), StoreError> {
+        let mut tx = self.readers.begin().await?;
+        let held = concat!("SELECT * FROM tasks WHERE ", holds!(), " ORDER BY id");
+        let held = sqlx::query(held).fetch_all(&mut *tx).await?;
+        let mut waiting = Vec::new();
+        for queue in queues {
+            let rows = sqlx::query(
+                "SELECT tasks.* FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task \
+                 WHERE queue_entries.queue = $1 ORDER BY queue_entries.position",
+            );
+            waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
+        }
+        let read = |rows: &[_]| rows.iter().map(row::task).collect::<Result<Vec<_>, _>>();
+        Ok((read(&held)?, read(&waiting)?))
+    }
+}
+
+/// Would the claim take more than the project of `task`, or one above it, may have?
+pub(crate) async fn check(
+    tx: &mut SqliteConnection,
+    task: &TaskRow,
+    claim: &Claim,
+) -> Result<(), StoreError> {
+    let Some(id) = &task.index.project else { return Ok(()) };
+    let found = sqlx::query("SELECT * FROM projects WHERE id = $1").bind(id).fetch_optional(&mut *tx).await?;
+    let Some(own) = found.as_ref().map(row::project).transpose()? else { return Ok(()) };
+    for name in std::iter::once(own.name.as_str()).chain(projects_above(&own.name)) {
+        let found = sqlx::query("SELECT * FROM projects WHERE name = $1 AND quota IS NOT NULL").bind(name);
+        let found = found.fetch_optional(&mut *tx).await?;
+        if let Some(ProjectRow { quota: Some(quota), .. }) = found.as_ref().map(row::project).transpose()? {
+            check_one(tx, name, &quota, claim).await?;
+        }
+    }
+    Ok(())
+}
+
+async fn check_one(
+    tx: &mut SqliteConnection,
+    project: &str,
+    quota: &ProjectQuota,
+    claim: &Claim,
+) -> Result<(), StoreError> {
+    let asked = claim.terms.amounts(&claim.slices);
+    let (held, for_good) = held_by(tx, project, &claim.task).await?;
+    for (at, (resource, quota)) in RESOURCES.into_iter().zip(quota.quotas()).enumerate() {
+        let rules = [
+            ("limit", quota.limit, held),
+            // What can't be taken back must not be lent.
+            ("quota", quota.deserved.filter(|_| !claim.terms.preemptible), for_good),
+        ];
+        for (rule, most, held) in rules {
+            let (Some(most), held, asked) = (most, held.0[at], asked.0[at]) else { continue };
+            if asked > 0 && held.saturating_add(asked) > most {
+                let (task, project) = (claim.task.clone(), project.to_owned());
+                return Err(StoreError::OverQuota { task, project, rule, resource, most, held, asked });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the tasks of a project and of those below it hold, without `but`; and the part of it that can't be taken back.
+async fn held_by(
+    tx: &mut SqliteConnection,
+    project: &str,
+    but: &str,
+) -> Result<(Amounts, Amounts), StoreError> {
+    let sql = concat!(
+        "SELECT tasks.* FROM tasks JOIN projects ON projects.id = tasks.project WHERE ",
+        holds!(),
+        " AND tasks.id <> $2 AND (projects.name = $1 OR SUBSTR(projects.name, 1, LENGTH($1) + 1) = $1 || '/')"
+    );
+    let rows = sqlx::query(sql).bind(project).bind(but).fetch_all(tx).await?;
+    let (mut held, mut for_good) = (Amounts::default(), Amounts::default());
+    for row in &rows {
+        let amounts = row::terms(row)?.amounts(&row::json::<Vec<_>>(row, "slices")?);
+        held = held.plus(amounts);
+        if row.try_get::<i64, _>("preemptible")? == 0 {
+            for_good = for_good.plus(amounts);
+        }
+    }
+    Ok((held, for_good))
+}
