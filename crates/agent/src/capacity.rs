@@ -2,7 +2,7 @@
 
 use cantle_driver::{Driver, DriverError};
 use cantle_model::{Gpu, Lease};
-use cantle_sched::{GpuState, Node, Queue, Running, State};
+use cantle_sched::{GpuState, Node, Plan, Policy, Queue, Running, State, audit, plan};
 
 use crate::clock::now_ms;
 use crate::members::Members;
@@ -30,6 +30,21 @@ pub(crate) fn state(
     let gpus = gpus.iter().map(gpu_state).collect();
     let running = leases.iter().map(|lease| Running::of_lease(lease, name, 0)).collect();
     State::new(vec![Node::new(name, gpus)], running, queues)
+}
+
+/// A plan that breaks no rule; whatever is carried out comes from here.
+///
+/// # Errors
+/// [`AgentError::Audit`] names the rule: nothing of such a plan is carried out.
+pub(crate) fn decide(state: &State, policy: &Policy, now_ms: i64) -> Result<Plan, AgentError> {
+    audited(state, plan(state, policy, now_ms))
+}
+
+fn audited(state: &State, plan: Plan) -> Result<Plan, AgentError> {
+    match audit(state, &plan).first() {
+        Some(violation) => Err(AgentError::Audit(violation.to_string())),
+        None => Ok(plan),
+    }
 }
 
 fn fill_in(
@@ -65,4 +80,40 @@ pub(crate) fn foreign_bytes(driver: &dyn Driver, gpu: &Gpu, members: &Members) -
         };
     }
     Ok(foreign)
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::{LeaseId, QueueSpec, QueueWant, TaskId};
+    use cantle_sched::{Eviction, Waiting};
+
+    use super::*;
+
+    fn one_gpu_one_task() -> State {
+        let memory_bytes = 40 << 30;
+        let gpu = Gpu { uuid: "GPU-a".into(), index: 0, model: "A100".into(), memory_bytes, mig: false };
+        let spec = QueueSpec { name: "q".into(), want: QueueWant::Task };
+        let queue = Queue::new(spec, vec![Waiting::new(TaskId("t".into()), 0)]);
+        State::new(vec![Node::new("here", vec![GpuState::new(gpu)])], Vec::new(), vec![queue])
+    }
+
+    #[test]
+    fn what_breaks_a_rule_is_not_carried_out() {
+        let state = one_gpu_one_task();
+        let good = decide(&state, &Policy::default(), 0).unwrap();
+        assert_eq!(good.starts.len(), 1);
+        let mut over = good.clone();
+        over.starts[0].slices[0].memory_limit_bytes += 1;
+        let refusal = audited(&state, over).unwrap_err();
+        assert!(matches!(refusal, AgentError::Audit(_)), "{refusal}");
+        let mut stops_nobody = good;
+        stops_nobody.evictions.push(Eviction {
+            task: TaskId("x".into()),
+            lease: LeaseId::from("x"),
+            node: "here".into(),
+            for_task: TaskId("t".into()),
+            cause: cantle_model::Cause::Reclaim,
+        });
+        assert!(audited(&state, stops_nobody).is_err(), "nobody of that name runs");
+    }
 }

@@ -62,7 +62,7 @@ pub(crate) enum Stop {
     Superseded,
     /// The daemon itself is stopping.
     Shutdown,
-    /// Its place is needed for another task: it goes back to the front of its queue; the text says for whom.
+    /// Its place is needed for another task, the server says: it goes back to the front of its queue; the text says why.
     Preempted(String),
     /// The task broke a rule; the text names it.
     Enforced(String),

@@ -10,7 +10,7 @@ use cantle_runtime::{
     Backend, BackendWish, ContainerSpec, DockerRun, Engine, Output, Running, StartError, Stopper, TaskSpec,
     start_attached,
 };
-use cantle_sched::{Policy, Queue, Reason, Waiting, audit, plan};
+use cantle_sched::{Policy, Queue, Reason, Waiting};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::Docker;
@@ -269,10 +269,7 @@ fn take(
     let leases = locked.sweep()?;
     let state =
         capacity::state(driver, locked.node(), "here", gpus, &leases, vec![Queue::new(spec, vec![waiting])]);
-    let decided = plan(&state, &Policy::default(), now);
-    if let Some(violation) = audit(&state, &decided).first() {
-        return Err(AgentError::Audit(violation.to_string()));
-    }
+    let decided = capacity::decide(&state, &Policy::default(), now)?;
     if let Some(wait) = decided.waits.into_iter().next() {
         return Ok(Err(wait.reason));
     }

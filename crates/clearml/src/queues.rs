@@ -133,7 +133,7 @@ pub struct GetNextTask {
     pub queue: String,
     /// Answer with `task_info` too.
     pub get_task_info: Option<bool>,
-    /// cantle's own: only if the first task is this one, so that a decision made a moment ago is still right.
+    /// cantle's own: this task, wherever it stands, so that a decision made a moment ago is carried out or nothing is.
     /// ClearML's open server ignores it.
     pub task: Option<String>,
 }

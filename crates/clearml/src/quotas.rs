@@ -132,9 +132,18 @@ pub struct HeldTask {
     pub preemptible: bool,
     /// When it started, in milliseconds since 1970.
     pub started_ms: i64,
-    /// Why it is being stopped for another task.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub stopping: Option<Cause>,
+    /// Set if it has to stop for another task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stopping: Option<Stopping>,
+}
+
+/// Why a task has to stop for another one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopping {
+    /// Why.
+    pub cause: Cause,
+    /// The same, for people.
+    pub reason: String,
 }
 
 /// A task that waits.
@@ -155,8 +164,9 @@ pub struct WaitingTask {
     pub freeing_on: Option<String>,
 }
 
-/// `cantle.evict`: from an agent that is about to stop tasks for another one. Refused (400/110) if any of it is out of
-/// date: evictions are decided one after the other, each with the former ones known.
+/// `cantle.evict`: from an agent that wants to stop tasks for another one; what is accepted is shown by [`GetFleet`] from
+/// then on ([`HeldTask::stopping`]). Refused (400/110) if any of it is out of date: evictions are decided one after the
+/// other, each with the former ones known.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Evict {
     /// The agent's node.
@@ -166,7 +176,7 @@ pub struct Evict {
     /// [`Fleet::evictions`] of the answer that the decision was made from.
     pub evictions: i64,
 }
-endpoint!("cantle.evict", Evict => Evicted);
+endpoint!("cantle.evict", Evict => Empty);
 
 /// A task that has to stop.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -181,16 +191,9 @@ pub struct Victim {
     pub cause: Cause,
 }
 
-/// Answer of `cantle.evict`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Evicted {
-    /// For people, one for each victim.
-    pub reasons: Vec<String>,
-}
-
 /// `cantle.give_back`: from an agent that has stopped a task for another one. In one step the task leaves its lease and
-/// is the first of its queue again; if that lease does not hold it any more, nothing happens. So the call may be
-/// repeated.
+/// is the first of its queue again; if that lease does not hold it any more, or the task itself has said that it is done,
+/// nothing happens. So the call may be repeated.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GiveBack {
     /// The task's id.

@@ -21,6 +21,13 @@ pub(crate) struct Claimant {
     pub(crate) moves: bool,
 }
 
+/// What room is made in, and for whom: all of it is counted at once, and undone if it leads nowhere.
+struct Attempt<'a> {
+    cluster: &'a mut Cluster,
+    accounts: &'a mut Accounts,
+    claimant: Claimant,
+}
+
 /// Room made for a claimant.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
@@ -105,76 +112,69 @@ impl Victims {
         shapes: &[Shape],
     ) -> Option<Room> {
         let mut room = Room::default();
+        let mut attempt = Attempt { cluster, accounts, claimant };
         let (mut chosen, mut offers, mut offers_for) = (Vec::new(), BTreeSet::new(), None);
         for shape in shapes {
             if offers_for != Some(shape) {
                 let mut allowed = BTreeMap::new();
-                let offer = |node| self.offer(cluster, accounts, claimant, shape, node, &mut allowed);
-                offers = (0..cluster.len()).filter_map(offer).collect();
+                let offer = |node| self.offer(&attempt, shape, node, &mut allowed);
+                offers = (0..attempt.cluster.len()).filter_map(offer).collect();
                 offers_for = Some(shape);
             }
-            let Some((place, units, moved)) =
-                self.next_place(cluster, accounts, claimant, shape, &mut offers)
-            else {
-                self.undo(cluster, accounts, claimant, &room, chosen);
+            let Some((place, units, moved)) = self.next_place(&mut attempt, shape, &mut offers) else {
+                self.undo(&mut attempt, &room, chosen);
                 return None;
             };
-            cluster.take(&place);
-            offers.extend(self.offer(cluster, accounts, claimant, shape, place.node, &mut BTreeMap::new()));
+            attempt.cluster.take(&place);
+            offers.extend(self.offer(&attempt, shape, place.node, &mut BTreeMap::new()));
             room.places.push(place);
             room.moved.extend(moved);
             chosen.extend(units);
         }
-        let own =
-            chosen.iter().map(|&unit| &self.units[unit]).filter(|unit| unit.project == claimant.project);
-        let own: Vec<Amounts> = own.map(|unit| unit.amounts).collect();
-        let given_up = own.iter().fold(Amounts::default(), |sum, amounts| sum.plus(*amounts));
-        if !own.is_empty() && accounts.grows_over_share(claimant.project, claimant.wanted, given_up) {
-            self.undo(cluster, accounts, claimant, &room, chosen);
+        if self.grows_by_its_own(&attempt, &chosen) {
+            self.undo(&mut attempt, &room, chosen);
             return None;
         }
         for unit in chosen {
             if self.units[unit].project == claimant.project {
-                accounts.release(claimant.project, self.units[unit].amounts);
+                attempt.accounts.release(claimant.project, self.units[unit].amounts);
             }
             let cause = self.cause(unit, claimant);
             room.victims.extend(self.units[unit].tasks.iter().map(|&task| (task, cause)));
         }
-        accounts.hold(claimant.project, claimant.wanted, false);
+        attempt.accounts.hold(claimant.project, claimant.wanted, false);
         Some(room)
     }
 
-    fn undo(
-        &mut self,
-        cluster: &mut Cluster,
-        accounts: &mut Accounts,
-        claimant: Claimant,
-        room: &Room,
-        chosen: Vec<usize>,
-    ) {
+    /// Would the claimant's project get beyond its share by giving up some of its own for more?
+    fn grows_by_its_own(&self, attempt: &Attempt<'_>, chosen: &[usize]) -> bool {
+        let Claimant { project, wanted, .. } = attempt.claimant;
+        let own = chosen.iter().map(|&unit| &self.units[unit]).filter(|unit| unit.project == project);
+        let own: Vec<Amounts> = own.map(|unit| unit.amounts).collect();
+        let given_up = own.iter().fold(Amounts::default(), |sum, amounts| sum.plus(*amounts));
+        !own.is_empty() && attempt.accounts.grows_over_share(project, wanted, given_up)
+    }
+
+    fn undo(&mut self, attempt: &mut Attempt<'_>, room: &Room, chosen: Vec<usize>) {
         for place in room.places.iter().chain(&room.moved) {
-            cluster.give_back(place);
+            attempt.cluster.give_back(place);
         }
         for unit in chosen {
-            self.put_back(cluster, accounts, claimant, unit);
+            self.put_back(attempt, unit);
         }
     }
 
     /// The best offer that still stands; it and those that don't are used up.
     fn next_place(
         &mut self,
-        cluster: &mut Cluster,
-        accounts: &mut Accounts,
-        claimant: Claimant,
+        attempt: &mut Attempt<'_>,
         shape: &Shape,
         offers: &mut BTreeSet<Offer>,
     ) -> Option<(Place, Vec<usize>, Vec<Place>)> {
         while let Some((_, _, node, units)) = offers.pop_first() {
             if units.iter().any(|&unit| self.units[unit].settled) {
-                offers.extend(self.offer(cluster, accounts, claimant, shape, node, &mut BTreeMap::new()));
-            } else if let Some((place, moved)) =
-                self.try_out(cluster, accounts, claimant, shape, node, &units)
-            {
+                offers.extend(self.offer(attempt, shape, node, &mut BTreeMap::new()));
+            } else if let Some((place, moved)) = self.try_out(attempt, shape, node, &units) {
                 return Some((place, units, moved));
             }
         }
@@ -183,14 +183,12 @@ impl Victims {
 
     fn offer(
         &self,
-        cluster: &Cluster,
-        accounts: &Accounts,
-        claimant: Claimant,
+        attempt: &Attempt<'_>,
         shape: &Shape,
         node: usize,
         allowed: &mut Allowed,
     ) -> Option<Offer> {
-        let units = self.cheapest_on(cluster, accounts, claimant, shape, node, allowed)?;
+        let units = self.cheapest_on(attempt, shape, node, allowed)?;
         Some((self.cost_of(&units), units.len(), node, units))
     }
 
@@ -203,17 +201,15 @@ impl Victims {
     /// The cheapest units whose end makes room for `shape` on a node; empty if there is room.
     fn cheapest_on(
         &self,
-        cluster: &Cluster,
-        accounts: &Accounts,
-        claimant: Claimant,
+        attempt: &Attempt<'_>,
         shape: &Shape,
         node: usize,
         allowed: &mut Allowed,
     ) -> Option<Vec<usize>> {
-        let free = cluster.node(node);
+        let free = attempt.cluster.node(node);
         let mut may = |unit: usize| {
             let unit = &self.units[unit];
-            !unit.settled && self.allowed(unit, accounts, claimant, allowed)
+            !unit.settled && self.allowed(unit, attempt, allowed)
         };
         let mut gpus: Vec<(Cost, usize, Vec<usize>)> = Vec::new();
         for (at, gpu) in free.gpus.iter().enumerate() {
@@ -308,34 +304,34 @@ impl Victims {
     /// `shape`, and, if they only move, new places for all. Undoes everything if any of it fails.
     fn try_out(
         &mut self,
-        cluster: &mut Cluster,
-        accounts: &mut Accounts,
-        claimant: Claimant,
+        attempt: &mut Attempt<'_>,
         shape: &Shape,
         node: usize,
         units: &[usize],
     ) -> Option<(Place, Vec<Place>)> {
         let mut off = Vec::new();
         for &unit in units {
-            if !self.allowed(&self.units[unit], accounts, claimant, &mut BTreeMap::new()) {
+            if !self.allowed(&self.units[unit], attempt, &mut BTreeMap::new()) {
                 break;
             }
             self.units[unit].settled = true;
-            self.count_off(accounts, claimant, unit);
+            self.count_off(attempt, unit);
             for place in &self.units[unit].places {
-                cluster.give_back(place);
+                attempt.cluster.give_back(place);
             }
             off.push(unit);
         }
-        let gpus = choose(cluster.node(node), shape, fullest_first).filter(|_| off.len() == units.len());
+        let gpus =
+            choose(attempt.cluster.node(node), shape, fullest_first).filter(|_| off.len() == units.len());
         let place = gpus.map(|gpus| Place { node, gpus, host: shape.host() });
         let room = place.and_then(|place| {
-            let moved = if claimant.moves { self.move_all(cluster, &place, units)? } else { Vec::new() };
+            let moves = attempt.claimant.moves;
+            let moved = if moves { self.move_all(attempt.cluster, &place, units)? } else { Vec::new() };
             Some((place, moved))
         });
         if room.is_none() {
             for unit in off {
-                self.put_back(cluster, accounts, claimant, unit);
+                self.put_back(attempt, unit);
             }
         }
         room
@@ -343,19 +339,19 @@ impl Victims {
 
     /// Tasks of the claimant's own project still count while others are asked for: what it gives up itself gives it no
     /// claim on others, or the two would take turns for ever.
-    fn count_off(&self, accounts: &mut Accounts, claimant: Claimant, unit: usize) {
-        if self.units[unit].project != claimant.project {
-            accounts.release(self.units[unit].project, self.units[unit].amounts);
+    fn count_off(&self, attempt: &mut Attempt<'_>, unit: usize) {
+        if self.units[unit].project != attempt.claimant.project {
+            attempt.accounts.release(self.units[unit].project, self.units[unit].amounts);
         }
     }
 
-    fn put_back(&mut self, cluster: &mut Cluster, accounts: &mut Accounts, claimant: Claimant, unit: usize) {
+    fn put_back(&mut self, attempt: &mut Attempt<'_>, unit: usize) {
         self.units[unit].settled = false;
-        if self.units[unit].project != claimant.project {
-            accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
+        if self.units[unit].project != attempt.claimant.project {
+            attempt.accounts.hold(self.units[unit].project, self.units[unit].amounts, false);
         }
         for place in &self.units[unit].places {
-            cluster.take(place);
+            attempt.cluster.take(place);
         }
     }
 
@@ -379,7 +375,8 @@ impl Victims {
         all.then_some(moved)
     }
 
-    fn allowed(&self, unit: &Unit, accounts: &Accounts, claimant: Claimant, known: &mut Allowed) -> bool {
+    fn allowed(&self, unit: &Unit, attempt: &Attempt<'_>, known: &mut Allowed) -> bool {
+        let claimant = attempt.claimant;
         if claimant.moves {
             return !unit.gang;
         }
@@ -388,7 +385,7 @@ impl Victims {
         }
         let key = (unit.project, unit.amounts.0[1] > 0, unit.amounts.0[2] > 0);
         *known.entry(key).or_insert_with(|| {
-            accounts.may_lose(unit.project, unit.amounts, claimant.project, claimant.wanted)
+            attempt.accounts.may_lose(unit.project, unit.amounts, claimant.project, claimant.wanted)
         })
     }
 

@@ -132,7 +132,12 @@ async fn only_the_task_that_was_decided_upon_is_taken() {
         task: Some(task.into()),
         ..queues::GetNextTask::default()
     };
-    assert!(server.client.call(&only(&second)).await.unwrap().entry.is_none());
+    assert_eq!(
+        server.client.call(&only(&second)).await.unwrap().entry.unwrap().task,
+        second,
+        "past the first"
+    );
+    assert!(server.client.call(&only(&second)).await.unwrap().entry.is_none(), "it is taken");
     assert_eq!(server.client.call(&only(&first)).await.unwrap().entry.unwrap().task, first);
 }
 

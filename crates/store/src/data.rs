@@ -77,6 +77,8 @@ pub struct Evicted {
     pub for_task: String,
     /// Why.
     pub cause: Cause,
+    /// The same, for people.
+    pub reason: String,
     /// When.
     pub time_us: i64,
 }

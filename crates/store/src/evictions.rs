@@ -4,7 +4,7 @@ use cantle_model::{Cause, TaskStatus};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, Happening, TaskRow, Victim};
-use crate::flow::{about, entry, prepend, queue_name, set_status};
+use crate::flow::{ASKED_TO_STOP, about, entry, prepend, queue_name, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -18,8 +18,8 @@ impl Store {
         last_eviction(&mut reader).await
     }
 
-    /// Notes that `node` stops tasks for others, all of them or none; gives the reason of each, for people. `last_us` is
-    /// the newest eviction that was known when this was decided.
+    /// Notes that `node` is to stop tasks for others, all of them or none. `last_us` is the newest eviction that was known
+    /// when this was decided.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::StaleEviction`] if any of it is not as it was when this was decided.
@@ -29,81 +29,87 @@ impl Store {
         victims: &[Victim],
         last_us: i64,
         now_us: i64,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         if last_eviction(&mut write.tx).await? != last_us {
             return Err(StoreError::StaleEviction("others were asked to stop meanwhile".to_owned()));
         }
-        let mut reasons = Vec::new();
         for Victim { task, lease, for_task, cause } in victims {
             let (old, claimant) = (load(&mut write.tx, task).await?, load(&mut write.tx, for_task).await?);
             if entry(&mut write.tx, for_task).await?.is_none() {
                 return Err(StoreError::StaleEviction(format!("task {for_task} does not wait any more")));
             }
             let runs = old.index.status == TaskStatus::InProgress && old.exit_code.is_none();
-            if !runs || old.lease.as_ref() != Some(lease) || old.evicted.is_some() {
+            let stops = old.evicted.is_some() || old.status_message == ASKED_TO_STOP;
+            if !runs || stops || old.lease.as_ref() != Some(lease) {
                 let why = format!("task {task} does not run under lease {lease}, or stops already");
                 return Err(StoreError::StaleEviction(why));
             }
+            let reason = reason(&mut write.tx, &claimant, &old, *cause).await?;
             sqlx::query(
-                "UPDATE tasks SET evicted_for = $2, evicted_cause = $3, evicted_us = $4 WHERE id = $1",
+                "UPDATE tasks SET evicted_for = $2, evicted_cause = $3, evicted_reason = $4, evicted_us = $5 \
+                 WHERE id = $1",
             )
             .bind(task)
             .bind(for_task)
             .bind(row::to_json(cause)?)
+            .bind(&reason)
             .bind(now_us.max(last_us + 1))
             .execute(&mut *write.tx)
             .await?;
-            let reason = reason(&mut write.tx, &claimant, &old, *cause).await?;
-            let change = Change { now_us, ..Change::default() };
-            let happening = about(&old, word(*cause), &change, reason.clone());
-            let node = Some(node.to_owned());
-            self.record(&mut write.tx, Happening { node, ..happening }).await?;
-            reasons.push(reason);
+            let happening = about(&old, word(*cause), &Change { now_us, ..Change::default() }, reason);
+            self.record(&mut write.tx, Happening { node: Some(node.to_owned()), ..happening }).await?;
         }
-        write.commit().await?;
-        Ok(reasons)
+        write.commit().await
     }
 
-    /// A task that was stopped for another leaves its lease and is the first of its queue again. Nothing happens if that
-    /// lease does not hold it any more; a task that somebody asked to stop stays stopped.
+    /// A task that was stopped for another leaves its lease and is the first of its queue again, whatever it said about
+    /// its end: programs that clean up after SIGTERM report all sorts of things. Only one that says it is done is done,
+    /// and one that somebody asked to stop stays stopped. Nothing happens if that lease does not hold it any more. Is it
+    /// queued again?
     ///
     /// # Errors
     /// [`StoreError::NoTask`].
     pub async fn give_back(&self, task: &str, lease: &str, change: &Change) -> Result<bool, StoreError> {
+        use TaskStatus::{Failed, InProgress, Queued, Stopped};
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
-        let holds = matches!(old.index.status, TaskStatus::Queued | TaskStatus::InProgress);
-        if !holds || old.lease.as_deref() != Some(lease) {
+        if old.lease.as_deref() != Some(lease) {
             return Ok(false);
         }
+        let evicted = old.evicted.is_some();
         let queue = match &old.index.queue {
-            Some(queue) => queue_name(&mut write.tx, queue).await.ok().map(|name| (queue, name)),
-            None => None,
+            Some(queue) if evicted => queue_name(&mut write.tx, queue).await.ok().map(|name| (queue, name)),
+            _ => None,
         };
-        let aborted = old.status_message == "stopping";
-        let Some((queue, name)) = queue.filter(|_| !aborted) else {
-            set_status(&mut write.tx, task, TaskStatus::Stopped, change).await?;
-            let why = if aborted { "stopped, as asked" } else { "stopped: its queue is gone" };
-            self.record(&mut write.tx, about(&old, "end", change, why.to_owned())).await?;
-            return write.commit().await.map(|()| true);
-        };
-        if entry(&mut write.tx, task).await?.is_none() {
-            prepend(&mut write.tx, task, queue, change.now_us).await?;
+        match (old.index.status, queue) {
+            (Queued | InProgress | Stopped | Failed, Some((queue, name))) => {
+                if entry(&mut write.tx, task).await?.is_none() {
+                    prepend(&mut write.tx, task, queue, change.now_us).await?;
+                }
+                sqlx::query(
+                    "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
+                     lease = NULL, slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
+                )
+                .bind(task)
+                .execute(&mut *write.tx)
+                .await?;
+                set_status(&mut write.tx, task, Queued, change).await?;
+                let message = format!("back to the front of {name}: {}", change.reason);
+                let happening = about(&old, "requeue", change, message);
+                self.record(&mut write.tx, Happening { queue: Some(name), ..happening }).await?;
+                write.commit().await?;
+                Ok(true)
+            }
+            (Queued | InProgress, None) => {
+                let why = if evicted { "stopped: its queue is gone" } else { "stopped, as asked" };
+                let stopped = Change { reason: why.to_owned(), ..change.clone() };
+                self.move_to(&mut write, &old, Stopped, &stopped, "end").await?;
+                write.commit().await?;
+                Ok(false)
+            }
+            _ => Ok(false),
         }
-        sqlx::query(
-            "UPDATE tasks SET taken_us = NULL, started_us = NULL, node = NULL, lease = NULL, slices = '[]', \
-             exit_code = NULL, reason = NULL WHERE id = $1",
-        )
-        .bind(task)
-        .execute(&mut *write.tx)
-        .await?;
-        set_status(&mut write.tx, task, TaskStatus::Queued, change).await?;
-        let message = format!("back to the front of {name}: {}", change.reason);
-        let happening = about(&old, "requeue", change, message);
-        self.record(&mut write.tx, Happening { queue: Some(name), ..happening }).await?;
-        write.commit().await?;
-        Ok(true)
     }
 }
 

@@ -10,6 +10,9 @@ use crate::data::{Change, Claim, TaskRow};
 use crate::tasks::load;
 use crate::{Happening, Store, StoreError, Write, quotas, row};
 
+/// Status message of a running task that somebody asked to stop; ClearML's agent looks for it, too.
+pub(crate) const ASKED_TO_STOP: &str = "stopping";
+
 /// May a task go from one state to another without force? Staying where it is is always right: clients repeat calls.
 #[must_use]
 pub const fn may_follow(from: TaskStatus, to: TaskStatus) -> bool {
@@ -44,8 +47,7 @@ impl Store {
         append(&mut write.tx, task, queue, change.now_us).await?;
         sqlx::query(
             "UPDATE tasks SET queue = $2, taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
-             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL, evicted_for = NULL, evicted_cause = NULL, \
-             evicted_us = NULL WHERE id = $1",
+             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL, evicted_for = NULL WHERE id = $1",
         )
         .bind(task)
         .bind(queue)
@@ -169,7 +171,7 @@ impl Store {
         Ok(from)
     }
 
-    async fn move_to(
+    pub(crate) async fn move_to(
         &self,
         write: &mut Write<'_>,
         old: &TaskRow,
@@ -185,8 +187,8 @@ impl Store {
         }
         let stamp = match to {
             InProgress => {
-                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL, evicted_for = NULL, \
-                 evicted_cause = NULL, evicted_us = NULL WHERE id = $1"
+                "UPDATE tasks SET started_us = $2, completed_us = NULL, taken_us = NULL, evicted_for = NULL \
+                 WHERE id = $1"
             }
             Created => {
                 "UPDATE tasks SET started_us = NULL, completed_us = NULL, taken_us = NULL, last_update_us = $2 \
@@ -209,8 +211,13 @@ impl Store {
     pub async fn ask_to_stop(&self, task: &str, change: &Change) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
-        let asked = Change { message: "stopping".to_owned(), ..change.clone() };
+        let asked = Change { message: ASKED_TO_STOP.to_owned(), ..change.clone() };
         set_message(&mut write.tx, task, &asked).await?;
+        // Whoever needed its place gets it; but it is not queued again.
+        sqlx::query("UPDATE tasks SET evicted_for = NULL WHERE id = $1")
+            .bind(task)
+            .execute(&mut *write.tx)
+            .await?;
         self.record(&mut write.tx, about(&old, "stop", change, "asked to stop".to_owned())).await?;
         write.commit().await
     }
@@ -275,8 +282,8 @@ impl Store {
         self.move_to(&mut write, &old, Created, change, "reset").await?;
         sqlx::query(
             "UPDATE tasks SET queue = NULL, node = NULL, lease = NULL, slices = '[]', exit_code = NULL, \
-             reason = NULL, evicted_for = NULL, evicted_cause = NULL, evicted_us = NULL, last_worker = NULL, \
-             last_worker_report_us = NULL, last_iteration = 0 WHERE id = $1",
+             reason = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
+             last_iteration = 0 WHERE id = $1",
         )
         .bind(task)
         .execute(&mut *write.tx)

@@ -7,8 +7,8 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
-    Evicted, Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex, TaskRow, Terms,
-    WorkerRow, WorkerSample,
+    Evicted, Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex,
+    TaskRow, Terms, WorkerRow, WorkerSample,
 };
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
 
@@ -85,7 +85,8 @@ pub(crate) fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
 fn evicted(row: &SqliteRow) -> Result<Option<Evicted>, StoreError> {
     let for_task: Option<String> = row.try_get("evicted_for")?;
     let Some(for_task) = for_task else { return Ok(None) };
-    Ok(Some(Evicted { for_task, cause: json(row, "evicted_cause")?, time_us: row.try_get("evicted_us")? }))
+    let (cause, reason) = (json(row, "evicted_cause")?, row.try_get("evicted_reason")?);
+    Ok(Some(Evicted { for_task, cause, reason, time_us: row.try_get("evicted_us")? }))
 }
 
 pub(crate) fn queue(row: &SqliteRow, entries: Vec<(String, i64)>) -> Result<QueueRow, StoreError> {

@@ -6,8 +6,11 @@
     reason = "a test says by panicking that something is wrong"
 )]
 
-use cantle_model::TaskStatus;
-use cantle_store::{Change, Claim, Happening, LogLine, NewTask, Scalar, Store, StoreError, may_follow};
+use cantle_model::{Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_store::{
+    Change, Claim, Happening, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError, Terms, Victim,
+    may_follow,
+};
 use serde_json::Map;
 
 struct Fixture {
@@ -33,6 +36,38 @@ impl Fixture {
         let new = NewTask { id: id.into(), name: id.into(), kind: "training".into(), ..NewTask::default() };
         self.store.create_task(&new, now_us).await.unwrap();
         self.store.enqueue(id, "q", &at(now_us)).await.unwrap();
+    }
+
+    /// A task of a project that waits.
+    async fn queued_in(&self, project: &str, id: &str) {
+        let (name, project) = (id.into(), Some(project.into()));
+        let new = NewTask { id: id.into(), name, project, kind: "training".into(), ..NewTask::default() };
+        self.store.create_task(&new, 1).await.unwrap();
+        self.store.enqueue(id, "q", &at(1)).await.unwrap();
+    }
+
+    /// An agent takes it, claims half a GPU for it, and starts it.
+    async fn started(&self, id: &str, terms: Terms) -> Result<(), StoreError> {
+        self.store.take_next("q", Some(id), 2).await.unwrap().unwrap();
+        self.store.claim(&half(id, terms), 3).await?;
+        self.store.set_status(id, TaskStatus::InProgress, &at(4)).await.map(|_| ())
+    }
+
+    async fn project(&self, name: &str, gpu: Option<Quota>) {
+        let row = ProjectRow {
+            id: name.into(),
+            name: name.into(),
+            description: String::new(),
+            created_us: 1,
+            last_update_us: 1,
+            quota: None,
+            doc: Map::new(),
+        };
+        self.store.create_project(&row).await.unwrap();
+        if let Some(gpu) = gpu {
+            let quota = ProjectQuota { gpu, ..ProjectQuota::default() };
+            self.store.set_quota(name, Some(&quota), 1).await.unwrap();
+        }
     }
 
     async fn order(&self) -> Vec<String> {
@@ -61,19 +96,142 @@ async fn what_was_taken_and_never_started_comes_back_first() {
     assert_eq!(f.status("b").await, TaskStatus::InProgress);
 }
 
+/// A claim for half a GPU under a lease that is named like the task.
+fn half(task: &str, terms: Terms) -> Claim {
+    let slice = Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None };
+    Claim {
+        task: task.into(),
+        node: "n".into(),
+        lease: task.into(),
+        slices: vec![slice],
+        terms,
+        exit_code: None,
+        reason: None,
+    }
+}
+
+const FOR_GOOD: Terms = Terms { cpu_milli: 0, memory_bytes: 0, preemptible: false };
+
+#[tokio::test]
+async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
+    let f = open().await;
+    f.project("a", Some(Quota { deserved: Some(500), limit: Some(1000), weight: 1 })).await;
+    f.project("a/b", None).await;
+    f.project("ab", None).await;
+    for (project, task) in [("a", "1"), ("a/b", "2"), ("a/b", "3"), ("a", "4"), ("ab", "5")] {
+        f.queued_in(project, task).await;
+    }
+    f.started("1", Terms::default()).await.unwrap();
+    f.started("2", Terms::default()).await.unwrap();
+    let refusal = f.started("3", Terms::default()).await.unwrap_err().to_string();
+    assert_eq!(refusal, "project a holds 1 GPUs of its limit of 1 GPUs; task 3 needs 0.5 GPUs more");
+    f.started("5", Terms::default()).await.unwrap();
+    let again = half("2", Terms::default());
+    f.store.claim(&again, 5).await.unwrap();
+    f.store.claim(&Claim { exit_code: Some(0), ..again }, 6).await.unwrap();
+    f.store.claim(&half("3", FOR_GOOD), 7).await.unwrap();
+    f.store.claim(&Claim { exit_code: Some(0), ..half("1", Terms::default()) }, 8).await.unwrap();
+    let refusal = f.started("4", FOR_GOOD).await.unwrap_err().to_string();
+    assert!(
+        refusal.contains("of its quota of 0.5 GPUs"),
+        "what can't be taken back must be its own: {refusal}"
+    );
+    f.store.claim(&half("4", Terms::default()), 9).await.unwrap();
+}
+
+/// `victim` runs, `claimant` waits for its place.
+async fn contended() -> (Fixture, Victim) {
+    let f = open().await;
+    f.project("rich", None).await;
+    f.project("poor", None).await;
+    for task in ["victim", "other"] {
+        f.queued_in("rich", task).await;
+    }
+    f.queued_in("poor", "claimant").await;
+    f.started("victim", Terms::default()).await.unwrap();
+    let victim = Victim {
+        task: "victim".into(),
+        lease: "victim".into(),
+        for_task: "claimant".into(),
+        cause: Cause::Reclaim,
+    };
+    (f, victim)
+}
+
+#[tokio::test]
+async fn evictions_are_decided_one_after_the_other() {
+    let (f, victim) = contended().await;
+    let evict = |victim: Victim, seen| {
+        let store = &f.store;
+        async move { store.evict("n", &[victim], seen, 10).await }
+    };
+    let stale = |answer: Result<(), StoreError>| matches!(answer, Err(StoreError::StaleEviction(_)));
+    assert!(stale(evict(Victim { lease: "former".into(), ..victim.clone() }, 0).await), "another run");
+    assert!(
+        stale(evict(Victim { for_task: "victim".into(), ..victim.clone() }, 0).await),
+        "who runs has room"
+    );
+    assert_eq!(f.store.last_eviction().await.unwrap(), 0, "nothing of what was refused is left");
+    evict(victim.clone(), 0).await.unwrap();
+    let last = f.store.last_eviction().await.unwrap();
+    assert!(stale(evict(victim.clone(), 0).await), "decided without knowing of the first");
+    assert!(stale(evict(victim, last).await), "it stops already");
+    let (held, waiting) = f.store.held_and_waiting(&["q".into()]).await.unwrap();
+    let names =
+        |tasks: &[cantle_store::TaskRow]| tasks.iter().map(|t| t.index.id.clone()).collect::<Vec<_>>();
+    assert_eq!(
+        (names(&held), names(&waiting)),
+        (vec!["victim".into()], vec!["other".into(), "claimant".into()])
+    );
+    assert!(
+        held[0].evicted.as_ref().unwrap().reason.starts_with("reclaimed by project poor for task claimant")
+    );
+}
+
+#[tokio::test]
+async fn the_evicted_go_to_the_front_once_and_keep_their_history() {
+    let (f, victim) = contended().await;
+    f.store.evict("n", &[victim], 0, 10).await.unwrap();
+    // The program was killed by the signal, or said so itself: both are no end.
+    f.store.set_status("victim", TaskStatus::Stopped, &at(11)).await.unwrap();
+    let change = Change { reason: "reclaimed".into(), ..at(12) };
+    assert!(!f.store.give_back("victim", "former", &change).await.unwrap(), "another run");
+    assert!(f.store.give_back("victim", "victim", &change).await.unwrap());
+    assert!(!f.store.give_back("victim", "victim", &change).await.unwrap(), "the call is repeated");
+    assert_eq!(f.order().await, ["victim", "other", "claimant"]);
+    let row = f.store.task("victim").await.unwrap();
+    assert_eq!((row.index.status, row.lease, row.index.started_us), (TaskStatus::Queued, None, None));
+    assert_eq!(row.evicted.unwrap().for_task, "claimant", "which goes first");
+    f.started("victim", Terms::default()).await.unwrap();
+    assert_eq!(f.store.task("victim").await.unwrap().evicted, None, "a new run");
+    let story = f.store.happenings(Some("victim"), Some(0), 100).await.unwrap();
+    let kinds: Vec<&str> = story.iter().map(|happening| happening.kind.as_str()).collect();
+    assert_eq!(kinds, ["enqueue", "place", "start", "reclaim", "end", "requeue", "place", "start"]);
+}
+
+#[tokio::test]
+async fn the_evicted_that_are_done_or_aborted_are_not_queued_again() {
+    for (ends, then) in
+        [(TaskStatus::Completed, TaskStatus::Completed), (TaskStatus::InProgress, TaskStatus::Stopped)]
+    {
+        let (f, victim) = contended().await;
+        f.store.evict("n", &[victim], 0, 10).await.unwrap();
+        if ends == TaskStatus::InProgress {
+            f.store.ask_to_stop("victim", &at(11)).await.unwrap();
+        }
+        f.store.set_status("victim", ends, &at(12)).await.unwrap();
+        assert!(!f.store.give_back("victim", "victim", &at(13)).await.unwrap());
+        assert_eq!(f.status("victim").await, then);
+        assert_eq!(f.order().await, ["other", "claimant"]);
+    }
+}
+
 #[tokio::test]
 async fn a_claimed_task_is_nobody_elses() {
     let f = open().await;
     f.queued("a", 1).await;
     f.store.take_next("q", None, 2).await.unwrap().unwrap();
-    let claim = |lease: &str| Claim {
-        task: "a".into(),
-        node: "n".into(),
-        lease: lease.into(),
-        slices: Vec::new(),
-        exit_code: None,
-        reason: None,
-    };
+    let claim = |lease: &str| Claim { lease: lease.into(), ..half("a", Terms::default()) };
     f.store.claim(&claim("one"), 3).await.unwrap();
     assert!(f.store.reclaim(60 * S, 70 * S).await.unwrap().is_empty());
     assert!(matches!(f.store.claim(&claim("two"), 4).await, Err(StoreError::Claimed { .. })));

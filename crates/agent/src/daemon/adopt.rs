@@ -52,6 +52,7 @@ impl Agent {
         entry.stage = Stage::Running(running.stopper());
         entry.refusals = Refusals::of(&self.node.slice_dir(lease)).map(Refusals::without_old);
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
+        let stop = entry.stop.clone();
         self.watch(lease.clone(), running);
         self.note(
             "adopt",
@@ -59,5 +60,9 @@ impl Agent {
             None,
             format!("task {name} was started by a former agent; watching it"),
         );
+        // The grace that it was given ended with the former daemon; nobody would kill it any more.
+        if let Some(stop) = stop {
+            self.stop(lease, stop);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! From the end of a process to a result on the server.
 
 use cantle_clearml::events::Event;
+use cantle_clearml::quotas::GiveBack;
 use cantle_clearml::{Error as WireError, subcode, tasks};
 use cantle_model::LeaseId;
 
@@ -20,8 +21,8 @@ enum Verdict {
     Completed,
     Stopped(&'static str),
     Failed(String),
-    /// Back to the front of its queue.
-    Requeued(String),
+    /// Back to the front of its queue, unless the task itself has said that it is done.
+    GivenBack(String),
     /// The server has put the task into another state meanwhile; that stands.
     Nothing,
 }
@@ -30,10 +31,8 @@ fn verdict(exit: &Outcome, stop: Option<&Stop>) -> Verdict {
     match (stop, exit.code, &exit.message) {
         (Some(Stop::Superseded), _, _) => Verdict::Nothing,
         (Some(Stop::Enforced(why)), _, _) => Verdict::Failed(why.clone()),
-        // If it was done before the signal reached it, it is done.
-        (Some(Stop::Preempted(_)), Some(0), _) => Verdict::Completed,
-        (Some(Stop::Preempted(why)), _, _) => Verdict::Requeued(why.clone()),
-        // Whatever code it ended with: a program that cleans up after SIGTERM may well return 0.
+        // Whatever code these ended with: a program that cleans up after SIGTERM may well return 0.
+        (Some(Stop::Preempted(why)), _, _) => Verdict::GivenBack(why.clone()),
         (Some(Stop::Aborted), _, _) => Verdict::Stopped(ABORTED),
         (Some(Stop::Shutdown), _, _) => Verdict::Stopped(SHUT_DOWN),
         (None, Some(0), _) => Verdict::Completed,
@@ -107,23 +106,28 @@ impl Agent {
         let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
         let verdict = verdict(&outcome, stop.as_ref());
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
-        let queue = entry.job.queue.0.clone();
+        if let Verdict::GivenBack(reason) = verdict {
+            // One call, and the server notes what came of it: there is no moment in which the task is nowhere.
+            let request = GiveBack { task, lease: lease.0.clone(), reason };
+            return accept_refusal(self.link.call_extended(&request).await.map(|_| ()));
+        }
         let report = self.task_report(lease, Some(&outcome));
         accept_refusal(self.link.call_extended(&report).await.map(|_| ()))?;
-        accept_refusal(self.tell(&task, &queue, &verdict).await)?;
+        accept_refusal(self.tell(&task, &verdict).await)?;
         let message = match &verdict {
             Verdict::Completed => format!("task {name} completed"),
             Verdict::Stopped(why) => format!("task {name} stopped: {why}"),
             Verdict::Failed(why) => format!("task {name} failed: {why}"),
-            Verdict::Requeued(why) => format!("task {name} is back in its queue: {why}"),
-            Verdict::Nothing => format!("task {name} ended after the server had taken it back"),
+            Verdict::GivenBack(_) | Verdict::Nothing => {
+                format!("task {name} ended after the server had taken it back")
+            }
         };
         // The server has noted the end itself.
         tracing::info!(%task, "{message}");
         Ok(())
     }
 
-    async fn tell(&self, task: &str, queue: &str, verdict: &Verdict) -> Result<(), WireError> {
+    async fn tell(&self, task: &str, verdict: &Verdict) -> Result<(), WireError> {
         let (task, force) = (task.to_owned(), true);
         let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         match verdict {
@@ -143,8 +147,7 @@ impl Agent {
                 let failed = tasks::Failed { task, force, status_reason, status_message };
                 self.link.call(&failed).await.map(|_| ())
             }
-            Verdict::Requeued(why) => self.requeue(queue, &task, why).await,
-            Verdict::Nothing => Ok(()),
+            Verdict::GivenBack(_) | Verdict::Nothing => Ok(()),
         }
     }
 }
@@ -183,9 +186,13 @@ mod tests {
         assert_eq!(verdict(&exit(0), Some(&Stop::Superseded)), Verdict::Nothing);
         let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
         assert_eq!(verdict(&lost, None), Verdict::Failed("its supervisor was killed".into()));
-        let preempted = Stop::Preempted("its place is needed for task x".into());
-        assert!(matches!(verdict(&exit(143), Some(&preempted)), Verdict::Requeued(_)));
-        assert_eq!(verdict(&exit(0), Some(&preempted)), Verdict::Completed, "it was faster");
+        let (why, preempted) = ("needed".to_owned(), Stop::Preempted("needed".into()));
+        assert_eq!(verdict(&exit(143), Some(&preempted)), Verdict::GivenBack(why.clone()));
+        assert_eq!(
+            verdict(&exit(0), Some(&preempted)),
+            Verdict::GivenBack(why),
+            "it saved its work, it is not done"
+        );
         let enforced = Stop::Enforced("it held 3 GiB outside its slice".into());
         assert!(
             matches!(verdict(&exit(137), Some(&enforced)), Verdict::Failed(why) if why.contains("3 GiB"))

@@ -14,6 +14,7 @@ mod container;
 mod entry;
 mod execute;
 mod finish;
+mod fleet;
 mod link;
 mod load;
 mod logs;

@@ -155,16 +155,6 @@ impl Agent {
         self.stop_within(lease, stop, self.config.stop_grace);
     }
 
-    /// Makes room for a task that waits, as the plan says. Leases of `cantle run` are not ours to end.
-    pub(crate) fn evict(&mut self, eviction: &cantle_sched::Eviction) {
-        let is_new = |entry: &Entry| entry.is_running() && entry.stop.is_none();
-        if self.entries.get(&eviction.lease).is_some_and(is_new) {
-            let stop = Stop::Preempted(format!("its place is needed for task {}", eviction.for_task));
-            self.note("preempt", Some(&eviction.task.0), None, stop_words(&stop));
-            self.stop(&eviction.lease, stop);
-        }
-    }
-
     fn stop_within(&mut self, lease: &LeaseId, stop: Stop, grace: Duration) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
         let Stage::Running(stopper) = &entry.stage else { return };

@@ -1,17 +1,18 @@
 //! From waiting tasks to started ones: plan, audit, lease, claim, start. In this order, so that a task is never taken
 //! from its queue without a place, and no place is ever taken without a lease on disk.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, tasks};
+use cantle_clearml::quotas::{Fleet, WaitingTask};
+use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, subcode, tasks};
 use cantle_model::{LeaseId, QueueId, TaskId};
-use cantle_sched::{Plan, Queue, Reason, Start, Waiting, audit, plan};
+use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Waiting};
 use tokio::time::Instant;
 
-use super::Agent;
 use super::entry::{Entry, Stage};
 use super::queues::Queued;
+use super::{Agent, fleet};
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
 use crate::{AgentError, capacity, clock::now_ms, own_holder};
@@ -24,10 +25,18 @@ const REPLAN_EVERY: Duration = Duration::from_secs(2);
 
 type Waits = BTreeMap<QueueId, Vec<Queued>>;
 
+/// What a plan is made from, as far as it is announced.
+#[derive(PartialEq, Eq)]
+struct Seen {
+    waits: Waits,
+    leases: Vec<LeaseId>,
+    fleet: Fleet,
+}
+
 /// What the last plan was made from, and what it said.
 #[derive(Default)]
 pub(crate) struct Planning {
-    seen: Option<(Waits, Vec<LeaseId>)>,
+    seen: Option<Seen>,
     at: Option<Instant>,
     last_served: Option<String>,
     /// Something happened that a report should tell at once.
@@ -38,8 +47,7 @@ pub(crate) struct Planning {
 
 impl Planning {
     /// Has anything changed since the last plan that could change its result?
-    fn is_stale(&mut self, waits: &Waits, leases: Vec<LeaseId>) -> bool {
-        let now = (waits.clone(), leases);
+    fn is_stale(&mut self, now: Seen) -> bool {
         let fresh = self.seen.as_ref() == Some(&now) && self.at.is_some_and(|at| at.elapsed() < REPLAN_EVERY);
         self.seen = Some(now);
         !fresh
@@ -47,21 +55,25 @@ impl Planning {
 }
 
 impl Agent {
-    /// Starts whatever can start now.
+    /// Starts whatever can start now, and asks for room for what could start if others stopped.
     pub(crate) async fn fill(&mut self) -> Result<(), WireError> {
+        let fleet = self.read_fleet().await?;
+        self.heed_evictions(&fleet);
         let waits = self.read_queues().await?;
         if waits.values().all(Vec::is_empty) {
             self.set_reasons(&Plan::default());
             return Ok(());
         }
         let leases = self.node.leases().map(|leases| leases.into_iter().map(|lease| lease.id).collect());
-        if !self.planning.is_stale(&waits, leases.unwrap_or_default()) {
+        let leases = leases.unwrap_or_default();
+        if !self.planning.is_stale(Seen { waits: waits.clone(), leases, fleet: fleet.clone() }) {
             return Ok(());
         }
-        let wishes = self.read_wishes(&waits).await?;
-        let placed = self.place(&waits, &wishes).unwrap_or_else(|error| {
+        let heads = heads(waits, &fleet);
+        let wishes = self.read_wishes(&heads).await?;
+        let (placed, evictions) = self.place(&heads, &wishes, &fleet).unwrap_or_else(|error| {
             tracing::error!(%error, "nothing new is started");
-            Vec::new()
+            Default::default()
         });
         let mut placed = placed.into_iter();
         while let Some(lease) = placed.next() {
@@ -71,14 +83,14 @@ impl Agent {
                 return Err(error);
             }
         }
-        self.begin_claimed().await
+        self.begin_claimed().await?;
+        self.evict(evictions, &fleet).await
     }
 
-    /// What the tasks at the heads of the queues ask for. How much counts in `NAME=task` queues only; on which kind of
-    /// GPU, everywhere.
-    async fn read_wishes(&self, waits: &Waits) -> Result<BTreeMap<String, TaskRequest>, WireError> {
-        let heads = waits.values().flat_map(|waiting| waiting.iter().take(HEAD));
-        let id: Vec<String> = heads.map(|queued| queued.task.clone()).collect();
+    /// What the tasks at the heads of the queues ask for. How much GPU counts in `NAME=task` queues only; on which kind,
+    /// and what is counted beside it, everywhere.
+    async fn read_wishes(&self, heads: &Waits) -> Result<BTreeMap<String, TaskRequest>, WireError> {
+        let id: Vec<String> = heads.values().flatten().map(|queued| queued.task.clone()).collect();
         if id.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -86,27 +98,23 @@ impl Agent {
         let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?;
         let wish = |task: tasks::Task| {
             // A request that can't be read is refused when the task is started; until then it is taken for none.
-            let request = TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten()?;
-            Some((task.id, request))
+            Some((task.id, TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten()?))
         };
         Ok(answer.tasks.into_iter().filter_map(wish).collect())
     }
 
-    /// Plans, audits, and writes a lease and a job for each task that gets a place.
+    /// Plans, audits, and writes a lease and a job for each task that gets a place; gives those, and who has to stop.
     fn place(
         &mut self,
-        waits: &Waits,
+        heads: &Waits,
         wishes: &BTreeMap<String, TaskRequest>,
-    ) -> Result<Vec<LeaseId>, AgentError> {
+        fleet: &Fleet,
+    ) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
+        let told: BTreeMap<&str, &WaitingTask> =
+            fleet.waiting.iter().map(|told| (told.task.as_str(), told)).collect();
         let queue = |served: &super::queues::Served| {
-            let heads = waits.get(&served.id).into_iter().flatten().take(HEAD);
-            let waiting = heads.map(|queued| {
-                let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
-                if let Some(wish) = wishes.get(&queued.task) {
-                    waiting.request.clone_from(&wish.gpu);
-                    waiting.isolation = wish.isolation;
-                }
-                waiting
+            let waiting = heads.get(&served.id).into_iter().flatten().map(|queued| {
+                waiting(queued, wishes.get(&queued.task), told.get(queued.task.as_str()).copied())
             });
             Queue::new(served.spec.clone(), waiting.collect())
         };
@@ -117,21 +125,18 @@ impl Agent {
         let mut state =
             capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
         state.last_served.clone_from(&self.planning.last_served);
-        let decided = plan(&state, &self.config.policy, now_ms());
-        if let Some(violation) = audit(&state, &decided).first() {
-            return Err(AgentError::Audit(violation.to_string()));
-        }
+        fleet::enter(&mut state, fleet, &self.config.name, &self.ending());
+        let decided = capacity::decide(&state, &fleet::policy(&self.config.policy, fleet), now_ms())?;
         self.planning.at = Some(Instant::now());
         if let Some(queue) = decided.last_served() {
             self.planning.last_served = Some(queue.to_owned());
         }
         self.set_reasons(&decided);
-        decided.evictions.iter().for_each(|eviction| self.evict(eviction));
         let mut placed = Vec::new();
         for start in decided.starts {
             placed.push(self.write_down(&locked, start)?);
         }
-        Ok(placed)
+        Ok((placed, decided.evictions))
     }
 
     fn write_down(&mut self, locked: &crate::Locked<'_>, start: Start) -> Result<LeaseId, AgentError> {
@@ -208,6 +213,13 @@ impl Agent {
         let Some(found) = self.unless_refused(lease, found)? else { return Ok(()) };
         let report = self.task_report(lease, None);
         let reported = self.link.call_extended(&report).await;
+        if let Err(error) = &reported
+            && error.is_subcode(subcode::OVER_QUOTA)
+        {
+            // Others of the project were faster, on another node.
+            let (queue, why) = (self.queue_of(lease), error.to_string());
+            return self.return_task(lease, &queue, &task, &why).await;
+        }
         if self.unless_refused(lease, reported)?.is_none() {
             return Ok(());
         }
@@ -219,6 +231,10 @@ impl Agent {
             self.execute(lease, &found.task);
         }
         Ok(())
+    }
+
+    fn queue_of(&self, lease: &LeaseId) -> String {
+        self.entries.get(lease).map(|entry| entry.job.queue.0.clone()).unwrap_or_default()
     }
 
     /// A task that the server refuses to hand over (deleted, or another agent has it) is dropped.
@@ -268,4 +284,29 @@ impl Agent {
         self.planning.reasons = reasons;
         self.planning.changed = true;
     }
+}
+
+/// Those that a plan looks at; under quotas, those that the server names: the first of each project.
+fn heads(mut waits: Waits, fleet: &Fleet) -> Waits {
+    let told: BTreeSet<&str> = fleet.waiting.iter().map(|told| told.task.as_str()).collect();
+    for waiting in waits.values_mut() {
+        if fleet.projects.is_empty() {
+            waiting.truncate(HEAD);
+        } else {
+            waiting.retain(|queued| told.contains(queued.task.as_str()));
+        }
+    }
+    waits
+}
+
+fn waiting(queued: &Queued, wish: Option<&TaskRequest>, told: Option<&WaitingTask>) -> Waiting {
+    let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
+    if let Some(wish) = wish {
+        waiting.request.clone_from(&wish.gpu);
+        waiting.isolation = wish.isolation;
+    }
+    if let Some(told) = told {
+        fleet::enter_waiting(&mut waiting, told, wish);
+    }
+    waiting
 }

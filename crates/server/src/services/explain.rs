@@ -49,7 +49,7 @@ impl Board {
             TaskStatus::Created => None,
             TaskStatus::Queued => Some(self.why_it_waits(task)),
             TaskStatus::InProgress if task.status_message == "stopping" => Some("asked to stop".to_owned()),
-            TaskStatus::InProgress => self.silent_node(task),
+            TaskStatus::InProgress => self.silent_node(task).or_else(|| was_evicted(task, "stopping")),
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()
                 .flatten()
@@ -109,16 +109,25 @@ impl Board {
             reason: node.reason(&task.index.id).map(str::to_owned),
         };
         let waits = task.index.status == TaskStatus::Queued;
+        let mut reason = self.reason(task).unwrap_or_else(|| state_line(task));
+        if let Some(evicted) = was_evicted(task, "it was stopped").filter(|_| waits) {
+            reason = format!("{reason}; {evicted}");
+        }
         Explanation {
             task: task.index.id.clone(),
             name: task.index.name.clone(),
             state: task.index.status,
             queue: queue.map(str::to_owned),
             position: self.position(task).and_then(|position| u64::try_from(position).ok()),
-            reason: self.reason(task).unwrap_or_else(|| state_line(task)),
+            reason,
             nodes: if waits { serving.map(said).collect() } else { Vec::new() },
         }
     }
+}
+
+/// Why it has to make room for another task, or had to.
+fn was_evicted(task: &TaskRow, words: &str) -> Option<String> {
+    task.evicted.as_ref().map(|evicted| format!("{words}: {}", evicted.reason))
 }
 
 fn state_line(task: &TaskRow) -> String {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::quotas::{
-    Evict, Evicted, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldTask, ProjectView, ProjectViews,
-    QuotaView, Quotas, SetQuota, Victim, WaitingTask,
+    Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldTask, ProjectView, ProjectViews, QuotaView,
+    Quotas, SetQuota, Stopping, Victim, WaitingTask,
 };
 use cantle_clearml::{Empty, TaskRequest, subcode};
 use cantle_model::{ProjectQuota, projects_above};
@@ -203,7 +203,7 @@ fn held_task(task: &TaskRow, project: Option<String>) -> HeldTask {
         priority: request(task).priority,
         preemptible: task.terms.preemptible,
         started_ms: task.index.started_us.unwrap_or(task.index.status_changed_us) / 1000,
-        stopping: task.evicted.as_ref().map(|evicted| evicted.cause),
+        stopping: task.evicted.as_ref().map(|e| Stopping { cause: e.cause, reason: e.reason.clone() }),
     }
 }
 
@@ -219,14 +219,15 @@ fn waiting_task(task: &TaskRow, project: Option<String>, freeing_on: Option<Stri
     }
 }
 
-async fn evict(call: Call, request: Evict) -> Result<Evicted, ApiError> {
+async fn evict(call: Call, request: Evict) -> Result<Empty, ApiError> {
     let Evict { node, victims, evictions } = request;
     let victim = |victim: Victim| {
         let Victim { task, lease, for_task, cause } = victim;
         cantle_store::Victim { task, lease, for_task, cause }
     };
     let victims: Vec<_> = victims.into_iter().map(victim).collect();
-    Ok(Evicted { reasons: call.store.evict(&node, &victims, evictions, call.now_us).await? })
+    call.store.evict(&node, &victims, evictions, call.now_us).await?;
+    Ok(Empty {})
 }
 
 async fn give_back(call: Call, request: GiveBack) -> Result<Empty, ApiError> {

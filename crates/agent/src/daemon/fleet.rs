@@ -1,0 +1,131 @@
+//! Quotas: what the server says about projects, what is held elsewhere, and who has to stop for whom.
+//!
+//! An eviction is the server's word first: the plan's wish is sent to it, and what it accepts comes back with every
+//! [`Fleet`] until the task has stopped. So it is carried out once, whoever is killed in between.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_clearml::quotas::{Evict, Fleet, GetFleet, HeldTask, Victim, WaitingTask};
+use cantle_clearml::{Error as WireError, TaskRequest};
+use cantle_model::{Amounts, Cause, LeaseId, TaskId, projects_above};
+use cantle_sched::{Eviction, Held, Host, Order, Policy, Project, State, Waiting};
+
+use super::Agent;
+use crate::job::Stop;
+
+impl Agent {
+    /// What is under quotas, anywhere; empty if nothing is.
+    pub(crate) async fn read_fleet(&self) -> Result<Fleet, WireError> {
+        let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
+        let request = GetFleet { node: self.config.name.clone(), queues };
+        Ok(self.link.call_extended(&request).await?.unwrap_or_default())
+    }
+
+    /// Stops our tasks that have to make room for others.
+    pub(crate) fn heed_evictions(&mut self, fleet: &Fleet) {
+        for held in &fleet.held {
+            let (Some(stopping), lease) = (&held.stopping, LeaseId(held.lease.clone())) else { continue };
+            if self.entries.get(&lease).is_some_and(|entry| entry.is_running() && entry.stop.is_none()) {
+                self.note("stop", Some(&held.task), None, format!("stopping: {}", stopping.reason));
+                self.stop(&lease, Stop::Preempted(stopping.reason.clone()));
+            }
+        }
+    }
+
+    /// Has the server decide on what the plan asks to stop, and carries out what it accepts.
+    pub(crate) async fn evict(&mut self, evictions: Vec<Eviction>, seen: &Fleet) -> Result<(), WireError> {
+        if evictions.is_empty() {
+            return Ok(());
+        }
+        let victim = |eviction: Eviction| Victim {
+            task: eviction.task.0,
+            lease: eviction.lease.0,
+            for_task: eviction.for_task.0,
+            cause: eviction.cause,
+        };
+        let victims = evictions.into_iter().map(victim).collect();
+        let request = Evict { node: self.config.name.clone(), victims, evictions: seen.evictions };
+        match self.link.call_extended(&request).await {
+            Err(error) if error.is_temporary() => return Err(error),
+            // The world has changed since the plan; the next one sees how.
+            Err(error) => tracing::info!(%error, "nobody is stopped"),
+            Ok(_) => {
+                let fleet = self.read_fleet().await?;
+                self.heed_evictions(&fleet);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leases whose task is being stopped.
+    pub(crate) fn ending(&self) -> BTreeSet<LeaseId> {
+        self.leases_where(|entry| entry.stop.is_some() || entry.is_ended()).into_iter().collect()
+    }
+}
+
+/// As configured; where there are quotas, by project, and what is lent is taken back.
+pub(crate) fn policy(configured: &Policy, fleet: &Fleet) -> Policy {
+    if fleet.projects.is_empty() {
+        return configured.clone();
+    }
+    Policy { order: Order::Share, reclaim: true, ..configured.clone() }
+}
+
+/// Enters into `state` whom everything on `node` belongs to, and what is held elsewhere.
+pub(crate) fn enter(state: &mut State, fleet: &Fleet, node: &str, ending: &BTreeSet<LeaseId>) {
+    if fleet.projects.is_empty() {
+        return;
+    }
+    let granted: BTreeSet<&str> = fleet.projects.iter().map(|granted| granted.project.as_str()).collect();
+    let parent = |name: &str| projects_above(name).find(|above| granted.contains(above)).map(str::to_owned);
+    let project = |view: &cantle_clearml::quotas::QuotaView| {
+        Project::with_quota(&view.project, parent(&view.project), &view.quota)
+    };
+    state.projects = fleet.projects.iter().map(project).collect();
+    let (here, elsewhere): (Vec<&HeldTask>, Vec<&HeldTask>) =
+        fleet.held.iter().partition(|held| held.node == node);
+    let here: BTreeMap<&str, &HeldTask> = here.into_iter().map(|held| (held.lease.as_str(), held)).collect();
+    for running in &mut state.running {
+        if let Some(held) = here.get(running.lease.0.as_str()) {
+            running.project.clone_from(&held.project);
+            running.priority = held.priority;
+            running.preemptible = held.preemptible;
+            running.host.cpu_milli = held.cpu_milli;
+            running.host.memory_bytes = held.memory_bytes;
+            running.started_at_ms = held.started_ms;
+            running.stopping = held.stopping.as_ref().map(|stopping| stopping.cause);
+        } else {
+            // `cantle run`, or on its way to the server: not ours to stop.
+            running.preemptible = false;
+        }
+        if ending.contains(&running.lease) {
+            // Whatever it is stopped for, its place will be free: nobody else needs to stop for the same room.
+            running.stopping.get_or_insert(Cause::Preempt);
+        }
+    }
+    state.elsewhere.capacity = Amounts([fleet.other_gpus_milli, 0, 0]);
+    state.elsewhere.held = elsewhere.into_iter().map(held_elsewhere).collect();
+}
+
+fn held_elsewhere(task: &HeldTask) -> Held {
+    let milli = task.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+    Held {
+        project: task.project.clone(),
+        amounts: Amounts([milli, task.cpu_milli, task.memory_bytes]),
+        preemptible: task.preemptible,
+        stopping: task.stopping.is_some(),
+    }
+}
+
+/// Enters into a waiting task what counts under quotas: what the server says about it, and what it says itself.
+pub(crate) fn enter_waiting(waiting: &mut Waiting, told: &WaitingTask, wish: Option<&TaskRequest>) {
+    if let Some(wish) = wish {
+        waiting.host = Host { cpu_milli: wish.cpu_milli, memory_bytes: wish.memory_bytes };
+        waiting.priority = wish.priority;
+        waiting.preemptible = !wish.non_preemptible;
+    }
+    waiting.project.clone_from(&told.project);
+    waiting.yielded_to = told.yielded_to.clone().map(TaskId);
+    waiting.moved = told.moved;
+    waiting.freeing_on.clone_from(&told.freeing_on);
+}

@@ -1,0 +1,157 @@
+"""Quotas in service: what is lent is used, taken back when its owner comes, and finished later."""
+
+import signal
+import socket
+
+from conftest import FILL, wait_until
+
+GIB = 1 << 30
+
+
+def hold(gib, release):
+    """Holds so much GPU memory until the file `release` is there, then ends well."""
+    fill = f"{' '.join(FILL)} --at-most {gib * GIB} --hold 600"
+    return ["sh", "-c", f"{fill} & until [ -e {release} ]; do sleep 0.2; done; kill $!; wait"]
+
+
+def holders(cantle):
+    """How many processes hold 1 GiB and 2 GiB, as the driver counts: the projects take different amounts."""
+    held = [process["used_bytes"] for gpu in cantle.truth() for process in gpu["processes"]]
+    return [sum(gib * GIB <= used < (gib + 1) * GIB for used in held) for gib in (1, 2)]
+
+
+def states(cantle, tasks):
+    return [cantle.task(task)["state"] for task in tasks]
+
+
+def wait_reason(cantle, task, text):
+    wait_until(lambda: text in (cantle.task(task)["reason"] or ""), 20, lambda: cantle.task(task))
+
+
+def kinds(cantle, task):
+    return [event["kind"] for event in cantle.json("events", "--task", task)]
+
+
+def project(cantle, name):
+    (found,) = [project for project in cantle.json("projects") if project["name"] == name]
+    return found
+
+
+def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
+    cantle.up("--queue", "q=task")
+    half = ("--gpu", "0.5", "--project")
+    vision = [cantle.submit("q", *hold(1, tmp_path / "vision"), flags=(*half, "vision")) for _ in range(6)]
+    for task in vision:
+        cantle.wait_state(task, "in_progress")
+    wait_until(lambda: holders(cantle) == [6, 0], 20, lambda: holders(cantle))
+    speech = [cantle.submit("q", *hold(2, tmp_path / "speech"), flags=(*half, "speech")) for _ in range(3)]
+
+    # Without quotas nobody has to stop.
+    wait_reason(cantle, speech[0], "nothing free")
+    assert states(cantle, vision) == ["in_progress"] * 6
+    assert not any("reclaim" in kinds(cantle, task) for task in vision)
+
+    for name in ("vision", "speech"):
+        cantle.cli("quota", "set", name, "--gpu", "1.5")
+    for task in speech:
+        cantle.wait_state(task, "in_progress", seconds=30)
+    wait_until(lambda: holders(cantle) == [3, 3], 20, lambda: holders(cantle))
+    wait_until(lambda: sorted(states(cantle, vision)) == ["in_progress"] * 3 + ["queued"] * 3, 20, "three back in the queue")
+    back = [task for task in vision if cantle.task(task)["state"] == "queued"]
+    for task in back:
+        story = cantle.json("events", "--task", task)
+        (reclaim,) = [event for event in story if event["kind"] == "reclaim"]
+        assert "reclaimed by project speech for task" in reclaim["message"]
+        assert [event["kind"] for event in story].count("requeue") == 1
+    why = cantle.cli("why", back[0]).stdout
+    assert "reclaimed by project speech" in why and "needs 0.5 GPU" in why, why
+    share = project(cantle, "vision")
+    assert (share["deserved_milli"], share["fair_share_milli"], share["allocated_milli"]) == (1500, 1500, 1500)
+    assert (share["running"], share["waiting"]) == (3, 3)
+
+    # The owner is done: what was stopped goes on, and everybody ends well.
+    (tmp_path / "speech").touch()
+    for task in speech:
+        cantle.wait_state(task, "completed")
+    for task in back:
+        cantle.wait_state(task, "in_progress", seconds=30)
+    wait_until(lambda: holders(cantle) == [6, 0], 20, lambda: holders(cantle))
+    assert project(cantle, "vision")["over_quota_milli"] == 1500
+    (tmp_path / "vision").touch()
+    for task in vision:
+        cantle.wait_state(task, "completed")
+    wait_until(lambda: cantle.used() == [0, 0, 0], 20, lambda: cantle.used())
+    runs = [kinds(cantle, task).count("place") for task in vision]
+    assert sorted(runs) == [1, 1, 1, 2, 2, 2], "who was not stopped ran once"
+
+
+def test_a_limit_and_protection_hold(cantle, tmp_path):
+    """A limit is never passed, what can't be stopped must fit the quota, and a minimum run time is kept."""
+    cantle.up("--queue", "q=task")
+    cantle.cli("quota", "set", "a", "--gpu", "1", "--limit", "1.5", "--min-run", "3600")
+    cantle.cli("quota", "set", "b", "--gpu", "2.5")
+    for_ever = ["sh", "-c", f"until [ -e {tmp_path}/end ]; do sleep 0.2; done"]
+    flags = ("--gpu", "0.5", "--project", "a/sub")
+    runs = [cantle.submit("q", *for_ever, flags=flags) for _ in range(3)]
+    for task in runs:
+        cantle.wait_state(task, "in_progress")
+    over = cantle.submit("q", *for_ever, flags=flags)
+    wait_reason(cantle, over, "project a holds 1.5 GPUs and its limit is 1.5 GPUs")
+
+    # b is owed 2.5, but a's tasks have not run for their minimum: b gets what is free, and waits for the rest.
+    owed = [cantle.submit("q", *for_ever, flags=("--gpu", "0.5", "--project", "b")) for _ in range(4)]
+    for task in owed[:3]:
+        cantle.wait_state(task, "in_progress")
+    wait_reason(cantle, owed[3], "nothing free")
+    assert states(cantle, runs) == ["in_progress"] * 3
+
+    # Without the protection one of them has to go, within seconds and with no other event.
+    cantle.cli("quota", "set", "a", "--min-run", "0")
+    cantle.wait_state(owed[3], "in_progress", seconds=30)
+    wait_until(lambda: sorted(states(cantle, runs)) == ["in_progress"] * 2 + ["queued"], 20, "one of a is back")
+    whole = cantle.submit("q", "true", flags=("--gpus", "3", "--project", "b", "--non-preemptible"))
+    wait_reason(cantle, whole, "can't be stopped for others, so it must fit the quota of project b")
+    (tmp_path / "end").touch()
+    for task in (*runs, over, *owed):
+        cantle.wait_state(task, "completed", seconds=30)
+
+
+def test_preemption_by_priority_within_a_project(cantle, tmp_path):
+    cantle.up("--queue", "q=task")
+    cantle.cli("quota", "set", "a", "--gpu", "3")
+    low = [cantle.submit("q", "sleep", "600", flags=("--gpus", "1", "--project", "a")) for _ in range(3)]
+    for task in low:
+        cantle.wait_state(task, "in_progress")
+    high = cantle.submit("q", "true", flags=("--gpus", "1", "--project", "a", "--priority", "5", "--name", "urgent"))
+    cantle.wait_state(high, "completed", seconds=30)
+    story = [event for task in low for event in cantle.json("events", "--task", task) if event["kind"] == "preempt"]
+    assert len(story) == 1 and "by task urgent" in story[0]["message"]
+    for task in low:
+        cantle.wait_state(task, "in_progress", seconds=30)
+
+
+def test_killed_in_the_middle_of_taking_back(cantle, tmp_path):
+    """`kill -9` while a task is being stopped for another: it stops, is queued once, and both run to their end once."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    up = cantle.up("--queue", "q=task", port=port)
+    runs = tmp_path / "runs"
+    # It ignores SIGTERM, so that there is a middle.
+    stubborn = ["sh", "-c", f"trap '' TERM; echo run >> {runs}; until [ -e {tmp_path}/end ]; do sleep 0.2; done"]
+    victim = cantle.submit("q", *stubborn, flags=("--gpus", "3", "--project", "rich"))
+    cantle.wait_state(victim, "in_progress")
+    wait_until(runs.exists, 20, "the task")
+    cantle.cli("quota", "set", "rich", "--gpu", "0")
+    cantle.cli("quota", "set", "poor", "--gpu", "3")
+    owner = cantle.submit("q", "sh", "-c", f"echo owner >> {runs}", flags=("--gpus", "1", "--project", "poor"))
+    wait_until(lambda: "stopping: reclaimed" in cantle.log(), 30, lambda: cantle.log())
+    up.send_signal(signal.SIGKILL)
+    up.wait()
+    cantle.up("--queue", "q=task", port=port)
+    cantle.wait_state(owner, "completed", seconds=40)
+    cantle.wait_state(victim, "in_progress", seconds=30)
+    (tmp_path / "end").touch()
+    cantle.wait_state(victim, "completed")
+    assert runs.read_text().split() == ["run", "owner", "run"]
+    assert [kinds(cantle, victim).count(kind) for kind in ("reclaim", "requeue", "place")] == [1, 1, 2]
