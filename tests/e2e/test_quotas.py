@@ -155,3 +155,43 @@ def test_killed_in_the_middle_of_taking_back(cantle, tmp_path):
     cantle.wait_state(victim, "completed")
     assert runs.read_text().split() == ["run", "owner", "run"]
     assert [kinds(cantle, victim).count(kind) for kind in ("reclaim", "requeue", "place")] == [1, 1, 2]
+
+
+def test_quotas_count_over_all_nodes(make_cantle, tmp_path):
+    """Two agents of one server: a limit holds for both together, and one task's place is taken back once."""
+    hub, far = make_cantle("1xA100-40GB"), make_cantle("1xA100-40GB")
+    hub.up("--queue", "q=task", "--worker-name", "near")
+    (keys,) = hub.json("credentials")
+    far.env["CANTLE_SERVER"] = keys["url"]
+    far.env["CLEARML_API_ACCESS_KEY"], far.env["CLEARML_API_SECRET_KEY"] = keys["access_key"], keys["secret_key"]
+    far.start("daemon", "--dynamic-gpus", "--queue", "q=task", "--worker-name", "far")
+    wait_until(lambda: len(hub.json("nodes")) == 2, 20, "both nodes")
+    for_ever = ["sh", "-c", f"until [ -e {tmp_path}/end ]; do sleep 0.2; done"]
+
+    def submit(project, count):
+        return [hub.submit("q", *for_ever, flags=("--gpu", "0.5", "--project", project)) for _ in range(count)]
+
+    hub.cli("quota", "set", "capped", "--limit", "1")
+    capped = submit("capped", 4)
+    wait_until(lambda: sorted(states(hub, capped)) == ["in_progress"] * 2 + ["queued"] * 2, 30, "two of four")
+    waits = next(task for task in capped if hub.task(task)["state"] == "queued")
+    wait_reason(hub, waits, "project capped holds 1 GPUs and its limit is 1 GPUs")
+    for task in capped:
+        hub.cli("stop", task)
+    for task in capped:
+        hub.wait_state(task, "stopped", "created", seconds=30)
+
+    hub.cli("quota", "set", "vision", "--gpu", "1")
+    hub.cli("quota", "set", "speech", "--gpu", "1")
+    vision = submit("vision", 4)
+    for task in vision:
+        hub.wait_state(task, "in_progress", seconds=30)
+    assert {hub.task(task)["node"] for task in vision} == {"near", "far"}
+    speech = submit("speech", 2)
+    for task in speech:
+        hub.wait_state(task, "in_progress", seconds=30)
+    assert sorted(states(hub, vision)) == ["in_progress"] * 2 + ["queued"] * 2
+    assert sum(kinds(hub, task).count("reclaim") for task in vision) == 2
+    (tmp_path / "end").touch()
+    for task in (*vision, *speech):
+        hub.wait_state(task, "completed", seconds=30)

@@ -129,3 +129,83 @@ pub(crate) fn enter_waiting(waiting: &mut Waiting, told: &WaitingTask, wish: Opt
     waiting.moved = told.moved;
     waiting.freeing_on.clone_from(&told.freeing_on);
 }
+
+#[cfg(test)]
+mod tests {
+    use cantle_clearml::quotas::{QuotaView, Stopping};
+    use cantle_model::{Milli, ProjectQuota, Slice};
+    use cantle_sched::Running;
+
+    use super::*;
+
+    fn half_gpu() -> Vec<Slice> {
+        vec![Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None }]
+    }
+
+    fn held(task: &str, node: &str) -> HeldTask {
+        HeldTask {
+            task: task.to_owned(),
+            node: node.to_owned(),
+            lease: task.to_owned(),
+            slices: half_gpu(),
+            cpu_milli: 2000,
+            memory_bytes: 1 << 30,
+            project: Some("a/b".to_owned()),
+            priority: 7,
+            preemptible: true,
+            started_ms: 5,
+            stopping: None,
+        }
+    }
+
+    fn granted(project: &str) -> QuotaView {
+        QuotaView { project: project.to_owned(), quota: ProjectQuota::default() }
+    }
+
+    fn running(lease: &str) -> Running {
+        let holder = crate::own_holder();
+        let lease = cantle_model::Lease {
+            id: LeaseId::from(lease),
+            task: TaskId::from(lease),
+            name: String::new(),
+            queue: None,
+            slices: half_gpu(),
+            owner: holder,
+            leader: None,
+        };
+        Running::of_lease(&lease, "here", 0)
+    }
+
+    #[test]
+    fn queues_are_served_by_project_only_where_there_are_quotas() {
+        let configured = Policy { order: Order::Fair, backfill: true, ..Policy::default() };
+        assert_eq!(policy(&configured, &Fleet::default()), configured);
+        let fleet = Fleet { projects: vec![granted("a")], ..Fleet::default() };
+        let with_quotas = Policy { order: Order::Share, reclaim: true, ..configured.clone() };
+        assert_eq!(policy(&configured, &fleet), with_quotas);
+    }
+
+    #[test]
+    fn leases_here_are_told_apart_from_those_elsewhere() {
+        let stops = Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() });
+        let fleet = Fleet {
+            projects: vec![granted("a"), granted("a/b"), granted("ab")],
+            other_gpus_milli: 8000,
+            held: vec![held("mine", "here"), HeldTask { stopping: stops, ..held("theirs", "there") }],
+            ..Fleet::default()
+        };
+        let mut state = State::new(Vec::new(), ["mine", "run", "ending"].map(running).to_vec(), Vec::new());
+        enter(&mut state, &fleet, "here", &BTreeSet::from([LeaseId::from("ending")]));
+        let parents: Vec<_> = state.projects.iter().map(|project| project.parent.as_deref()).collect();
+        assert_eq!(parents, [None, Some("a"), None]);
+        let [mine, run, ending] = [0, 1, 2].map(|at| &state.running[at]);
+        assert_eq!((mine.project.as_deref(), mine.priority, mine.started_at_ms), (Some("a/b"), 7, 5));
+        assert!(mine.preemptible && mine.stopping.is_none() && mine.host.cpu_milli == 2000);
+        assert!(!run.preemptible, "cantle run is not ours to stop");
+        assert!(ending.stopping.is_some(), "its place will be free");
+        assert_eq!(state.elsewhere.capacity, Amounts([8000, 0, 0]));
+        let amounts = Amounts([500, 2000, 1 << 30]);
+        let project = Some("a/b".to_owned());
+        assert_eq!(state.elsewhere.held, [Held { project, amounts, preemptible: true, stopping: true }]);
+    }
+}
