@@ -4,3 +4,8 @@
 pub(crate) fn now_ms() -> i64 {
     jiff::Timestamp::now().as_millisecond()
 }
+
+/// Date and time of day where this machine stands.
+pub(crate) fn local_now() -> jiff::Zoned {
+    jiff::Zoned::now()
+}

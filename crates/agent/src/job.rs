@@ -39,6 +39,8 @@ pub(crate) struct Job {
     pub(crate) daemon: Holder,
     /// What it was given.
     pub(crate) slices: Vec<Slice>,
+    /// The task was taken from its queue: nobody else gives it back.
+    pub(crate) claimed: bool,
     /// What to execute; known from the moment that the task is ours and about to be started.
     pub(crate) command: Option<Command>,
 }
@@ -174,6 +176,7 @@ mod tests {
             slices: Vec::new(),
             server: "http://127.0.0.1:1".to_owned(),
             daemon: Holder { pid: 1, start_ticks: 0 },
+            claimed: false,
             command: None,
         }
     }

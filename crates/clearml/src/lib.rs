@@ -6,6 +6,7 @@
 
 mod client;
 mod command;
+mod conf;
 mod error;
 mod wire;
 
@@ -19,5 +20,6 @@ pub mod workers;
 
 pub use client::{Client, Credentials};
 pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
+pub use conf::{Conf, ConfError};
 pub use error::Error;
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

@@ -11,8 +11,10 @@ use crate::complete;
 use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
+mod daemon;
 mod simulate;
 
+pub(crate) use daemon::{DaemonArgs, SdkArgs};
 pub(crate) use simulate::{ReplayArgs, SimulateArgs};
 
 /// cantle shares GPUs by the slice.
@@ -52,6 +54,15 @@ pub(crate) struct Global {
     /// The server's address; default: the local one
     #[arg(long, value_name = "URL", env = "CANTLE_SERVER", global = true)]
     pub(crate) server: Option<String>,
+    /// Where ClearML's servers are, another way to say it
+    #[arg(long, value_name = "URL", env = "CLEARML_API_HOST", global = true, hide = true)]
+    pub(crate) api_host: Option<String>,
+    /// A clearml.conf with the server, its keys and settings of the agent; default: ~/clearml.conf if it is there
+    #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
+    pub(crate) config_file: Option<PathBuf>,
+    /// Set for an agent that goes on in the background
+    #[arg(long, hide = true)]
+    pub(crate) background: bool,
     /// Where cantle keeps its state; default: /var/lib/cantle for root, ~/.local/state/cantle otherwise
     #[arg(long, value_name = "DIR", env = "CANTLE_STATE_DIR", global = true)]
     pub(crate) state: Option<PathBuf>,
@@ -301,7 +312,7 @@ pub(crate) struct Serve {
     #[arg(long)]
     pub(crate) backfill: bool,
     /// Seconds between two looks at the queues
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     pub(crate) polling_interval: f64,
     /// The worker's name; default: the host's
     #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
@@ -317,19 +328,6 @@ pub(crate) struct UpArgs {
     pub(crate) server: Listen,
     #[command(flatten)]
     pub(crate) serve: Serve,
-}
-
-/// `cantle daemon`
-#[derive(Args, Debug)]
-pub(crate) struct DaemonArgs {
-    #[command(flatten)]
-    pub(crate) serve: Serve,
-    /// Cut GPUs into slices, as each queue's SPEC says
-    #[arg(long)]
-    pub(crate) dynamic_gpus: bool,
-    /// Stay in the foreground (the default)
-    #[arg(long)]
-    pub(crate) foreground: bool,
 }
 
 /// `cantle submit`

@@ -3,9 +3,11 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_clearml::{Client, Credentials, Error, Request, subcode};
+use cantle_clearml::{Client, Conf, Credentials, Error, Request, subcode};
 use cantle_server::CredentialsFile;
 
+use crate::args::Global;
+use crate::clearml_conf;
 use crate::cmd::Context;
 use crate::error::{CliError, Kind, as_kind};
 
@@ -20,33 +22,59 @@ pub(crate) struct Server {
     runtime: tokio::runtime::Runtime,
 }
 
-/// The address and keys to use: flags and environment first, else those of the local server.
-pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
-    let global = &context.global;
-    let local = local(&context.places.state)?;
-    let url = global.server.clone().or_else(|| local.as_ref().map(|l| l.url.clone())).ok_or_else(|| {
-        let state = context.places.state.display();
-        CliError::new(
-            Kind::Usage,
-            format!(
-                "no server: none ran with the state directory {state}; start cantle up, or give --server URL"
-            ),
-        )
-    })?;
-    let keys = match (&global.access_key, &global.secret_key, local) {
-        (Some(access_key), Some(secret_key), _) => {
-            Some(Credentials { access_key: access_key.clone(), secret_key: secret_key.clone() })
+/// What one source says about the server; the next one fills in the rest.
+#[derive(Default)]
+struct Access {
+    url: Option<String>,
+    keys: Option<Credentials>,
+}
+
+impl Access {
+    fn of_flags(global: &Global) -> Self {
+        let keys = global.access_key.clone().zip(global.secret_key.clone());
+        Self { url: global.server.clone().or_else(|| global.api_host.clone()), keys: keys.map(credentials) }
+    }
+
+    fn of_conf(conf: &Conf) -> Self {
+        let keys = conf.text("api.credentials.access_key").zip(conf.text("api.credentials.secret_key"));
+        Self { url: conf.text("api.api_server"), keys: keys.map(credentials) }
+    }
+
+    fn or(self, next: impl FnOnce() -> Result<Option<Self>, CliError>) -> Result<Self, CliError> {
+        if self.url.is_some() && self.keys.is_some() {
+            return Ok(self);
         }
-        (_, _, Some(local)) => Some(local.credentials()),
-        _ => None,
-    };
-    let credentials = keys.ok_or_else(|| {
-        CliError::new(
-            Kind::Auth,
-            format!("no keys for {url}; set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY"),
-        )
+        let next = next()?.unwrap_or_default();
+        Ok(Self { url: self.url.or(next.url), keys: self.keys.or(next.keys) })
+    }
+}
+
+fn credentials((access_key, secret_key): (String, String)) -> Credentials {
+    Credentials { access_key, secret_key }
+}
+
+/// The address and keys to use: flags and environment first, then a `clearml.conf` that was named, then the local server,
+/// then the user's own `clearml.conf`.
+pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
+    let (global, state) = (&context.global, &context.places.state);
+    let of_local =
+        |local: CredentialsFile| Access { url: Some(local.url.clone()), keys: Some(local.credentials()) };
+    let access = Access::of_flags(global)
+        .or(|| Ok(clearml_conf::named(global)?.as_ref().map(Access::of_conf)))?
+        .or(|| Ok(local(state)?.map(of_local)))?
+        .or(|| Ok(clearml_conf::of_user(global)?.as_ref().map(Access::of_conf)))?;
+    let url = access.url.ok_or_else(|| {
+        let text = format!(
+            "no server: none ran with the state directory {}; start cantle up, or give --server URL",
+            state.display()
+        );
+        CliError::new(Kind::Usage, text)
     })?;
-    Ok((url, credentials))
+    let keys = access.keys.ok_or_else(|| {
+        let text = format!("no keys for {url}; set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY");
+        CliError::new(Kind::Auth, text)
+    })?;
+    Ok((url, keys))
 }
 
 impl Server {

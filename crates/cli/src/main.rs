@@ -1,6 +1,7 @@
 //! `cantle`, the one binary: reads the command line, calls the room that does the work, prints what it says.
 
 mod args;
+mod clearml_conf;
 mod cmd;
 mod complete;
 mod connect;
@@ -33,6 +34,9 @@ fn main() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     log_to_stderr(&cli.global);
+    if cli.global.background {
+        cantle_agent::leave_terminal();
+    }
     dispatch(cli).unwrap_or_else(|error| {
         out::complain(error.text());
         error.code()
@@ -46,7 +50,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::DockerRun(args) => cmd::run::docker_run(&context, args),
         Command::Up(args) => cmd::up::up(&context, args),
         Command::Server(args) => cmd::up::server(&context, args),
-        Command::Daemon(args) => cmd::up::daemon(&context, args),
+        Command::Daemon(args) => cmd::daemon::daemon(&context, &args),
         Command::Submit(args) => cmd::submit::submit(&context, args),
         Command::Tasks(args) => cmd::list::tasks(&context, args),
         Command::Gpus => cmd::list::gpus(&context),

@@ -7,7 +7,7 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Location, Memory, Mig,
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
     ProcessMemory, Result, Versions,
 };
 
@@ -102,6 +102,10 @@ impl Driver for FaultyDriver {
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
         self.pass(Call::Memory, Some(gpu))?;
         self.inner.memory(gpu)
+    }
+
+    fn load(&self, gpu: &GpuUuid) -> Result<Load> {
+        self.inner.load(gpu)
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {

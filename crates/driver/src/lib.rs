@@ -55,6 +55,15 @@ pub struct Memory {
     pub free_bytes: u64,
 }
 
+/// How hard a GPU works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Load {
+    /// Part of the last moments in which a kernel ran, in percent.
+    pub busy_percent: u32,
+    /// Temperature in °C.
+    pub celsius: u32,
+}
+
 /// What one process holds of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
@@ -109,6 +118,12 @@ pub trait Driver: Mig + Send + Sync {
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory>;
+
+    /// How busy and how hot the GPU is.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails; GPUs in MIG mode can't say.
+    fn load(&self, gpu: &GpuUuid) -> Result<Load>;
 
     /// Every process that holds memory of the GPU, each once, in ascending order of pid.
     ///

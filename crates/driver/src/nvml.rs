@@ -11,11 +11,12 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 use nvml_wrapper_sys::bindings::{
     NvmlLib, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
+    nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
 };
 
 use crate::libraries::{NVML_SONAME, sim_libraries};
 use crate::{
-    ContainerParts, Driver, DriverError, Libraries, Location, Memory, ProcessMemory, Result, Source,
+    ContainerParts, Driver, DriverError, Libraries, Load, Location, Memory, ProcessMemory, Result, Source,
     Versions, context, libraries, nodes,
 };
 
@@ -174,6 +175,16 @@ impl Driver for Session {
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
         self.memory_of(self.device(gpu)?, gpu)
+    }
+
+    fn load(&self, gpu: &GpuUuid) -> Result<Load> {
+        let handle = self.device(gpu)?;
+        let mut rates = nvmlUtilization_t { gpu: 0, memory: 0 };
+        nvml!(self, Some(gpu), nvmlDeviceGetUtilizationRates(handle, &raw mut rates))?;
+        let mut celsius: c_uint = 0;
+        let sensor = nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU;
+        nvml!(self, Some(gpu), nvmlDeviceGetTemperature(handle, sensor, &raw mut celsius))?;
+        Ok(Load { busy_percent: rates.gpu, celsius })
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {

@@ -14,7 +14,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::nvml::Session;
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Location, Memory, Mig,
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
     ProcessMemory, Result, Versions,
 };
 
@@ -112,6 +112,11 @@ impl Driver for Patient {
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
         let uuid = gpu.clone();
         self.ask(gpu, "its memory", move |session| session.memory(&uuid))
+    }
+
+    fn load(&self, gpu: &GpuUuid) -> Result<Load> {
+        let uuid = gpu.clone();
+        self.ask(gpu, "its load", move |session| session.load(&uuid))
     }
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {

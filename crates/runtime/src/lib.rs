@@ -29,7 +29,7 @@ pub use container::{
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
-pub use processes::{alive, holder_of};
+pub use processes::{alive, holder_of, leave_terminal, terminate};
 pub use running::{Exit, Running, Stopper};
 pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;

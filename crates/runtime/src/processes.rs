@@ -63,6 +63,19 @@ pub fn alive(holder: &Holder) -> bool {
     holder_of(holder.pid).as_ref() == Some(holder)
 }
 
+/// Asks this very process to end, as `kill PID` does. One that is gone already needs no asking.
+pub fn terminate(holder: &Holder) {
+    if alive(holder) {
+        let _ = kill(pid_of(holder), Signal::SIGTERM);
+    }
+}
+
+/// Gives the calling program a session of its own, so that the end of the terminal it was started from is not its end.
+pub fn leave_terminal() {
+    // Refused only to the first process of a session or group, which has left already.
+    let _ = nix::unistd::setsid();
+}
+
 /// Names a file whatever its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileId {

@@ -30,10 +30,10 @@ impl Agent {
         job.daemon = own_holder();
         dir.write(&job)?;
         let lease = job.lease.clone();
-        let stage = match (dir.outcome()?, &job.command) {
-            (Some(_), _) => Stage::Ended,
-            (None, None) => Stage::Unsure(Instant::now()),
-            (None, Some(_)) => Stage::Returning("the agent died before it started the task".to_owned()),
+        let stage = match dir.outcome()? {
+            Some(_) => Stage::Ended,
+            None if job.claimed => Stage::Returning("the agent died before it started the task".to_owned()),
+            None => Stage::Unsure(Instant::now()),
         };
         let mut entry = Entry::new(dir, job, stage);
         entry.stop = entry.dir.stop()?;

@@ -42,8 +42,9 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
     if !has_script(task) {
         return Err(unusable("it has neither a command (parameter cantle/command) nor a script".to_owned()));
     }
-    let argv =
-        [CLEARML_AGENT, "execute", "--disable-monitoring", "--id", &task.id].map(OsString::from).to_vec();
+    let words = config.sdk_words.iter().map(String::as_str);
+    let argv = [CLEARML_AGENT, "execute", "--disable-monitoring"].into_iter().chain(words);
+    let argv = argv.chain(["--id", &task.id]).map(OsString::from).collect();
     Ok(Command { argv, env, cwd: None })
 }
 
@@ -71,6 +72,7 @@ fn environment(task: &tasks::Task, config: &Config, worker: &str) -> BTreeMap<St
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.into()))
+    .chain(config.task_env.clone())
     .collect()
 }
 
@@ -132,8 +134,14 @@ mod tests {
     #[test]
     fn code_of_the_sdk_goes_to_clearmls_agent() {
         let script = tasks::Script { entry_point: "train.py".into(), ..tasks::Script::default() };
-        let command = of_task(&tasks::Task { script, ..task() }, &config(), "w").unwrap();
-        assert_eq!(command.argv.first(), Some(&"clearml-agent".into()));
+        let config = Config {
+            sdk_words: vec!["-O".to_owned()],
+            task_env: BTreeMap::from([("CLEARML_AGENT_GIT_USER".to_owned(), "me".into())]),
+            ..config()
+        };
+        let command = of_task(&tasks::Task { script, ..task() }, &config, "w").unwrap();
+        assert_eq!(command.argv, ["clearml-agent", "execute", "--disable-monitoring", "-O", "--id", "7"]);
+        assert_eq!(command.env.get("CLEARML_AGENT_GIT_USER"), Some(&"me".into()));
     }
 
     #[test]

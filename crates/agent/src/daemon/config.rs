@@ -1,5 +1,7 @@
 //! What a daemon is told at its start.
 
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use cantle_model::{GpuList, QueueSpec};
 use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
-use super::Docker;
+use super::{Docker, Schedule};
 use crate::mig::Adopt;
 use crate::watchdog::Watch;
 
@@ -48,6 +50,18 @@ pub struct Config {
     pub poll: Duration,
     /// How long a task may take to end after SIGTERM.
     pub stop_grace: Duration,
+    /// At which hours tasks are taken.
+    pub schedule: Schedule,
+    /// How long a task may at most tidy up after somebody stopped it, if it asks for time to do so.
+    pub abort_callback_max: Duration,
+    /// How often the server is told that a task lives.
+    pub ping_every: Duration,
+    /// Words that status reports carry.
+    pub report_tags: Vec<String>,
+    /// More words for `clearml-agent execute`, which runs code of ClearML's SDK.
+    pub sdk_words: Vec<String>,
+    /// Set for every task, besides what every task gets.
+    pub task_env: BTreeMap<String, OsString>,
     /// Run tasks in containers.
     pub docker: Option<Docker>,
     /// Which enforcement is accepted.
@@ -81,6 +95,12 @@ impl Config {
             program: PathBuf::from("/proc/self/exe"),
             poll: Duration::from_millis(500),
             stop_grace: Duration::from_secs(10),
+            schedule: Schedule::Always,
+            abort_callback_max: Duration::from_secs(1800),
+            ping_every: Duration::from_secs(60),
+            report_tags: Vec::new(),
+            sdk_words: Vec::new(),
+            task_env: BTreeMap::new(),
             docker: None,
             wish: BackendWish::Auto,
             mig: None,
@@ -89,15 +109,40 @@ impl Config {
         }
     }
 
-    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, or what was forced.
+    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, `<name>:0` if no GPU was named, or what
+    /// was forced.
     #[must_use]
     pub fn worker(&self) -> String {
         if let Some(id) = &self.worker_id {
             return id.clone();
         }
+        if self.gpus_text.is_none() && !self.dynamic {
+            return format!("{}:0", self.name);
+        }
         // A MIG GPU is written 0:1; in an id the colon has a meaning already.
         let gpus = self.gpus_text.as_deref().unwrap_or("all").replace(':', ".");
         let kind = if self.dynamic { "dgpu" } else { "gpu" };
         format!("{}:{kind}{gpus}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_ids_are_clearmls() {
+        let keys = Credentials { access_key: String::new(), secret_key: String::new() };
+        let mut config = Config::new(String::new(), keys, Source::Real);
+        config.name = "node1".to_owned();
+        assert_eq!(config.worker(), "node1:0");
+        config.gpus_text = Some("0,1".to_owned());
+        assert_eq!(config.worker(), "node1:gpu0,1");
+        (config.gpus_text, config.dynamic) = (Some("0, 1".to_owned()), true);
+        assert_eq!(config.worker(), "node1:dgpu0, 1");
+        config.gpus_text = Some("0:0,0:1".to_owned());
+        assert_eq!(config.worker(), "node1:dgpu0.0,0.1");
+        config.worker_id = Some("mine".to_owned());
+        assert_eq!(config.worker(), "mine");
     }
 }

@@ -16,6 +16,8 @@ pub(crate) struct Entry {
     pub(crate) stage: Stage,
     /// Why it is being stopped.
     pub(crate) stop: Option<Stop>,
+    /// It asked for time to tidy up when it is stopped, and somebody stopped it: it has until then.
+    pub(crate) tidy_until: Option<Instant>,
     /// When the server last heard of it.
     pub(crate) pinged: Instant,
     /// What was refused to it, while it runs.
@@ -41,7 +43,7 @@ pub(crate) enum Stage {
 
 impl Entry {
     pub(crate) fn new(dir: JobDir, job: Job, stage: Stage) -> Self {
-        Self { dir, job, stage, stop: None, pinged: Instant::now(), refusals: None }
+        Self { dir, job, stage, stop: None, tidy_until: None, pinged: Instant::now(), refusals: None }
     }
 
     pub(crate) const fn is_running(&self) -> bool {

@@ -7,6 +7,7 @@
 //! unsure ──► claimed ──► running ──► ended ──► (reported, forgotten)
 //! ```
 
+mod abort;
 mod adopt;
 mod command;
 mod config;
@@ -21,6 +22,7 @@ mod logs;
 mod queues;
 mod report;
 mod running;
+mod schedule;
 mod settle;
 mod setup;
 mod start;
@@ -40,6 +42,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 pub use config::Config;
 pub use container::Docker;
+pub use schedule::{Hours, Schedule, ScheduleError};
 pub use setup::check;
 
 use crate::AgentError;
@@ -79,15 +82,20 @@ struct Agent {
 }
 
 /// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
-/// returns.
+/// returns. `ready` is called once, when tasks can come.
 ///
 /// # Errors
 /// At the start only: what was given does not fit this machine or this server. Later failures are logged, reported and
 /// retried.
-pub async fn daemon(config: Config, mut stop: watch::Receiver<bool>) -> Result<(), AgentError> {
+pub async fn daemon(
+    config: Config,
+    mut stop: watch::Receiver<bool>,
+    ready: impl FnOnce(),
+) -> Result<(), AgentError> {
     let mut agent = setup::set_up(config).await?;
     agent.adopt()?;
     agent.remove_leftovers().await?;
+    ready();
     agent.run(&mut stop).await;
     agent.stop_everything().await;
     agent.claim.release(&agent.node)

@@ -16,9 +16,8 @@ use super::queues::spec_text;
 use crate::clock::now_ms;
 use crate::uuid::gpu_uuid_bytes;
 
-/// ClearML's own intervals.
+/// ClearML's own interval.
 const STATUS_EVERY: Duration = Duration::from_secs(30);
-const PING_EVERY: Duration = Duration::from_secs(60);
 /// People look at this one.
 const NODE_EVERY: Duration = Duration::from_secs(2);
 
@@ -46,8 +45,9 @@ impl Agent {
             self.reports.node = Some(now);
             self.planning.changed = false;
         }
+        let ping_every = self.config.ping_every;
         for entry in self.entries.values_mut().filter(|entry| entry.is_running()) {
-            if now.duration_since(entry.pinged) >= PING_EVERY {
+            if now.duration_since(entry.pinged) >= ping_every {
                 entry.pinged = now;
                 let ping = tasks::Ping { task: entry.job.task.0.clone() };
                 match self.link.call(&ping).await {
@@ -69,8 +69,8 @@ impl Agent {
             queue: running.map(|entry| entry.job.queue.0.clone()),
             queues: self.queues.iter().map(|queue| queue.id.0.clone()).collect(),
             is_daemon: Some(true),
+            tags: self.config.report_tags.clone(),
             machine_stats: Some(self.reports.load.stats(self.driver.as_ref(), &self.gpus)),
-            ..StatusReport::default()
         }
     }
 

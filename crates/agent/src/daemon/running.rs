@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use cantle_clearml::events::Event;
-use cantle_clearml::{Error as WireError, Listing, tasks};
-use cantle_model::{LeaseId, TaskStatus};
+use cantle_model::LeaseId;
 use cantle_runtime::{Exit, Running};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Agent;
+use super::abort::stop_words;
 use super::entry::{Entry, Stage};
 use super::execute::News;
 use crate::clock::now_ms;
@@ -86,6 +86,7 @@ impl Agent {
     }
 
     pub(crate) fn task_ended(&mut self, lease: &LeaseId, exit: Exit) {
+        self.note_tidied(lease);
         let outcome = match exit {
             Exit::Lost => Outcome {
                 code: None,
@@ -126,30 +127,6 @@ impl Agent {
         self.planning.changed = true;
     }
 
-    /// Asks the server, in one call, whether somebody wants one of our tasks stopped.
-    pub(crate) async fn heed_aborts(&mut self) -> Result<(), WireError> {
-        let watched: Vec<(LeaseId, String)> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_running() && entry.stop.is_none())
-            .map(|(lease, entry)| (lease.clone(), entry.job.task.0.clone()))
-            .collect();
-        if watched.is_empty() {
-            return Ok(());
-        }
-        let ids = watched.iter().map(|(_, task)| task.clone()).collect();
-        let list = Listing::fields(ids, &["id", "status", "status_message"]);
-        let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
-        for (lease, id) in watched {
-            if let Some(stop) = wanted_stop(answer.iter().find(|task| task.id == id)) {
-                // The server has noted the wish itself.
-                tracing::info!(task = %id, "{}", stop_words(&stop));
-                self.stop(&lease, stop);
-            }
-        }
-        Ok(())
-    }
-
     /// Starts to stop a task; [`Agent::task_ended`] follows when it is gone.
     pub(crate) fn stop(&mut self, lease: &LeaseId, stop: Stop) {
         self.stop_within(lease, stop, self.config.stop_grace);
@@ -184,49 +161,5 @@ impl Agent {
             Ok(Err(error)) => tracing::warn!(%error, "not everything could be reported"),
             Err(_) => tracing::warn!("not everything could be reported in time"),
         }
-    }
-}
-
-/// What ClearML's agent takes for a wish to stop.
-fn wanted_stop(task: Option<&tasks::Task>) -> Option<Stop> {
-    let Some(task) = task else { return Some(Stop::Superseded) };
-    match task.status? {
-        TaskStatus::InProgress if task.status_message.contains("stopping") => Some(Stop::Aborted),
-        TaskStatus::InProgress | TaskStatus::Completed | TaskStatus::Publishing | TaskStatus::Unknown => None,
-        TaskStatus::Created
-        | TaskStatus::Queued
-        | TaskStatus::Stopped
-        | TaskStatus::Failed
-        | TaskStatus::Closed
-        | TaskStatus::Published => Some(Stop::Superseded),
-    }
-}
-
-fn stop_words(stop: &Stop) -> String {
-    match stop {
-        Stop::Aborted => "stopping: the server was asked to".to_owned(),
-        Stop::Superseded => "stopping: the server has taken the task back".to_owned(),
-        Stop::Shutdown => "stopping: the agent is stopping".to_owned(),
-        Stop::Preempted(why) | Stop::Enforced(why) => format!("stopping: {why}"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn task(status: TaskStatus, message: &str) -> tasks::Task {
-        tasks::Task { status: Some(status), status_message: message.to_owned(), ..tasks::Task::default() }
-    }
-
-    #[test]
-    fn what_counts_as_a_wish_to_stop() {
-        let wanted = |status, message: &str| wanted_stop(Some(&task(status, message)));
-        assert_eq!(wanted(TaskStatus::InProgress, ""), None);
-        assert_eq!(wanted(TaskStatus::InProgress, "stopping"), Some(Stop::Aborted));
-        assert_eq!(wanted(TaskStatus::Completed, "stopping"), None, "the task itself says it is done");
-        assert_eq!(wanted(TaskStatus::Queued, ""), Some(Stop::Superseded));
-        assert_eq!(wanted(TaskStatus::Stopped, ""), Some(Stop::Superseded));
-        assert_eq!(wanted_stop(None), Some(Stop::Superseded), "deleted");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_clearml::{Error as WireError, Listing, queues, tasks};
+use cantle_clearml::{Error as WireError, Listing, cantle, queues, tasks};
 use cantle_model::{LeaseId, TaskStatus};
 
 use super::Agent;
@@ -65,12 +65,22 @@ impl Agent {
         }
         match self.status(task).await? {
             Some(TaskStatus::Queued) => self.put_in_front(queue, task).await?,
-            Some(TaskStatus::InProgress) => self.requeue(queue, task, why).await?,
+            Some(TaskStatus::InProgress) if !self.is_elsewhere(task).await? => {
+                self.requeue(queue, task, why).await?;
+            }
             _ => {}
         }
         self.note("requeue", Some(task), None, format!("put back: {why}"));
         self.forget(lease);
         Ok(())
+    }
+
+    /// Has another node started the task, after the server gave it back? A server without `cantle.*` can't say.
+    async fn is_elsewhere(&self, task: &str) -> Result<bool, WireError> {
+        let request = cantle::GetTasks { id: vec![task.to_owned()], ..cantle::GetTasks::default() };
+        let found = self.link.call_extended(&request).await?;
+        let node = found.and_then(|found| found.tasks.into_iter().next()?.node);
+        Ok(node.is_some_and(|node| node != self.config.name))
     }
 
     /// Back into its queue, although the server has it as running already.

@@ -13,9 +13,10 @@ use tokio::time::Instant;
 use super::entry::{Entry, Stage};
 use super::queues::Queued;
 use super::{Agent, fleet};
+use crate::clock::{local_now, now_ms};
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
-use crate::{AgentError, capacity, clock::now_ms, own_holder};
+use crate::{AgentError, capacity, own_holder};
 
 /// Tasks of one queue that a plan looks at: those behind them wait for them anyway.
 const HEAD: usize = 64;
@@ -62,6 +63,10 @@ impl Agent {
         let waits = self.read_queues().await?;
         if waits.values().all(Vec::is_empty) {
             self.set_reasons(&Plan::default());
+            return Ok(());
+        }
+        if let Some(why) = self.config.schedule.closed(&local_now()) {
+            self.hold_all(&waits, &why);
             return Ok(());
         }
         let leases = self.node.leases().map(|leases| leases.into_iter().map(|lease| lease.id).collect());
@@ -152,6 +157,7 @@ impl Agent {
             server: self.config.server.clone(),
             daemon: own_holder(),
             slices: start.slices,
+            claimed: false,
             command: None,
         };
         let dir = JobDir::create(&self.jobs_dir, &job)?;
@@ -168,6 +174,11 @@ impl Agent {
         match self.link.call(&request).await {
             Ok(queues::NextTask { entry: Some(got), .. }) if got.task == task => {
                 entry.stage = Stage::Claimed;
+                // Before the server hears that it is started: who finds it so later must know that it was for us.
+                entry.job.claimed = true;
+                if let Err(error) = entry.dir.write(&entry.job) {
+                    tracing::error!(%error, "that a task is ours is not on disk");
+                }
                 Ok(())
             }
             Ok(queues::NextTask { entry: Some(other), .. }) => {
@@ -265,6 +276,16 @@ impl Agent {
             exit_code: outcome.and_then(|outcome| outcome.code),
             message: outcome.and_then(|outcome| outcome.message.clone()),
         }
+    }
+
+    /// Nothing is planned now; everybody waits for the same reason.
+    fn hold_all(&mut self, waits: &Waits, why: &str) {
+        let heads = waits.values().flat_map(|waiting| waiting.iter().take(HEAD));
+        let reasons = heads.map(|queued| (TaskId(queued.task.clone()), why.to_owned())).collect();
+        self.planning.changed |= self.planning.reasons != reasons;
+        self.planning.reasons = reasons;
+        // The next plan is a new one, whatever has changed until then.
+        self.planning.seen = None;
     }
 
     fn set_reasons(&mut self, decided: &Plan) {

@@ -1,5 +1,6 @@
 //! A daemon answers for its GPUs alone: two on one GPU would each count only the other's leases, not its plans.
 
+use cantle_driver::Source;
 use cantle_model::{Gpu, GpuUuid, Holder};
 use serde::{Deserialize, Serialize};
 
@@ -24,6 +25,17 @@ impl Claim {
         node.dir().join("agents").join(format!("{}-{gpu}.json", self.holder.pid))
     }
 
+    /// Does the daemon still run?
+    #[must_use]
+    pub fn is_alive(&self) -> bool {
+        cantle_runtime::alive(&self.holder)
+    }
+
+    /// Asks the daemon to end; it stops its tasks first.
+    pub fn stop(&self) {
+        cantle_runtime::terminate(&self.holder);
+    }
+
     /// Gives the GPUs up, for another daemon to take.
     ///
     /// # Errors
@@ -31,6 +43,17 @@ impl Claim {
     pub fn release(&self, node: &Node) -> Result<(), AgentError> {
         files::remove(&self.path(node))
     }
+}
+
+/// The daemons that answer for GPUs of `source` now.
+///
+/// # Errors
+/// Names the file that can't be read.
+pub fn agents(source: &Source) -> Result<Vec<Claim>, AgentError> {
+    let node = Node::open(&Node::dir_for(source))?;
+    let _locked = node.lock()?;
+    let claims: Vec<Claim> = files::read_all(&node.dir.join("agents"))?;
+    Ok(claims.into_iter().filter(Claim::is_alive).collect())
 }
 
 impl Locked<'_> {
@@ -53,7 +76,7 @@ impl Locked<'_> {
     pub fn check_claims(&self, gpus: &[Gpu]) -> Result<(), AgentError> {
         let standing: Vec<Claim> = files::read_all(&self.node.dir.join("agents"))?;
         for other in standing {
-            if !cantle_runtime::alive(&other.holder) {
+            if !other.is_alive() {
                 other.release(self.node)?;
                 continue;
             }

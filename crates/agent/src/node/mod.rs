@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use cantle_driver::Source;
 use cantle_model::{Lease, LeaseId};
 
-pub use claim::Claim;
+pub use claim::{Claim, agents};
 use files::Keep;
 
 use crate::AgentError;

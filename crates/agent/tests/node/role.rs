@@ -91,7 +91,7 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
             terminate.recv().await;
             stop.send_replace(true);
         });
-        daemon(config, stopping).await
+        daemon(config, stopping, || ()).await
     });
     match served {
         Ok(()) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! The commands, one module per family.
 
+pub(crate) mod daemon;
 pub(crate) mod doctor;
 pub(crate) mod limits;
 pub(crate) mod list;

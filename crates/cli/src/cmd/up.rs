@@ -1,4 +1,4 @@
-//! `cantle up | server | daemon | credentials`: what stays.
+//! `cantle up | server | credentials`: what stays.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use super::run::from_agent;
 use super::{Context, runtime};
-use crate::args::{CredentialsArgs, DaemonArgs, Listen, Serve, ServerArgs, UpArgs};
+use crate::args::{CredentialsArgs, Listen, Serve, ServerArgs, UpArgs};
 use crate::connect::{self, describe};
 use crate::error::{CliError, Kind, Outcome, as_kind};
 use crate::out::{Column, Format};
@@ -55,7 +55,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
         let (stop, stopping) = watch::channel(false);
         let (close, closing) = watch::channel(false);
         let serving = tokio::spawn(server.serve(closed(closing)));
-        let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping));
+        let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping, || ()));
         wait_for_node(&client, &mut agent).await?;
         context.printer.data(&format!("cantle is up: {url}"));
         context.printer.data(&format!("access key {}, secret key {}", keys.access_key, keys.secret_key));
@@ -79,29 +79,6 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
     })
 }
 
-/// The agent alone.
-pub(crate) fn daemon(context: &Context, args: DaemonArgs) -> Outcome {
-    if args.serve.queue.is_empty() {
-        let text = "--queue is missing; name the queues to serve, for example --queue half_gpu=0.5";
-        return Err(CliError::new(Kind::Usage, text));
-    }
-    let mut config = agent_config(context, &args.serve, args.dynamic_gpus)?;
-    cantle_agent::check(&config).map_err(from_agent)?;
-    (config.server, config.credentials) = connect::address(context)?;
-    runtime()?.block_on(async {
-        let (stop, stopping) = watch::channel(false);
-        let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping));
-        tokio::select! {
-            ended = &mut agent => finished(ended)?,
-            () = until_signal() => {
-                stop.send_replace(true);
-                finished(agent.await)?;
-            }
-        }
-        Ok(ExitCode::SUCCESS)
-    })
-}
-
 async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Server, CliError> {
     let config = cantle_server::Config {
         listen: listen.listen,
@@ -113,7 +90,7 @@ async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Se
     Server::bind(&config).await.map_err(as_kind(Kind::Failed))
 }
 
-fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Config, CliError> {
+pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Config, CliError> {
     let usage = |error: &dyn std::fmt::Display| CliError::new(Kind::Usage, error.to_string());
     let queue = |text: &String| match (dynamic, text.contains('=')) {
         (true, _) => QueueSpec::parse(text).map_err(|e| usage(&e)),
@@ -151,9 +128,9 @@ fn host_name() -> Result<String, CliError> {
     Ok(name.trim().to_owned())
 }
 
-type Ended = Result<Result<(), AgentError>, tokio::task::JoinError>;
+pub(crate) type Ended = Result<Result<(), AgentError>, tokio::task::JoinError>;
 
-fn finished(ended: Ended) -> Result<(), CliError> {
+pub(crate) fn finished(ended: Ended) -> Result<(), CliError> {
     ended.map_err(as_kind(Kind::Failed))?.map_err(from_agent)
 }
 
@@ -181,7 +158,7 @@ async fn closed(mut stop: watch::Receiver<bool>) {
     let _ = stop.wait_for(|stopped| *stopped).await;
 }
 
-async fn until_signal() {
+pub(crate) async fn until_signal() {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));
     if let (Ok(mut terminate), Ok(mut interrupt)) = signals {
         tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }

@@ -1,0 +1,35 @@
+//! Which `clearml.conf` counts: the one that was named, or else the user's own.
+
+use std::path::{Path, PathBuf};
+
+use cantle_clearml::Conf;
+
+use crate::args::Global;
+use crate::error::{CliError, Kind};
+
+/// The file that `--config-file` or `CLEARML_CONFIG_FILE` names, if it is there.
+pub(crate) fn named(global: &Global) -> Result<Option<Conf>, CliError> {
+    global.config_file.as_deref().map_or(Ok(None), read)
+}
+
+/// `~/clearml.conf`, if it is there and no other file was named.
+pub(crate) fn of_user(global: &Global) -> Result<Option<Conf>, CliError> {
+    let home = variable("HOME").map(PathBuf::from).filter(|_| global.config_file.is_none());
+    home.map_or(Ok(None), |home| read(&home.join("clearml.conf")))
+}
+
+fn read(path: &Path) -> Result<Option<Conf>, CliError> {
+    let usage =
+        |why: &dyn std::fmt::Display| CliError::new(Kind::Usage, format!("{}: {why}", path.display()));
+    match std::fs::read_to_string(path) {
+        Ok(text) => Conf::parse(&text, &variable).map(Some).map_err(|error| usage(&error)),
+        // ClearML's programs go on without it, too: everything can be said by environment variables.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(usage(&error)),
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the file may refer to any variable of the environment")]
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

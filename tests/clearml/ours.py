@@ -1,0 +1,31 @@
+"""Our agent and its tasks, as several tests need them."""
+
+import json
+
+from conftest import CANTLE, wait_until
+
+SIM = {"CANTLE_SIM_GPUS": "3xA100-40GB", "CLEARML_WORKER_NAME": "node1"}
+
+
+def daemon(server, *words, log="daemon.log", **env):
+    """`cantle daemon` with these words on three GPUs, once it serves."""
+    argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", *words, "--server", server.url]
+    child = server.start(argv, log, **SIM | env)
+    pattern = "node1:dgpu*"
+    workers = lambda: server.api("workers.get_all", last_seen=60, worker_pattern=pattern)["workers"]
+    wait_until(lambda: workers() or child.poll() is not None, 30, "the daemon")
+    assert child.poll() is None, server.text(log)
+    return child
+
+
+def command(server, name, *argv):
+    """A task that is a plain command, as `cantle submit` makes it, by ClearML's own API."""
+    param = {"section": "cantle", "name": "command", "value": json.dumps(argv), "type": "str", "description": ""}
+    hyperparams = {"cantle": {"command": param}}
+    return server.api("tasks.create", name=name, type="training", hyperparams=hyperparams)["id"]
+
+
+def ended(server, *tasks, seconds=60):
+    final = ("completed", "failed", "stopped")
+    wait_until(lambda: all(server.status(task) in final for task in tasks), seconds, "the end")
+    return [server.status(task) for task in tasks]
