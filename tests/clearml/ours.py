@@ -7,9 +7,9 @@ from conftest import CANTLE, wait_until
 SIM = {"CANTLE_SIM_GPUS": "3xA100-40GB", "CLEARML_WORKER_NAME": "node1"}
 
 
-def daemon(server, *words, log="daemon.log", **env):
-    """`cantle daemon` with these words on three GPUs, once it serves."""
-    argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", *words, "--server", server.url]
+def daemon(server, *words, gpus="0-2", log="daemon.log", **env):
+    """`cantle daemon` with these words, once it serves."""
+    argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", gpus, *words, "--server", server.url]
     child = server.start(argv, log, **SIM | env)
     pattern = "node1:dgpu*"
     workers = lambda: server.api("workers.get_all", last_seen=60, worker_pattern=pattern)["workers"]
