@@ -51,7 +51,18 @@ const SUITES: &[Suite] = &[
     },
     Suite { name: "simgpu", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/simgpu"]] },
     Suite { name: "bypass", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/bypass"]] },
-    Suite { name: "e2e", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/e2e"]] },
+    // MIG's own are in the suite `mig`.
+    Suite {
+        name: "e2e",
+        steps: &[&[
+            PYTEST[0],
+            PYTEST[1],
+            PYTEST[2],
+            PYTEST[3],
+            "tests/e2e",
+            "--ignore=tests/e2e/test_mig.py",
+        ]],
+    },
     Suite { name: "docker", steps: &[&["tests/docker/run.sh"]] },
     Suite { name: "clearml", steps: &[&["tests/clearml/run.sh"]] },
     Suite { name: "ui", steps: &[&["tests/ui/run.sh"]] },
@@ -60,6 +71,7 @@ const SUITES: &[Suite] = &[
         steps: &[
             &["cargo", "test", "--release", "--locked", "-p", "cantle-mig"],
             &[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/simgpu", "-k", "mig"],
+            &[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/e2e/test_mig.py"],
         ],
     },
 ];

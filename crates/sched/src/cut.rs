@@ -75,6 +75,12 @@ impl GpuFree {
         Some(cut.at(decision.start))
     }
 
+    /// Name of the profile of an instance.
+    pub(crate) fn profile_of(&self, cut: Cut) -> Option<String> {
+        let (geometry, instance) = (self.mig.as_ref()?, cut.mig?);
+        Some(geometry.table.profiles[instance.profile].name.clone())
+    }
+
     /// Takes a cut. What is already over (foreign use may grow under a slice) stays at nothing free.
     pub(crate) fn take(&mut self, cut: Cut, total_bytes: u64) {
         self.milli = self.milli.saturating_sub(cut.milli.0);

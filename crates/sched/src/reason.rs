@@ -24,13 +24,19 @@ pub struct FreePart {
     pub node: Option<String>,
     /// NVML index of the GPU.
     pub gpu: u32,
+    /// The MIG profile that would do, if enough is free for it but at no place where it could be.
+    pub no_place_for: Option<String>,
 }
 
 impl fmt::Display for FreePart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.node {
-            None => write!(f, "{} of GPU {}", self.milli, self.gpu),
-            Some(node) => write!(f, "{} of GPU {} on {node}", self.milli, self.gpu),
+        write!(f, "{} of GPU {}", self.milli, self.gpu)?;
+        if let Some(node) = &self.node {
+            write!(f, " on {node}")?;
+        }
+        match &self.no_place_for {
+            None => Ok(()),
+            Some(profile) => write!(f, " but no place for {profile}"),
         }
     }
 }
@@ -206,10 +212,12 @@ impl Cluster {
         for (at, node) in self.nodes().iter().enumerate() {
             for (gpu, free) in node.gpus.iter().enumerate() {
                 let milli = Milli(free.room);
-                if free.usable && milli > Milli(0) && shape.share(free.class).is_some() {
-                    let node = (!one_node).then(|| self.node_name(at).to_owned());
-                    parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu) });
-                }
+                let Some(cut) = shape.share(free.class).filter(|_| free.usable && milli > Milli(0)) else {
+                    continue;
+                };
+                let node = (!one_node).then(|| self.node_name(at).to_owned());
+                let no_place_for = if cut.milli <= milli { free.profile_of(cut) } else { None };
+                parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu), no_place_for });
             }
         }
         parts.sort_by_key(|part| std::cmp::Reverse(part.milli));

@@ -102,7 +102,12 @@ fn a_place_decides_and_not_the_sum_of_what_is_free() {
         assert_eq!(world.run(task, profile("2g.10gb")), got("2g.10gb", start));
     }
     world.end("c");
-    assert_eq!(world.run("large", profile("3g.20gb")), None, "half the GPU is free, but in two pieces");
+    world.submit(Waiting::new(TaskId::from("large"), world.now_ms).wanting(profile("3g.20gb")));
+    let reason = world.round().waits[0].reason.to_string();
+    assert_eq!(
+        reason, "needs a 3g.20gb MIG instance, free 0.5 of GPU 0 but no place for 3g.20gb (0.5 of 1 in use)",
+        "half the GPU is free, but in two pieces"
+    );
     assert_eq!(world.run("small", profile("1g.5gb")), None, "nobody passes the head");
     world.end("b");
     let decided = world.round();

@@ -75,3 +75,6 @@ fn is_leased(leases: &[Lease], device: &str) -> bool {
     let named = leases.iter().flat_map(|lease| &lease.slices).filter_map(|slice| slice.mig.as_ref());
     named.into_iter().any(|mig| mig.uuid == device)
 }
+
+#[cfg(test)]
+mod tests;
