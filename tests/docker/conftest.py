@@ -16,6 +16,7 @@ installation = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(installation)
 
 IMAGE = "cantle-test:base"
+LIBRARIES = ROOT / "dist/lib/cantle"
 LEASE = "cantle.dev/lease"
 
 

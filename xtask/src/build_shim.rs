@@ -1,4 +1,4 @@
-//! The three shared objects that go into users' processes.
+//! The shared objects that go into users' processes.
 //!
 //! They are linked without the compiler's start files, against *stubs* of the C library that have only the symbols which every
 //! glibc since 2.17 has, under their oldest versions. So they run on old systems wherever they were built, and a call to
@@ -22,7 +22,7 @@ pub(crate) struct Artifact {
 }
 
 /// What is built.
-pub(crate) const ARTIFACTS: [Artifact; 3] = [
+pub(crate) const ARTIFACTS: [Artifact; 4] = [
     Artifact { feature: "cuda", file: "libcuda.so.1", filters: Some("/run/cantle/real/libcuda.so.1") },
     Artifact {
         feature: "nvml",
@@ -30,6 +30,7 @@ pub(crate) const ARTIFACTS: [Artifact; 3] = [
         filters: Some("/run/cantle/real/libnvidia-ml.so.1"),
     },
     Artifact { feature: "preload", file: "libcantle-preload.so", filters: None },
+    Artifact { feature: "image", file: "libcantle-image.so", filters: None },
 ];
 
 /// Symbols of the C library that the shim may use, by the library that has had them since 2.17. All of them are older.
@@ -98,7 +99,8 @@ fn stub(dir: &Path, file: &str, soname: &str, symbols: &[&str]) -> Result<PathBu
 fn link(artifact: &Artifact, stubs: &Path, real: Option<PathBuf>) -> Result<()> {
     let mut linker = vec!["-nostartfiles".to_owned(), "-nostdlib".to_owned()];
     linker.extend(
-        ["--no-undefined", "-z,relro", "-z,now", "-z,nodelete", "--hash-style=both"]
+        // Symbolic: what these libraries say of their own functions is not for another library of the program to change.
+        ["--no-undefined", "-Bsymbolic", "-z,relro", "-z,now", "-z,nodelete", "--hash-style=both"]
             .map(|flag| format!("-Wl,{flag}")),
     );
     linker.push(format!("-Wl,-soname,{}", artifact.file));

@@ -1,4 +1,4 @@
-//! The gate in front of users' processes: what the three shared objects need, export and contain.
+//! The gate in front of users' processes: what the shared objects need, export and contain.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -149,6 +149,8 @@ pub(crate) enum Command {
     Mig(crate::cmd::mig::MigCommand),
     /// Inside a task: show its limits and whether they are enforced
     Limits,
+    /// Write the files that give a container image a limit of its own (what images/build.sh does)
+    ImageSlice(ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
     /// Simulated GPUs
@@ -157,7 +159,7 @@ pub(crate) enum Command {
     /// Run a scheduling scenario and print what happens
     Simulate(SimulateArgs),
     /// Check this machine: driver, libraries, enforcement, server
-    Doctor,
+    Doctor(DoctorArgs),
     /// Print the completions of a shell, e.g. source <(cantle completions bash)
     Completions(CompletionsArgs),
     /// Write the manual pages into a directory
@@ -328,6 +330,26 @@ pub(crate) struct UpArgs {
     pub(crate) server: Listen,
     #[command(flatten)]
     pub(crate) serve: Serve,
+}
+
+/// `cantle doctor`
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    pub(crate) socket: SocketArgs,
+}
+
+/// `cantle image-slice`
+#[derive(Args, Debug)]
+pub(crate) struct ImageSliceArgs {
+    /// GPU memory for all processes of a container together, on each GPU that it sees: 8GiB
+    #[arg(long, value_name = "M")]
+    pub(crate) limit: Bytes,
+    /// What the CUDA context of one process is charged with
+    #[arg(long, value_name = "M", default_value = "512MiB")]
+    pub(crate) context: Bytes,
+    /// Folder for the two files; it must exist
+    pub(crate) dir: PathBuf,
 }
 
 /// `cantle submit`

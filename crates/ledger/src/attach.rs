@@ -18,8 +18,8 @@ use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
 use crate::layout::{
-    GpuCells, GpuEntry, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid, freed,
-    owner_pid, taken,
+    ANY_GPU, GpuCells, GpuEntry, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid, Word,
+    freed, owner_pid, taken,
 };
 use crate::map::{self, Fd, Mapping, OpenError};
 use crate::proc_stat::{self, Life};
@@ -76,10 +76,13 @@ impl Ledger {
         self.limits.gpus()
     }
 
-    /// Index of a GPU in the slice.
+    /// Index of a GPU in the slice. Where the slice has limits for any GPU ([`ANY_GPU`]), the GPU takes one at the first
+    /// question, for all processes.
     #[must_use]
     pub fn gpu_index(&self, uuid: &Uuid) -> Option<usize> {
-        self.gpus().iter().position(|gpu| gpu.uuid == *uuid)
+        let taken = |(gpu, word): (&GpuEntry, &Word)| gpu.uuid == ANY_GPU && word.take(uuid);
+        let named = self.gpus().iter().position(|gpu| gpu.uuid == *uuid);
+        named.or_else(|| self.gpus().iter().zip(&self.usage.words).position(taken))
     }
 
     /// Granules in use on a GPU by all processes of the slice, hidden ones and dead processes' included until these are settled.
@@ -87,7 +90,7 @@ impl Ledger {
     #[inline]
     pub fn used(&self, gpu: usize) -> u32 {
         let hidden = self.gpus().get(gpu).map_or(0, GpuEntry::hidden_granules);
-        let counted = self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.0)));
+        let counted = self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.sum)));
         counted.saturating_add(hidden)
     }
 

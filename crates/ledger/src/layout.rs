@@ -20,6 +20,8 @@ pub(crate) const LEASE_BYTES: usize = 64;
 
 /// The 16 bytes of a GPU's or MIG instance's UUID, in the order in which they are printed.
 pub type Uuid = [u8; 16];
+/// In place of a UUID: the limit is for whichever GPU comes first. For slices that do not know their GPUs beforehand.
+pub const ANY_GPU: Uuid = [0; 16];
 
 /// The file `limits`.
 #[repr(C)]
@@ -90,9 +92,29 @@ pub(crate) struct UsageRegion {
     pub(crate) slots: [Slot; MAX_SLOTS],
 }
 
-/// One GPU's word, alone in its cache line: it is the only thing that all processes write.
+/// What all processes share of one GPU, alone in its cache line.
 #[repr(C, align(64))]
-pub(crate) struct Word(pub(crate) AtomicU64);
+pub(crate) struct Word {
+    /// The sum ([`crate::protocol`]).
+    pub(crate) sum: AtomicU64,
+    /// Short name of the GPU that took this place, if the limit is one for any GPU; 0 for none yet.
+    pub(crate) taken_by: AtomicU64,
+}
+
+impl Word {
+    /// True if the place is that GPU's, from now on or already.
+    pub(crate) fn take(&self, uuid: &Uuid) -> bool {
+        // Sixteen GPUs at most are told apart by these 64 bits; that two are the same does not happen.
+        let whole = u128::from_be_bytes(*uuid);
+        let (high, low) = ((whole >> 64) as u64, whole as u64);
+        // The halves must not cancel out; Knuth's multiplier, as good as any odd number.
+        let name = (high.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ low).max(1);
+        match self.taken_by.compare_exchange(0, name, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => true,
+            Err(owner) => owner == name,
+        }
+    }
+}
 
 /// One process.
 #[repr(C, align(64))]
@@ -202,7 +224,7 @@ pub(crate) struct GpuCells<'a> {
 
 impl<'a> GpuCells<'a> {
     pub(crate) fn new(usage: &'a UsageRegion, gpu: usize) -> Option<Self> {
-        Some(Self { usage, word: &usage.words.get(gpu)?.0, gpu })
+        Some(Self { usage, word: &usage.words.get(gpu)?.sum, gpu })
     }
 }
 

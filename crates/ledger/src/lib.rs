@@ -29,7 +29,7 @@ mod proc_stat;
 pub mod protocol;
 
 pub use attach::{Account, Attachment, Ledger};
-pub use layout::{GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
+pub use layout::{ANY_GPU, GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
 pub use map::OpenError;
 pub use protocol::Over;
 

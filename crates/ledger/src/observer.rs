@@ -106,7 +106,8 @@ impl Observer {
         let processes: Vec<ProcessUse> =
             (0..usage.touched()).filter_map(|number| self.process(&usage, number)).collect();
         let gpus = self.gpus().iter().enumerate().map(|(index, gpu)| {
-            let sum = usage.words.get(index).map_or(0, |word| protocol::used(word.0.load(Ordering::Relaxed)));
+            let sum =
+                usage.words.get(index).map_or(0, |word| protocol::used(word.sum.load(Ordering::Relaxed)));
             let dead = processes.iter().filter(|process| !process.alive);
             let of_dead: u64 = dead.filter_map(|process| process.held_bytes.get(index)).sum();
             GpuUse {

@@ -6,7 +6,9 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use cantle_ledger::host::{self, GpuLimit, HostError, Observer};
-use cantle_ledger::{Attachment, GRANULE_BYTES, Ledger, OpenError, Over, granules_holding, granules_within};
+use cantle_ledger::{
+    ANY_GPU, Attachment, GRANULE_BYTES, Ledger, OpenError, Over, granules_holding, granules_within,
+};
 use proptest::prelude::*;
 
 const FIRST: [u8; 16] = [1; 16];
@@ -51,6 +53,21 @@ fn the_agent_sees_what_processes_hold() {
     };
     assert!(process.alive && process.pid == std::process::id());
     assert_eq!(process.held_bytes, [7 * GRANULE_BYTES, 2 * GRANULE_BYTES]);
+}
+
+#[test]
+fn limits_for_any_gpu_go_to_those_that_come_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let any = GpuLimit { uuid: ANY_GPU, limit_bytes: 10 * GRANULE_BYTES, context_bytes: 0 };
+    let named = GpuLimit { uuid: FIRST, ..any };
+    host::create(dir.path(), "image", &[any, named, any]).unwrap();
+    let path = c_path(dir.path());
+    let (one, other) = (Ledger::open(&path).unwrap(), Ledger::open(&path).unwrap());
+    assert_eq!(one.gpu_index(&SECOND), Some(0));
+    assert_eq!(other.gpu_index(&[3; 16]), Some(2), "the first place is taken, whoever asks");
+    assert_eq!((other.gpu_index(&SECOND), one.gpu_index(&[3; 16])), (Some(0), Some(2)));
+    assert_eq!(one.gpu_index(&FIRST), Some(1), "its own place");
+    assert_eq!(one.gpu_index(&[4; 16]), None, "no place is left");
 }
 
 #[test]

@@ -120,7 +120,7 @@ async fn a_container_gets_its_slice_and_no_more() {
 }
 
 /// Ways in which a task tries to get more than its slice. Each prints what it got.
-const ATTEMPTS: [&str; 14] = [
+const ATTEMPTS: [&str; 23] = [
     "python3 /tools/fill.py",
     "env -i CANTLE_SIM_DIR=/run/cantle/sim /usr/bin/python3 /tools/fill.py",
     "unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES GPU_MEMORY_LIMIT CANTLE_SLICE; python3 /tools/fill.py",
@@ -135,6 +135,16 @@ const ATTEMPTS: [&str; 14] = [
     "rm -rf /run/cantle/real /run/cantle/slice; mv /run/cantle /run/other; python3 /tools/fill.py",
     "rm -f /usr/lib64/libcuda.so.1 /usr/lib/*/libcuda.so.1; python3 /tools/fill.py",
     "unshare -m sh -c 'umount /usr/lib/*/libcuda.so.1; python3 /tools/fill.py' || python3 /tools/fill.py",
+    "unshare -Urm sh -c 'umount /usr/lib/*/libcuda.so.1; python3 /tools/fill.py' || python3 /tools/fill.py",
+    "nsenter --target 1 --mount --pid python3 /tools/fill.py || python3 /tools/fill.py",
+    "mkdir /tmp/own; cp -L /usr/lib64/libcuda.so.1 /tmp/own/; LD_LIBRARY_PATH=/tmp/own python3 /tools/fill.py",
+    "sed s:libcuda.so.1:/usr/lib64/libcuda.so: /tools/fill.py >/tmp/by_path.py; python3 /tmp/by_path.py",
+    "LD_AUDIT=/usr/lib64/libcuda.so.1 python3 /tools/fill.py || python3 /tools/fill.py",
+    "setsid --wait sh -c 'setsid --wait sh -c \"setsid --wait python3 /tools/fill.py\"'",
+    "setpriv --reuid=65534 --clear-groups python3 /tools/fill.py",
+    "mkdir /tmp/jail; mount --rbind / /tmp/jail; chroot / env -i CANTLE_SIM_DIR=/run/cantle/sim python3 /tools/fill.py",
+    // The last one: from here on nothing is given to anybody any more.
+    "dd if=/dev/zero of=/run/cantle/slice/usage bs=4096 count=1 conv=notrunc; python3 /tools/fill.py",
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

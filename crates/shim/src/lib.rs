@@ -1,9 +1,9 @@
 //! What sits between a task and the driver.
 //!
-//! One crate, three shared objects. `libcuda.so.1` and `libnvidia-ml.so.1` are *filters*: they define only the functions that
+//! One crate, four shared objects. `libcuda.so.1` and `libnvidia-ml.so.1` are *filters*: they define only the functions that
 //! a slice changes ([`hooks`]) and name the real library by absolute path in `DT_NEEDED`, so every other symbol, also of drivers
 //! newer than this code, comes from the real one by itself. `libcantle-preload.so` has the same hooks for `LD_PRELOAD`, for where
-//! nothing can be mounted.
+//! nothing can be mounted; `libcantle-image.so` for `/etc/ld.so.preload` of images that bring their limit along.
 //!
 //! Rules of this crate: no allocation, no panic, no thread, no constructor, no thread-local, nothing printed. A user's process
 //! never ends because of it. Memory is refused if it can't be accounted for; everything else goes on.

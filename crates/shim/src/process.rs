@@ -138,9 +138,15 @@ fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     keeping_errno(|| open(c"/run/cantle/slice"))
 }
 
+/// Where an image has it. The environment leads nowhere else.
+#[cfg(feature = "image")]
+fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
+    keeping_errno(|| open(c"/opt/cantle/slice"))
+}
+
 /// Where the slice's accounting is, for tasks that nothing can be mounted for. Such a task is held to its limit only as
 /// long as it does not mean to get around it; the agent's audit sees the rest.
-#[cfg(feature = "preload")]
+#[cfg(all(feature = "preload", not(feature = "image")))]
 fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     // SAFETY: a C string; the answer is copied by `open` before the program can change its environment under us.
     let dir = unsafe { libc::getenv(c"CANTLE_SLICE_DIR".as_ptr()) };

@@ -1,15 +1,18 @@
 //! `cantle doctor`: what this machine has, what it lacks, what to do.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError};
 use cantle_model::Bytes;
+use cantle_runtime::{Engine, EngineError, EngineInfo};
 use serde::Serialize;
 
-use super::Context;
+use super::{Context, runtime};
+use crate::args::DoctorArgs;
 use crate::connect::{Server, local};
-use crate::error::{Kind, Outcome};
+use crate::error::{CliError, Kind, Outcome};
 use crate::out::{Column, Format};
 use crate::place::is_root;
 
@@ -36,10 +39,11 @@ const COLUMNS: [Column<Finding>; 3] = [
     Column { head: "FOUND", wide: false, cell: |f| f.found.clone() },
 ];
 
-const LIBRARIES: [&str; 5] = [
+const LIBRARIES: [&str; 6] = [
     "shim/libcuda.so.1",
     "shim/libnvidia-ml.so.1",
     "shim/libcantle-preload.so",
+    "shim/libcantle-image.so",
     "sim/libcuda.so.1",
     "sim/libnvidia-ml.so.1",
 ];
@@ -48,14 +52,15 @@ const LIBRARIES: [&str; 5] = [
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// Exit code 0 if a task could be started here with its limits in force, else 7.
-pub(crate) fn doctor(context: &Context) -> Outcome {
+pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> Outcome {
     let mut findings = vec![libraries(context)];
     findings.extend(gpus(context));
     findings.push(enforcement());
+    findings.extend(engine(args.socket.resolve()?)?);
     findings.push(server(context));
     context.printer.items(&findings, |f| f.check.to_owned(), &COLUMNS);
     if context.printer.format != Format::Json {
-        for finding in findings.iter().filter(|f| f.verdict != Verdict::Good) {
+        for finding in &findings {
             if let Some(hint) = &finding.hint {
                 context.printer.say(&format!("{} {}: {hint}", mark(finding.verdict), finding.check));
             }
@@ -148,6 +153,57 @@ fn has_capability(number: u32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:")).unwrap_or_default();
     u64::from_str_radix(hex.trim(), 16).is_ok_and(|set| set >> number & 1 == 1)
+}
+
+/// The container engine, which only tasks with an image need.
+fn engine(socket: Option<PathBuf>) -> Result<Vec<Finding>, CliError> {
+    let named = socket.is_some();
+    let asked = runtime()?.block_on(async { Engine::connect(socket.as_deref()).await?.info().await });
+    Ok(match asked {
+        Ok(info) => of_engine(&info),
+        Err(EngineError::NotThere(_)) if !named => {
+            vec![good("engine", "none (only tasks with an image need one)")]
+        }
+        Err(error) => vec![not(
+            Verdict::Warning,
+            "engine",
+            error.to_string(),
+            "start it (systemctl start docker), let this user open its socket, or name another with --docker-socket",
+        )],
+    })
+}
+
+fn of_engine(info: &EngineInfo) -> Vec<Finding> {
+    let cgroup = match info.cgroup.as_str() {
+        "1" | "2" => good("engine cgroups", format!("version {}", info.cgroup)),
+        _ => not(
+            Verdict::Warning,
+            "engine cgroups",
+            "none: --memory, --cpus and --pids-limit of tasks do nothing",
+            "run the engine as root, or delegate cgroup controllers to it",
+        ),
+    };
+    // cantle mounts the driver and its device nodes by itself. These two are for what is started without it.
+    let found =
+        |is_there: bool, what: String| if is_there { what } else { "none; tasks need none".to_owned() };
+    let has_nvidia = info.runtimes.iter().any(|runtime| runtime.contains("nvidia"));
+    let runtimes = info.runtimes.join(", ");
+    vec![
+        good("engine", format!("version {} at {}", info.version, info.socket.display())),
+        cgroup,
+        Finding {
+            hint: (!has_nvidia).then(|| {
+                "plain docker run --gpus needs it, also with images that have a limit of their own: install \
+                 nvidia-container-toolkit and run nvidia-ctk runtime configure"
+                    .to_owned()
+            }),
+            ..good("NVIDIA runtime", found(has_nvidia, runtimes))
+        },
+        good(
+            "engine CDI",
+            found(!info.cdi_dirs.is_empty(), format!("specs in {}", info.cdi_dirs.join(", "))),
+        ),
+    ]
 }
 
 fn server(context: &Context) -> Finding {

@@ -39,6 +39,7 @@ pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> S
     // SAFETY: the caller's arguments.
     unsafe {
         changed(real, device, info, |info, slice| {
+            let slice = slice.within(info.total);
             (info.total, info.free, info.used) = (slice.total, slice.free(), slice.used);
         })
     }
@@ -48,6 +49,7 @@ pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV
     // SAFETY: the caller's arguments.
     unsafe {
         changed(real, device, info, |info, slice| {
+            let slice = slice.within(info.total);
             (info.total, info.free, info.used) = (slice.total, slice.free(), slice.used);
         })
     }
@@ -90,6 +92,11 @@ struct Figures {
 }
 
 impl Figures {
+    /// Not more than there is: an image does not know the GPU it will meet, nor the slice around it.
+    fn within(&self, total: u64) -> Self {
+        Self { total: self.total.min(total), used: self.used }
+    }
+
     const fn free(&self) -> u64 {
         self.total.saturating_sub(self.used)
     }
