@@ -114,7 +114,7 @@ fn wanted_stop(task: Option<&tasks::Task>) -> Option<Stop> {
     }
 }
 
-pub(crate) fn stop_words(stop: &Stop) -> String {
+fn stop_words(stop: &Stop) -> String {
     match stop {
         Stop::Aborted => "stopping: the server was asked to".to_owned(),
         Stop::Superseded => "stopping: the server has taken the task back".to_owned(),

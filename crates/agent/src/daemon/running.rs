@@ -8,7 +8,6 @@ use cantle_runtime::{Exit, Running};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::Agent;
-use super::abort::stop_words;
 use super::entry::{Entry, Stage};
 use super::execute::News;
 use crate::clock::now_ms;
