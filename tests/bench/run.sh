@@ -5,4 +5,12 @@ cd "$(dirname "$0")/../.."
 broken=0
 python3 tests/bench/calls.py || broken=1
 python3 tests/bench/launch.py || broken=1
+cargo run -q --release --locked -p cantle-sim --example speed || broken=1
+openb="${OPENB:-../shared/data/openb}"
+if [ -d "$openb" ]; then
+    # Two seeds, about a minute; ten, as published figures have, with: cargo run --release -p cantle-sim --example openb -- FOLDER
+    cargo run -q --release --locked -p cantle-sim --example openb -- "$openb" 2 || broken=1
+else
+    echo "openb: skipped, the trace is not at $openb (set OPENB to the folder with its CSV files)"
+fi
 exit "$broken"
