@@ -117,15 +117,16 @@ fn come_and_go(trace: &Trace, seeds: u64) -> Result<(), Failure> {
     println!(
         "\ntasks come and go at the trace's own times, {COPIES} times over, on {GPUS} GPUs drawn from its nodes"
     );
-    println!("policy     mean wait s  p99 wait s  GPU-hours used  of asked");
+    println!("policy     mean wait s  by GPUs  p99 wait s  GPU-hours used  of asked");
     for policy in [ReplayPolicy::BestFit, ReplayPolicy::Fgd, ReplayPolicy::Worth] {
         let run = |seed| Some(ComeAndGo::new(trace, policy, seed, GPUS, COPIES)?.run());
         let all: Option<Vec<Waits>> = (FIRST_SEED..FIRST_SEED + seeds).map(run).collect();
         let all = all.ok_or("the trace has no times")?;
         let mean = |of: fn(&Waits) -> f64| all.iter().map(of).sum::<f64>() / all.len() as f64;
         println!(
-            "{policy:9} {:12.0} {:11.0} {:15.0} {:9.0}",
+            "{policy:9} {:12.0} {:8.0} {:11.0} {:15.0} {:9.0}",
             mean(|waits| waits.mean_wait_s),
+            mean(|waits| waits.mean_wait_by_gpus_s),
             mean(|waits| waits.p99_wait_s as f64),
             mean(|waits| waits.gpu_hours_used),
             mean(|waits| waits.gpu_hours_asked),

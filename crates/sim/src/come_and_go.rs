@@ -27,6 +27,8 @@ pub struct Waits {
     pub tasks: u64,
     /// Mean time that a task waited, in seconds.
     pub mean_wait_s: f64,
+    /// The same with each task counted by its GPUs: a policy that lets large tasks wait for small ones shows here.
+    pub mean_wait_by_gpus_s: f64,
     /// The wait that one task in a hundred exceeded, in seconds.
     pub p99_wait_s: u64,
     /// GPU-hours asked for: the same whatever decides.
@@ -74,6 +76,8 @@ struct Clock {
     ends: BinaryHeap<(Reverse<u64>, usize)>,
     places: Vec<Option<Place>>,
     waits_s: Vec<u64>,
+    /// Waits times thousandths of GPUs.
+    waits_milli_s: u64,
     /// Tasks on each GPU of each node, and how many GPUs have any.
     on_gpu: Vec<Vec<u32>>,
     used: u64,
@@ -155,6 +159,7 @@ impl ComeAndGo {
     fn figures(&self, mut clock: Clock) -> Waits {
         clock.waits_s.sort_unstable();
         let tasks = clock.waits_s.len();
+        let asked_milli: u64 = self.arrivals.iter().map(|task| task.gpu_milli).sum();
         let asked_s: f64 =
             self.arrivals.iter().map(|task| (task.gpu_milli * task.runs_s) as f64 / 1000.0).sum();
         Waits {
@@ -163,6 +168,7 @@ impl ComeAndGo {
             gpus: self.gpus,
             tasks: tasks as u64,
             mean_wait_s: clock.waits_s.iter().sum::<u64>() as f64 / tasks.max(1) as f64,
+            mean_wait_by_gpus_s: clock.waits_milli_s as f64 / asked_milli.max(1) as f64,
             p99_wait_s: clock.waits_s.get(tasks * 99 / 100).copied().unwrap_or(0),
             gpu_hours_asked: asked_s / 3600.0,
             gpu_hours_used: clock.used_s as f64 / 3600.0,
@@ -175,7 +181,16 @@ impl Clock {
     fn new(cluster: &Cluster, tasks: usize) -> Self {
         let on_gpu = (0..cluster.len()).map(|node| vec![0; cluster.node(node).gpus.len()]).collect();
         let places = vec![None; tasks];
-        Self { now_s: 0, ends: BinaryHeap::new(), places, waits_s: Vec::new(), on_gpu, used: 0, used_s: 0 }
+        Self {
+            now_s: 0,
+            ends: BinaryHeap::new(),
+            places,
+            waits_s: Vec::new(),
+            waits_milli_s: 0,
+            on_gpu,
+            used: 0,
+            used_s: 0,
+        }
     }
 
     const fn forward(&mut self, to_s: u64) {
@@ -189,7 +204,9 @@ impl Clock {
             self.used += u64::from(*tasks == 0);
             *tasks += 1;
         }
-        self.waits_s.push(self.now_s - arrival.at_s);
+        let wait_s = self.now_s - arrival.at_s;
+        self.waits_s.push(wait_s);
+        self.waits_milli_s += wait_s * arrival.gpu_milli;
         self.ends.push((Reverse(self.now_s + arrival.runs_s), task));
         self.places[task] = Some(place);
     }

@@ -7,7 +7,7 @@ use crate::{Filled, Waits};
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 440.0;
 const LEFT: f64 = 64.0;
-const RIGHT: f64 = 24.0;
+const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
 /// Okabe and Ito's colours, which can be told apart without full colour vision.
@@ -25,6 +25,7 @@ pub fn allocation(filled: &[Filled]) -> String {
         "GPU allocation while tasks arrive and none ends",
         Axis::linear("GPU demand arrived, % of all GPUs", FULL_FROM, end),
         Axis::linear("GPUs allocated, %", FULL_FROM, 100.0),
+        false,
     );
     for one in filled {
         let at_100 = one.figures.allocation_percent_at_100;
@@ -45,6 +46,7 @@ pub fn waiting(waits: &[Waits]) -> String {
         "Waiting time while tasks come and go",
         Axis::decades("seconds", decades),
         Axis::linear("tasks that waited longer, %", 0.0, most.ceil().max(1.0)),
+        true,
     );
     for (one, curve) in waits.iter().zip(&curves) {
         picture.curve(&format!("{}, mean {:.0} s", one.policy, one.mean_wait_s), curve);
@@ -97,11 +99,13 @@ struct Picture {
     y: Axis,
     svg: String,
     curves: usize,
+    /// Where the right side has room for names: curves that fall leave it at the top.
+    legend_above: bool,
 }
 
 impl Picture {
-    fn new(title: &str, x: Axis, y: Axis) -> Self {
-        let mut picture = Self { x, y, svg: String::new(), curves: 0 };
+    fn new(title: &str, x: Axis, y: Axis, legend_above: bool) -> Self {
+        let mut picture = Self { x, y, svg: String::new(), curves: 0, legend_above };
         picture.push(&format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
              font-family=\"sans-serif\" font-size=\"13\" fill=\"#222\">\n\
@@ -142,7 +146,8 @@ impl Picture {
             "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
             points.join(" ")
         ));
-        let y = HEIGHT - BOTTOM - 20.0 - 20.0 * self.curves as f64;
+        let line = 20.0 * (self.curves as f64 + 1.0);
+        let y = if self.legend_above { TOP + line } else { HEIGHT - BOTTOM - line };
         let x = WIDTH - RIGHT - 230.0;
         self.push(&format!("<path d=\"M{x} {y}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>"));
         self.text(x + 32.0, y + 4.0, "start", name);

@@ -86,14 +86,15 @@ fn come_and_go(context: &Context, args: &ReplayArgs, trace: &Trace) -> Outcome {
         }
         write(path, &picture::waiting(&waits))?;
     }
-    let Waits { policy, seed, gpus, tasks, mean_wait_s, p99_wait_s, gpu_hours_asked, gpu_hours_used, .. } =
+    let Waits { policy, seed, gpus, tasks, mean_wait_s, mean_wait_by_gpus_s: by_gpus_s, p99_wait_s, .. } =
         &waits[0];
+    let Waits { gpu_hours_asked, gpu_hours_used, .. } = &waits[0];
     if context.printer.format == Format::Json {
         context.printer.json(&waits[0]);
     } else {
         context.printer.data(&format!(
-            "{policy}, seed {seed}: {tasks} tasks on {gpus} GPUs waited {mean_wait_s:.0} s on average, one in a \
-             hundred longer than {p99_wait_s} s; {gpu_hours_asked:.0} GPU-hours asked for, {gpu_hours_used:.0} used"
+            "{policy}, seed {seed}: {tasks} tasks on {gpus} GPUs waited {mean_wait_s:.0} s on average ({by_gpus_s:.0} s \
+             counted by GPUs), one in a hundred longer than {p99_wait_s} s; {gpu_hours_asked:.0} GPU-hours asked for, {gpu_hours_used:.0} used"
         ));
     }
     Ok(ExitCode::SUCCESS)
