@@ -80,6 +80,8 @@ except n.NVMLError as error:
 lists = [(n.nvmlDeviceGetComputeRunningProcesses, 1), (n.nvmlDeviceGetComputeRunningProcesses_v2, 1), (n.nvmlDeviceGetComputeRunningProcesses_v3, 1),
          (n.nvmlDeviceGetGraphicsRunningProcesses, 0), (n.nvmlDeviceGetMPSComputeRunningProcesses, 0)]
 lists += [(lambda d, kind=kind: n.nvmlDeviceGetRunningProcessDetailList(d, n.nvmlProcessDetailList_v1, kind), kind in (0, 3)) for kind in range(4)]
+samples = n.nvmlDeviceGetProcessUtilization(device, 1)
+infos = n.nvmlDeviceGetProcessesUtilizationInfo(device, 1)
 uuid = n.nvmlDeviceGetUUID(device)
 binary = bytes.fromhex(uuid[4:].replace("-", ""))
 found = [n.nvmlDeviceGetHandleByUUID(uuid), n.nvmlDeviceGetHandleByUUIDV(uuid.encode(), 1), n.nvmlDeviceGetHandleByUUIDV(binary, 2)]
@@ -87,6 +89,7 @@ print(json.dumps({
     "count": count, "second": second, "index": n.nvmlDeviceGetIndex(device),
     "old": [old.total, old.used, old.free], "new": [new.total, new.used, new.free], "bar1": bar1.bar1Total,
     "lists": [[[p.usedGpuMemory for p in f(device)], want] for f, want in lists],
+    "busy": [[row.smUtil for row in rows] for rows in (samples, infos)],
     "by_uuid": [n.nvmlDeviceGetUUID(handle) == uuid for handle in found],
 }))
 """
@@ -98,6 +101,7 @@ def test_every_figure_of_nvml(machine, neighbour):
     figures = [LIMIT, used, LIMIT - used]
     assert seen["count"] == 1 and seen["index"] == 0 and seen["second"] == 2 and seen["by_uuid"] == [True] * 3
     assert seen["old"] == figures and seen["new"] == figures and seen["bar1"] <= LIMIT
+    assert seen["busy"] == [[50], [50]], "one process of two on the GPU is the slice's"
     for processes, wanted in seen["lists"]:
         assert processes == [used] * wanted
 

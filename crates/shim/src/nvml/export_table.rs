@@ -8,9 +8,8 @@ use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-use cantle_ledger::GRANULE_BYTES;
-
-use super::{Device, SUCCESS, devices, driver, guard};
+use super::processes::{Told, keep_own};
+use super::{Device, SUCCESS, driver, guard};
 use crate::function::Status;
 
 /// The table's id, as the program passes it.
@@ -30,6 +29,12 @@ pub(super) struct Row {
     used: c_ulonglong,
     instances: [c_uint; 4],
     name: [c_char; 4096],
+}
+
+impl Told for Row {
+    fn pid(&self) -> u32 {
+        self.pid
+    }
 }
 
 static COPY: [AtomicUsize; WORDS] = [const { AtomicUsize::new(0) }; WORDS];
@@ -118,23 +123,7 @@ unsafe fn filtered<const LIST: usize>(device: Device, count: *mut c_uint, rows: 
     if status != SUCCESS || count.is_null() || rows.is_null() {
         return status;
     }
-    let slice = devices::in_slice(device);
-    let mut kept = 0;
     // SAFETY: the driver has written `*count` rows.
-    unsafe {
-        for at in 0..*count as usize {
-            let row = rows.add(at);
-            let holder =
-                slice.and_then(|(ledger, gpu)| ledger.holders(gpu).find(|(pid, _)| *pid == (*row).pid));
-            if let Some((_, granules)) = holder {
-                (*row).used = u64::from(granules) * GRANULE_BYTES;
-                if kept != at {
-                    core::ptr::copy(row, rows.add(kept), 1);
-                }
-                kept += 1;
-            }
-        }
-        *count = kept as c_uint;
-    }
+    unsafe { *count = keep_own(device, rows, *count, |row, charged_bytes| row.used = charged_bytes) };
     status
 }

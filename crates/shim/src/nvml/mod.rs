@@ -5,8 +5,9 @@ mod export_table;
 mod guard;
 mod memory;
 mod processes;
+mod utilization;
 
-use core::ffi::{c_char, c_uint, c_void};
+use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
 
 use crate::function::Status;
 use crate::hooks::hooks;
@@ -51,6 +52,8 @@ hooks! { NVML, "nvml":
     Reports nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
     Reports nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Device, count: *mut c_uint, list: *mut processes::ProcessV2) => processes::none;
     Reports nvmlDeviceGetRunningProcessDetailList(device: Device, list: *mut processes::DetailList) => processes::details;
+    Reports nvmlDeviceGetProcessUtilization(device: Device, rows: *mut utilization::Sample, count: *mut c_uint, since_us: c_ulonglong) => utilization::samples;
+    Reports nvmlDeviceGetProcessesUtilizationInfo(device: Device, infos: *mut utilization::Infos) => utilization::infos;
 }
 
 /// Functions of NVML that the hooks ask themselves.

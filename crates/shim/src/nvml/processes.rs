@@ -165,3 +165,32 @@ pub(super) unsafe fn none<R>(real: List<R>, device: Device, count: *mut c_uint, 
     }
     status
 }
+
+/// A row in which the driver tells of a process.
+pub(super) trait Told {
+    fn pid(&self) -> u32;
+}
+
+/// Takes out of the driver's rows those of processes that are not the slice's. `each` edits the others, told the bytes that are
+/// charged to the process. Returns how many are left.
+pub(super) unsafe fn keep_own<R: Told>(
+    device: Device,
+    rows: *mut R,
+    count: c_uint,
+    each: impl Fn(&mut R, u64),
+) -> c_uint {
+    let slice = devices::in_slice(device);
+    let mut kept = 0;
+    for at in 0..count as usize {
+        // SAFETY: the driver has written `count` rows.
+        let row = unsafe { &mut *rows.add(at) };
+        let pid = row.pid();
+        let holder = slice.and_then(|(ledger, gpu)| ledger.holders(gpu).find(|(holder, _)| *holder == pid));
+        let Some((_, granules)) = holder else { continue };
+        each(row, u64::from(granules) * GRANULE_BYTES);
+        // SAFETY: as above; `kept` is at most `at`.
+        unsafe { core::ptr::copy(rows.add(at), rows.add(kept), 1) };
+        kept += 1;
+    }
+    kept as c_uint
+}

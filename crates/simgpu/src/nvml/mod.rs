@@ -18,6 +18,7 @@ mod process;
 mod sensors;
 mod session;
 mod system;
+mod utilization;
 
 use crate::ffi::Null;
 use crate::mig::MigError;
