@@ -40,7 +40,8 @@ test("it draws GPUs, slices, tasks and what waits", { skip }, async () => {
   await shows("2 of 2 GPUs given out, 80 GiB of 80 GiB used, 3 running, 1 waiting");
   const drawn = screen();
   assert.match(drawn, /\/0 +A100-SXM4-40GB +shared +\[█{24}\] +1 of 1 +40 GiB of 40 GiB/);
-  assert.match(drawn, /[├└] █ first +half +0\.5 +20 GiB of 20 GiB/);
+  assert.match(drawn, /[├└] █ first +half +0\.5 +20 GiB of 20 GiB +(mounts|preload)/);
+  assert.match(drawn, /pid \d+ +20 GiB\n/);
   assert.match(drawn, /waiting: 1\n +fourth +dual +needs 2 GPUs/);
 });
 

@@ -14,6 +14,10 @@ export interface SliceView {
   memory_limit_bytes: number;
   memory_used_bytes: number;
   mig: MigInstance | null;
+  /** What keeps the task to it; absent until it has started. */
+  enforcement?: "mount_namespace" | "container" | "preload";
+  /** The biggest of its processes. */
+  processes?: { pid: number; memory_bytes: number }[];
 }
 
 export interface GpuView {

@@ -125,7 +125,8 @@ impl Launcher {
 /// A new lease on `slices`, ours until the task has a process of its own.
 pub(crate) fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
     let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
-    Lease { id, task, name, queue, slices, owner: crate::own_holder(), leader: None }
+    let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
+    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, enforcement: None }
 }
 
 /// How a slice is enforced, for people.

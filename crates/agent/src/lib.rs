@@ -16,6 +16,7 @@ mod node;
 mod refusals;
 mod run_here;
 mod uuid;
+mod view;
 mod watchdog;
 
 use cantle_model::Holder;

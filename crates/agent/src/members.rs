@@ -92,8 +92,10 @@ mod tests {
             name: String::new(),
             queue: None,
             slices: Vec::new(),
+            placed_ms: 0,
             owner,
             leader: None,
+            enforcement: None,
         }
     }
 

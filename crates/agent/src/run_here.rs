@@ -126,6 +126,7 @@ async fn run_under(
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
     let enforced = enforced_by(backend);
     lease.leader = Some(task.leader());
+    lease.enforcement = backend.enforcement();
     node.lock()?.put(&lease)?;
     // An instance may be larger than what was asked for.
     let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());

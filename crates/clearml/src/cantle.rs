@@ -1,6 +1,6 @@
 //! `cantle.*`: what ClearML's services lack. Nodes report what they hold; people and tools ask.
 
-use cantle_model::{GpuMode, MigInstance, Slice, TaskStatus};
+use cantle_model::{Enforcement, GpuMode, MigInstance, Slice, TaskStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -68,6 +68,21 @@ pub struct SliceView {
     pub memory_used_bytes: u64,
     /// The instance, on a MIG GPU.
     pub mig: Option<MigInstance>,
+    /// What keeps the task to it; absent until it has started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Enforcement>,
+    /// The task's processes that hold memory of it, the biggest first; of many only the biggest.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<ProcessView>,
+}
+
+/// A process that holds memory of a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessView {
+    /// The pid that it knows itself by: in a container not the node's.
+    pub pid: u32,
+    /// What it holds.
+    pub memory_bytes: u64,
 }
 
 /// A task that can't start, and why.

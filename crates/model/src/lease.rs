@@ -35,6 +35,30 @@ pub struct Holder {
     pub start_ticks: u64,
 }
 
+/// What keeps a task to its slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Enforcement {
+    /// Mounts in the task's own mount namespace.
+    MountNamespace,
+    /// Mounts of its container.
+    Container,
+    /// `LD_PRELOAD`, which a program can evade.
+    Preload,
+}
+
+impl Enforcement {
+    /// In one word.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::MountNamespace => "mounts",
+            Self::Container => "container",
+            Self::Preload => "preload",
+        }
+    }
+}
+
 /// One grant of slices to one task. It is on disk before the slices exist and until they are gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lease {
@@ -50,9 +74,15 @@ pub struct Lease {
     pub queue: Option<String>,
     /// Slices, at most one per GPU.
     pub slices: Vec<Slice>,
+    /// When it was given, in milliseconds since 1970.
+    #[serde(default)]
+    pub placed_ms: i64,
     /// The daemon or `cantle run` that answers for it.
     pub owner: Holder,
     /// First process of the task, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<Holder>,
+    /// What keeps the task to its slices, once started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub enforcement: Option<Enforcement>,
 }

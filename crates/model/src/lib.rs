@@ -17,7 +17,7 @@ pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli};
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError};
 pub use id::{LeaseId, QueueId, TaskId};
-pub use lease::{Holder, Lease, Slice};
+pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
 pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};

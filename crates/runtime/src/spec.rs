@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use cantle_model::{LeaseId, Slice};
+use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
 /// A task to start: what runs, on which slices, and what is put in its way.
@@ -87,4 +87,17 @@ pub enum Backend {
     },
     /// A container whose driver libraries are replaced by mounts.
     Container,
+}
+
+impl Backend {
+    /// What keeps the task to its slices; `None` for a task without any.
+    #[must_use]
+    pub const fn enforcement(&self) -> Option<Enforcement> {
+        match self {
+            Self::None => None,
+            Self::MountNamespace => Some(Enforcement::MountNamespace),
+            Self::Preload { .. } => Some(Enforcement::Preload),
+            Self::Container => Some(Enforcement::Container),
+        }
+    }
 }

@@ -45,8 +45,10 @@ fn step(state: &mut State, policy: &Policy) -> Plan {
             name: String::new(),
             queue: Some(start.queue.clone()),
             slices: start.slices.clone(),
+            placed_ms: 0,
             owner,
             leader: None,
+            enforcement: None,
         };
         state.running.push(Running::of_lease(&lease, &start.node, 0));
         for queue in &mut state.queues {

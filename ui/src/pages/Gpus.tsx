@@ -90,6 +90,7 @@ function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView)
               <i style={{ background: colorOf(slice) }} aria-hidden="true" />
               <a href={link(`tasks/${slice.task}`)}>{find(slice.task)?.name ?? slice.task}</a>
               <span class="muted">{slice.mig?.profile ?? gpuAmount(slice.milli)}</span>
+              {slice.enforcement === "preload" && <span class="badge">preload</span>}
               <span class="number">
                 {bytes(slice.memory_used_bytes)} / {bytes(slice.memory_limit_bytes)}
               </span>

@@ -42,6 +42,16 @@ export function pieces(gpu: GpuView): Piece[] {
 
 const percent = (part: number) => `${(part * 100).toFixed(3)}%`;
 
+const ENFORCED = { mount_namespace: "by mounts", container: "by container mounts", preload: "by preload: can be evaded" };
+const PROCESSES_SHOWN = 4;
+
+function processRows(slice: SliceView): [string, string][] {
+  const all = slice.processes ?? [];
+  const rows = all.slice(0, PROCESSES_SHOWN).map(({ pid, memory_bytes }): [string, string] => [`pid ${pid}`, bytes(memory_bytes)]);
+  if (all.length > PROCESSES_SHOWN) rows.push(["", `and ${all.length - PROCESSES_SHOWN} more`]);
+  return rows;
+}
+
 function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) {
   const rows: [string, string][] = [
     ["Task", task?.name ?? slice.task],
@@ -49,9 +59,11 @@ function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) 
     ["Used", bytes(slice.memory_used_bytes)],
     ["Share", gpuAmount(slice.milli)],
   ];
+  if (slice.enforcement) rows.push(["Enforced", ENFORCED[slice.enforcement]]);
   if (slice.mig) rows.push(["MIG", `${slice.mig.profile} at ${slice.mig.start}`]);
   if (task?.queue) rows.push(["Queue", task.queue]);
   if (task?.project) rows.push(["Project", task.project]);
+  rows.push(...processRows(slice));
   return (
     <span class="tip" aria-hidden="true">
       {rows.map(([name, value]) => (

@@ -150,12 +150,14 @@ impl Agent {
         entry.refusals = Refusals::of(&self.node.slice_dir(lease));
         entry.pinged = Instant::now();
         let (task, name) = (entry.job.task.0.clone(), entry.job.name.clone());
-        let (leader, enforced) = (running.leader(), enforced_by(running.backend()));
+        let (leader, enforcement) = (running.leader(), running.backend().enforcement());
+        let enforced = enforced_by(running.backend());
         self.watch(lease.clone(), running);
         let noted = self.node.lock().and_then(|locked| match locked.lease(lease)? {
             Some(mut lease) => {
                 lease.name.clone_from(&name);
                 lease.leader = Some(leader);
+                lease.enforcement = enforcement;
                 locked.put(&lease).map(|()| lease.slices)
             }
             None => Err(AgentError::LeaseGone(lease.clone())),

@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use cantle_clearml::cantle::{GpuView, NodeQueue, ReportNode, SliceView, Waiting};
+use cantle_clearml::cantle::{NodeQueue, ReportNode, Waiting};
 use cantle_clearml::workers::{StatusReport, Unregister};
 use cantle_clearml::{Error as WireError, tasks};
-use cantle_ledger::host::Observer;
-use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
 use tokio::time::Instant;
 
 use super::Agent;
@@ -14,7 +12,7 @@ use super::entry::Entry;
 use super::load::Load;
 use super::queues::spec_text;
 use crate::clock::now_ms;
-use crate::uuid::gpu_uuid_bytes;
+use crate::view;
 
 /// ClearML's own interval.
 const STATUS_EVERY: Duration = Duration::from_secs(30);
@@ -75,10 +73,6 @@ impl Agent {
     }
 
     fn node_report(&self) -> ReportNode {
-        let leases = self.node.leases().unwrap_or_else(|error| {
-            tracing::error!(%error, "leases can't be read");
-            Vec::new()
-        });
         let queue = |served: &super::queues::Served| NodeQueue {
             name: served.spec.name.clone(),
             spec: spec_text(&served.spec.want),
@@ -88,52 +82,11 @@ impl Agent {
             node: self.config.name.clone(),
             worker: self.worker.clone(),
             queues: self.queues.iter().map(queue).collect(),
-            gpus: self.gpus.iter().map(|gpu| self.gpu_view(gpu, &leases)).collect(),
+            gpus: view::gpus(&self.node, &self.gpus),
             waiting: reasons
                 .map(|(task, reason)| Waiting { task: task.0.clone(), reason: reason.clone() })
                 .collect(),
             interval_ms: u64::try_from(NODE_EVERY.as_millis()).unwrap_or(u64::MAX),
-        }
-    }
-
-    fn gpu_view(&self, gpu: &Gpu, leases: &[Lease]) -> GpuView {
-        let mine = |slice: &&Slice| slice.gpu == gpu.uuid;
-        let held =
-            leases.iter().flat_map(|lease| lease.slices.iter().filter(mine).map(move |slice| (lease, slice)));
-        let slices: Vec<SliceView> = held.map(|(lease, slice)| self.slice_view(lease, slice)).collect();
-        let allocated: Milli = slices.iter().map(|slice| Milli(slice.milli)).sum();
-        let mode = match slices.as_slice() {
-            _ if gpu.mig => GpuMode::Mig,
-            [] => GpuMode::Idle,
-            [one] if one.milli == Milli::ONE.0 => GpuMode::Whole,
-            _ => GpuMode::Shared,
-        };
-        GpuView {
-            index: gpu.index,
-            uuid: gpu.uuid.0.clone(),
-            model: gpu.model.clone(),
-            memory_bytes: gpu.memory_bytes,
-            mode,
-            allocated_milli: allocated.0,
-            slices,
-        }
-    }
-
-    fn slice_view(&self, lease: &Lease, slice: &Slice) -> SliceView {
-        let used = Observer::open(&self.node.slice_dir(&lease.id)).and_then(|region| region.snapshot());
-        let uuid = gpu_uuid_bytes(slice.device());
-        let on_gpu = |gpu: &&cantle_ledger::host::GpuUse| Some(gpu.uuid) == uuid;
-        SliceView {
-            task: lease.task.0.clone(),
-            lease: lease.id.0.clone(),
-            milli: slice.milli.0,
-            memory_limit_bytes: slice.memory_limit_bytes,
-            // Nothing is used of a slice whose region is not there yet, or no more.
-            memory_used_bytes: used
-                .ok()
-                .and_then(|now| now.gpus.iter().find(on_gpu).map(cantle_ledger::host::GpuUse::used_bytes))
-                .unwrap_or(0),
-            mig: slice.mig.clone(),
         }
     }
 

@@ -195,6 +195,8 @@ mod tests {
             memory_limit_bytes: 2 << 30,
             memory_used_bytes: 1 << 30,
             mig: None,
+            enforcement: None,
+            processes: Vec::new(),
         };
         GpuView {
             index: 0,

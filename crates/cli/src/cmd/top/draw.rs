@@ -1,7 +1,7 @@
 //! Rows as styled lines: the same for `--once` and for the screen. Everything can be read without colour.
 
-use cantle_clearml::cantle::{GpuView, SliceView, TaskView};
-use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
+use cantle_clearml::cantle::{GpuView, ProcessView, SliceView, TaskView};
+use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus};
 use ratatui::style::{Color, Modifier, Style as Look};
 use ratatui::text::{Line, Span};
 
@@ -26,11 +26,12 @@ struct Glyphs {
     limit: &'static str,
     free: &'static str,
     branch: &'static str,
+    stem: &'static str,
     last: &'static str,
 }
 
-const UNICODE: Glyphs = Glyphs { used: "█", limit: "▒", free: "·", branch: "├ ", last: "└ " };
-const ASCII: Glyphs = Glyphs { used: "#", limit: "=", free: ".", branch: "|-", last: "`-" };
+const UNICODE: Glyphs = Glyphs { used: "█", limit: "▒", free: "·", branch: "├ ", stem: "│", last: "└ " };
+const ASCII: Glyphs = Glyphs { used: "#", limit: "=", free: ".", branch: "|-", stem: "|", last: "`-" };
 
 impl Style {
     const fn glyphs(self) -> &'static Glyphs {
@@ -65,6 +66,7 @@ pub(crate) fn row(row: &Row, style: Style) -> Line<'static> {
     match row {
         Row::Gpu { node, gpu } => gpu_line(node, gpu, style),
         Row::Slice { slice, at, last, task } => slice_line(slice, *at, *last, task.as_ref(), style),
+        Row::Process { process, last, .. } => process_line(process, *last, style),
         Row::Waiting(count) => {
             Line::styled(format!("waiting: {count}"), Look::new().add_modifier(Modifier::BOLD))
         }
@@ -136,14 +138,23 @@ fn slice_line(
     let queue = task.and_then(|task| task.queue.as_deref()).unwrap_or("-");
     let mut line = Line::raw(format!("  {}", if last { glyphs.last } else { glyphs.branch }));
     line.push_span(Span::styled(glyphs.used.to_owned(), style.color(at)));
+    let enforced = slice.enforcement.map_or("-", Enforcement::word);
     line.push_span(format!(
-        " {:<30} {queue:<12} {share:<9} {:>8} of {:<8} {}",
+        " {:<30} {queue:<12} {share:<9} {:>8} of {:<8} {enforced:<9} {}",
         clip(name, 30),
         Bytes(slice.memory_used_bytes).to_string(),
         Bytes(slice.memory_limit_bytes).to_string(),
         slice.task,
     ));
     line
+}
+
+/// Its memory stands below that of its slice.
+fn process_line(process: &ProcessView, last: bool, style: Style) -> Line<'static> {
+    let stem = if last { " " } else { style.glyphs().stem };
+    let pid = format!("pid {}", process.pid);
+    let text = format!("  {stem}   {pid:<53} {:>8}", Bytes(process.memory_bytes).to_string());
+    Line::styled(text, Look::new().add_modifier(Modifier::DIM))
 }
 
 fn waiting_line(task: &TaskView) -> Line<'static> {

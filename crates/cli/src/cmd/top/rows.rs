@@ -1,6 +1,6 @@
 //! What is shown, in which order. Nothing here knows about terminals.
 
-use cantle_clearml::cantle::{GpuView, NodeView, SliceView, TaskView};
+use cantle_clearml::cantle::{GpuView, NodeView, ProcessView, SliceView, TaskView};
 use cantle_model::TaskStatus;
 use clap::ValueEnum;
 
@@ -44,6 +44,12 @@ pub(crate) enum Row {
         last: bool,
         task: Option<TaskView>,
     },
+    Process {
+        process: ProcessView,
+        task: String,
+        /// Is its slice the last one of the GPU?
+        last: bool,
+    },
     /// Heads the waiting tasks, of which there are so many.
     Waiting(usize),
     Task(TaskView),
@@ -54,6 +60,7 @@ impl Row {
     pub(crate) fn task(&self) -> Option<&str> {
         match self {
             Self::Slice { slice, .. } => Some(&slice.task),
+            Self::Process { task, .. } => Some(task),
             Self::Task(task) => Some(&task.id),
             Self::Gpu { .. } | Self::Waiting(_) => None,
         }
@@ -86,7 +93,10 @@ pub(crate) fn rows(picture: &Picture, view: &View) -> Vec<Row> {
         }
         rows.push(Row::Gpu { node: node.to_owned(), gpu: gpu.clone() });
         for (at, (slice, task)) in gpu.slices.iter().zip(tasks).enumerate() {
-            rows.push(Row::Slice { slice: slice.clone(), at, last: at + 1 == gpu.slices.len(), task });
+            let last = at + 1 == gpu.slices.len();
+            rows.push(Row::Slice { slice: slice.clone(), at, last, task });
+            let process = |&process| Row::Process { process, task: slice.task.clone(), last };
+            rows.extend(slice.processes.iter().map(process));
         }
     }
     // The server gives the newest first; who waits longest is of most interest.

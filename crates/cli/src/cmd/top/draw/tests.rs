@@ -33,6 +33,8 @@ fn slice(task: &str, milli: u32, limit_gib: u64, used_gib: u64) -> SliceView {
         memory_limit_bytes: limit_gib * GIB,
         memory_used_bytes: used_gib * GIB,
         mig: None,
+        enforcement: Some(Enforcement::MountNamespace),
+        processes: vec![ProcessView { pid: 4711, memory_bytes: used_gib * GIB }],
     }
 }
 
@@ -78,8 +80,10 @@ fn monochrome_and_ascii() {
         text(&picture(), "", Sort::Node, PLAIN),
         [
             "n1/0             A100-SXM4-40GB     shared [###=========######......]  0.75 of 1    15 GiB of 40 GiB",
-            "  |-# half                           default      0.5          5 GiB of 20 GiB   task-half",
-            "  `-# quarter                        default      0.25        10 GiB of 10 GiB   task-quarter",
+            "  |-# half                           default      0.5          5 GiB of 20 GiB   mounts    task-half",
+            "  |   pid 4711                                                 5 GiB",
+            "  `-# quarter                        default      0.25        10 GiB of 10 GiB   mounts    task-quarter",
+            "      pid 4711                                                10 GiB",
             "n1/1             A100-SXM4-40GB     mig    [........................]     0 of 1       0 B of 40 GiB",
             "waiting: 1",
             "  big                              default      needs 2 GPUs, free 1.25 of 2",

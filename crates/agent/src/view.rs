@@ -1,0 +1,127 @@
+//! The node's GPUs and who holds what of them, as everybody is shown it.
+
+use std::cmp::Reverse;
+
+use cantle_clearml::cantle::{GpuView, ProcessView, SliceView};
+use cantle_ledger::host::{Observer, Snapshot};
+use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
+
+use crate::node::Node;
+use crate::uuid::gpu_uuid_bytes;
+
+/// A task may have thousands of processes; so many of a slice are shown.
+const PROCESSES: usize = 16;
+
+/// What is given out of these GPUs now. Slices keep their order from one look to the next: those of MIG by place, others
+/// by age.
+pub(crate) fn gpus(node: &Node, gpus: &[Gpu]) -> Vec<GpuView> {
+    let mut leases = node.leases().unwrap_or_else(|error| {
+        tracing::error!(%error, "leases can't be read");
+        Vec::new()
+    });
+    leases.sort_by(|a, b| (a.placed_ms, &a.id).cmp(&(b.placed_ms, &b.id)));
+    gpus.iter().map(|gpu| gpu_view(node, gpu, &leases)).collect()
+}
+
+fn gpu_view(node: &Node, gpu: &Gpu, leases: &[Lease]) -> GpuView {
+    let mine = |slice: &&Slice| slice.gpu == gpu.uuid;
+    let held =
+        leases.iter().flat_map(|lease| lease.slices.iter().filter(mine).map(move |slice| (lease, slice)));
+    let mut slices: Vec<SliceView> = held.map(|(lease, slice)| slice_view(node, lease, slice)).collect();
+    slices.sort_by_key(|slice| slice.mig.as_ref().map(|mig| mig.start));
+    let allocated: Milli = slices.iter().map(|slice| Milli(slice.milli)).sum();
+    let mode = match slices.as_slice() {
+        _ if gpu.mig => GpuMode::Mig,
+        [] => GpuMode::Idle,
+        [one] if one.milli == Milli::ONE.0 => GpuMode::Whole,
+        _ => GpuMode::Shared,
+    };
+    GpuView {
+        index: gpu.index,
+        uuid: gpu.uuid.0.clone(),
+        model: gpu.model.clone(),
+        memory_bytes: gpu.memory_bytes,
+        mode,
+        allocated_milli: allocated.0,
+        slices,
+    }
+}
+
+fn slice_view(node: &Node, lease: &Lease, slice: &Slice) -> SliceView {
+    let now = Observer::open(&node.slice_dir(&lease.id)).and_then(|region| region.snapshot()).ok();
+    // Nothing is used of a slice whose region is not there yet, or no more.
+    let on_gpu = now.as_ref().and_then(|now| {
+        let uuid = gpu_uuid_bytes(slice.device())?;
+        now.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|at| (now, at))
+    });
+    SliceView {
+        task: lease.task.0.clone(),
+        lease: lease.id.0.clone(),
+        milli: slice.milli.0,
+        memory_limit_bytes: slice.memory_limit_bytes,
+        memory_used_bytes: on_gpu.map_or(0, |(now, at)| now.gpus[at].used_bytes()),
+        mig: slice.mig.clone(),
+        enforcement: lease.enforcement,
+        processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
+    }
+}
+
+/// Who holds memory of the slice's GPU number `at`.
+fn processes(now: &Snapshot, at: usize) -> Vec<ProcessView> {
+    let alive = now.processes.iter().filter(|process| process.alive);
+    let mut views: Vec<ProcessView> = alive
+        .filter_map(|process| Some((process.pid, *process.held_bytes.get(at)?)))
+        .filter(|(_, memory_bytes)| *memory_bytes > 0)
+        .map(|(pid, memory_bytes)| ProcessView { pid, memory_bytes })
+        .collect();
+    views.sort_by_key(|process| (Reverse(process.memory_bytes), process.pid));
+    views.truncate(PROCESSES);
+    views
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::{LeaseId, MigInstance, TaskId};
+
+    use super::*;
+    use crate::launch::new_lease;
+
+    fn lease(id: &str, placed_ms: i64, mig: Option<MigInstance>) -> Lease {
+        let slice = Slice { gpu: "GPU-a".into(), milli: Milli(250), memory_limit_bytes: 10 << 30, mig };
+        let lease = new_lease(TaskId::from(id), String::new(), None, vec![slice]);
+        Lease { id: LeaseId::from(id), placed_ms, ..lease }
+    }
+
+    fn order(leases: &[Lease]) -> Vec<String> {
+        let root = tempfile::tempdir().unwrap();
+        let node = Node::open(root.path()).unwrap();
+        for lease in leases {
+            node.lock().unwrap().put(lease).unwrap();
+        }
+        let gpu =
+            Gpu { uuid: "GPU-a".into(), index: 0, model: "X".into(), memory_bytes: 40 << 30, mig: false };
+        gpus(&node, &[gpu])[0].slices.iter().map(|slice| slice.lease.clone()).collect()
+    }
+
+    #[test]
+    fn slices_stay_where_they_are_when_others_come() {
+        assert_eq!(order(&[lease("b", 1, None), lease("a", 2, None)]), ["b", "a"]);
+        assert_eq!(order(&[lease("b", 1, None), lease("a", 2, None), lease("0", 3, None)]), ["b", "a", "0"]);
+        let at =
+            |start| Some(MigInstance { profile: "1g.5gb".into(), start, size: 1, uuid: "MIG-0".into() });
+        assert_eq!(order(&[lease("a", 1, at(4)), lease("b", 2, at(0))]), ["b", "a"], "as they lie in memory");
+    }
+
+    #[test]
+    fn of_many_processes_the_biggest_are_shown_and_never_the_owner() {
+        use cantle_ledger::host::ProcessUse;
+        let lease = lease("a", 0, None);
+        let process = |pid, bytes, alive| ProcessUse { pid, alive, held_bytes: vec![0, bytes] };
+        let mut all: Vec<_> = (1..=40).map(|pid| process(pid + 1_000_000_000, u64::from(pid), true)).collect();
+        all.extend([process(7, 900, false), process(8, 0, true), process(lease.owner.pid, 900, true)]);
+        let now = Snapshot { lease: "a".into(), gpus: Vec::new(), processes: all };
+        let shown = processes(&lease, &now, 1);
+        assert_eq!((shown.len(), shown[0].memory_bytes, shown[15].memory_bytes), (16, 40, 25));
+        assert_eq!(processes(&lease, &now, 5), [], "a GPU that is not the slice's");
+    }
+}
