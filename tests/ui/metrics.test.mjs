@@ -12,14 +12,18 @@ const installed = spawnSync("promtool", ["--version"]).status === 0;
 const skip = installed ? false : "Prometheus is not installed";
 
 let cantle;
+let agent;
 let prometheus;
 let port;
 
-/** What /metrics says, in the format that is asked for. */
+/** What the server's /metrics says, in the format that is asked for. */
 async function scrape(accept) {
   const basic = Buffer.from(`${cantle.keys.access_key}:${cantle.keys.secret_key}`).toString("base64");
   return (await fetch(`${cantle.url}/metrics`, { headers: { Authorization: `Basic ${basic}`, Accept: accept } })).text();
 }
+
+/** The same of the agent, which asks nobody who he is. */
+const scrapeAgent = async (accept) => (await fetch(`http://${agent}/metrics`, { headers: { Accept: accept } })).text();
 
 /** The answer to a query, as `[labels, number]` pairs. */
 async function query(promql) {
@@ -33,16 +37,17 @@ const number = async (promql) => (await query(promql))[0]?.[1];
 
 before(async () => {
   if (skip) return;
-  cantle = await Cantle.start("3xA100-40GB", "up", "--gpus", "0-2", "--queue", "dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1");
+  cantle = await Cantle.start("3xA100-40GB", "up", "--metrics-listen", "127.0.0.1:0", "--gpus", "0-2", "--queue", "dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1");
   for (const queue of ["dual_gpus", "quarter_gpu", "half_gpu", "single_gpu"]) cantle.fill(queue, queue);
   const target = new URL(cantle.url).host;
   port = Number(new URL(cantle.url).port) + 1;
+  [, agent] = /serving metrics address=(\S+)/.exec(readFileSync(path.join(cantle.home, "log"), "utf8"));
   const config = path.join(cantle.home, "prometheus.yml");
   const auth = `{ username: ${cantle.keys.access_key}, password: ${cantle.keys.secret_key} }`;
-  writeFileSync(config, `global: { scrape_interval: 1s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n`);
+  writeFileSync(config, `global: { scrape_interval: 1s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n  - job_name: agents\n    static_configs: [{ targets: ["${agent}"] }]\n`);
   const words = [`--config.file=${config}`, `--storage.tsdb.path=${cantle.home}/tsdb`, `--web.listen-address=127.0.0.1:${port}`];
   prometheus = spawn("prometheus", words, { stdio: "ignore" });
-  await until("Prometheus to have scraped it", async () => (await number("up")) === 1, 30_000);
+  await until("Prometheus to have scraped it", async () => (await number("sum(up)")) === 2, 30_000);
 });
 
 after(async () => {
@@ -54,9 +59,11 @@ after(async () => {
 });
 
 test("promtool finds nothing to complain about", { skip }, async () => {
-  const done = spawnSync("promtool", ["check", "metrics"], { input: await scrape("text/plain"), encoding: "utf8" });
-  assert.deepEqual([done.status, done.stdout, done.stderr], [0, "", ""]);
-  assert.ok((await scrape("application/openmetrics-text")).endsWith("# EOF\n"));
+  for (const ask of [scrape, scrapeAgent]) {
+    const done = spawnSync("promtool", ["check", "metrics"], { input: await ask("text/plain"), encoding: "utf8" });
+    assert.deepEqual([done.status, done.stdout, done.stderr], [0, "", ""]);
+    assert.ok((await ask("application/openmetrics-text")).endsWith("# EOF\n"));
+  }
 });
 
 test("the numbers of the example", { skip }, async () => {
@@ -68,7 +75,24 @@ test("the numbers of the example", { skip }, async () => {
   assert.equal(await number('cantle_queue_waiting_tasks{queue="single_gpu"}'), 1);
   assert.ok((await number('cantle_queue_longest_wait_seconds{queue="single_gpu"}')) > 0);
   await until("three placements", async () => (await number('cantle_events_total{kind="place"}')) === 3);
-  assert.equal(await number("cantle_task_wait_seconds_count"), 3);
+  assert.equal(await number("sum(cantle_task_wait_seconds_count)"), 3);
+  assert.equal(await number('cantle_task_wait_seconds_count{queue="half_gpu"}'), 1);
+});
+
+test("the agent counts what it decided and refused", { skip }, async () => {
+  await until("2.75 of 3 GPUs", async () => (await number("sum(cantle_agent_gpu_allocated_ratio)")) === 2.75);
+  await until("110 GiB in use", async () => (await number("sum(cantle_agent_gpu_used_bytes)")) === 110 * GIB);
+  assert.equal(await number("sum(cantle_agent_slice_memory_used_bytes)"), 110 * GIB);
+  await until("three placements", async () => (await number("sum(cantle_agent_placements_total)")) === 3);
+  assert.ok((await number("cantle_agent_decision_seconds_count")) >= 1);
+  assert.equal(await number("cantle_agent_server_up"), 1);
+  assert.equal(await number('cantle_agent_watchdog_actions_total{action="kill"}'), 0);
+  // Each task asked until it was refused, on every GPU it has.
+  for (const gpu of [0, 1, 2]) {
+    await until(`a refusal on GPU ${gpu}`, async () => (await number(`cantle_agent_refused_allocations_total{gpu="${gpu}"}`)) >= 1);
+  }
+  const joined = await query("cantle_agent_slice_memory_used_bytes * on (UUID, slice) group_left (queue) cantle_slice_allocated_ratio");
+  assert.deepEqual(joined.map(([labels]) => labels.queue).sort(), ["dual_gpus", "dual_gpus", "half_gpu", "quarter_gpu"]);
 });
 
 test("each query of the dashboard is right and has an answer", { skip }, async () => {
@@ -83,7 +107,7 @@ test("each query of the dashboard is right and has an answer", { skip }, async (
 
 test("each metric is in docs/metrics.md", { skip }, async () => {
   const documented = readFileSync(path.join(ROOT, "docs/metrics.md"), "utf8");
-  const names = (await scrape("text/plain")).matchAll(/^# TYPE (\S+)/gm);
+  const names = ((await scrape("text/plain")) + (await scrapeAgent("text/plain"))).matchAll(/^# TYPE (\S+)/gm);
   const missing = [...names].map((match) => match[1]).filter((name) => !documented.includes(`\`${name}\``));
   assert.deepEqual(missing, []);
 });

@@ -6,8 +6,9 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Who may use whom. A room may also use whatever the rooms it names may use.
-const ARROWS: [(&str, &[&str]); 15] = [
+const ARROWS: [(&str, &[&str]); 16] = [
     ("model", &[]),
+    ("metrics", &[]),
     ("ledger", &[]),
     ("simgpu", &[]),
     ("mig", &["model"]),
@@ -18,14 +19,15 @@ const ARROWS: [(&str, &[&str]); 15] = [
     ("runtime", &["model", "ledger"]),
     ("store", &["model"]),
     ("clearml", &["model"]),
-    ("server", &["clearml", "store", "sched"]),
-    ("agent", &["clearml", "sched", "driver", "runtime", "ledger"]),
+    ("server", &["clearml", "store", "sched", "metrics"]),
+    ("agent", &["clearml", "sched", "driver", "runtime", "ledger", "metrics"]),
     ("kube", &["clearml", "sched", "driver", "runtime"]),
     ("cli", &["agent", "server", "sim", "kube"]),
 ];
 
 /// Crates from outside that the rooms without IO may use, and nothing else: no clock, randomness, network or runtime.
-const PURE: [(&str, &[&str]); 6] = [
+const PURE: [(&str, &[&str]); 7] = [
+    ("metrics", &[]),
     ("model", &["serde", "thiserror"]),
     ("mig", &["serde", "thiserror"]),
     ("sched", &["serde", "thiserror"]),

@@ -24,6 +24,14 @@ pub enum AgentError {
         /// Its owner's uid.
         owner: u32,
     },
+    /// An address for metrics that is not one, or not free.
+    #[error("--metrics-listen {listen}: {reason}; give a free address, e.g. 127.0.0.1:9401")]
+    Listen {
+        /// As given.
+        listen: String,
+        /// What the system says.
+        reason: String,
+    },
     /// Another daemon answers for the GPU.
     #[error(
         "GPU {index} is taken by agent {worker} (pid {pid}); stop it first or choose other GPUs with --gpus"
@@ -150,6 +158,7 @@ impl AgentError {
             Self::GpuTaken { .. } => 8,
             Self::Start(error) => error.exit_code(),
             Self::File { .. }
+            | Self::Listen { .. }
             | Self::NotOurs { .. }
             | Self::Audit(_)
             | Self::Task { .. }

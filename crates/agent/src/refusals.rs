@@ -20,12 +20,19 @@ pub(crate) struct Refusals {
     told: Option<Instant>,
     /// Seen since then: the latest, and how many before it.
     held_back: Option<(Refusal, u64)>,
+    /// How often each of the slices has refused something since [`Refusals::take_counts`].
+    counts: Vec<u64>,
 }
 
 impl Refusals {
     /// `None` if the region can't be opened: then nobody can allocate through it either.
     pub(crate) fn of(slice_dir: &Path) -> Option<Self> {
-        Some(Self { region: Observer::open(slice_dir).ok()?, told: None, held_back: None })
+        Some(Self {
+            region: Observer::open(slice_dir).ok()?,
+            told: None,
+            held_back: None,
+            counts: Vec::new(),
+        })
     }
 
     /// Leaves out what happened before now: somebody else has told it.
@@ -42,7 +49,7 @@ impl Refusals {
         pids: impl FnOnce() -> Vec<u32>,
         now: Instant,
     ) -> Option<String> {
-        self.collect();
+        self.collect(slices);
         if self.told.is_some_and(|told| now.duration_since(told) < TELL_EVERY) {
             return None;
         }
@@ -58,14 +65,25 @@ impl Refusals {
         gpus: &[Gpu],
         pids: impl FnOnce() -> Vec<u32>,
     ) -> Option<String> {
-        self.collect();
+        self.collect(slices);
         let (refusal, before) = self.held_back.take()?;
         let host_pid = pids().into_iter().find(|&pid| members::own_view(pid) == Some(refusal.pid));
         Some(line(&refusal, before, host_pid, slices, gpus))
     }
 
-    fn collect(&mut self) {
+    /// How often each of the task's slices has refused something since the last call. What is more than the region keeps
+    /// from one look to the next is missing.
+    pub(crate) fn take_counts(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.counts)
+    }
+
+    fn collect(&mut self, slices: &[Slice]) {
+        self.counts.resize(slices.len(), 0);
         for refusal in self.region.new_refusals() {
+            // Tenants write this field.
+            if let Some(count) = usize::try_from(refusal.gpu).ok().and_then(|at| self.counts.get_mut(at)) {
+                *count += 1;
+            }
             let before = self.held_back.take().map_or(0, |(_, before)| before + 1);
             self.held_back = Some((refusal, before));
         }

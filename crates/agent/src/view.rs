@@ -107,21 +107,20 @@ mod tests {
     fn slices_stay_where_they_are_when_others_come() {
         assert_eq!(order(&[lease("b", 1, None), lease("a", 2, None)]), ["b", "a"]);
         assert_eq!(order(&[lease("b", 1, None), lease("a", 2, None), lease("0", 3, None)]), ["b", "a", "0"]);
-        let at =
-            |start| Some(MigInstance { profile: "1g.5gb".into(), start, size: 1, uuid: "MIG-0".into() });
+        let at = |start| Some(MigInstance { profile: "1g.5gb".into(), start, size: 1, uuid: "MIG-0".into() });
         assert_eq!(order(&[lease("a", 1, at(4)), lease("b", 2, at(0))]), ["b", "a"], "as they lie in memory");
     }
 
     #[test]
-    fn of_many_processes_the_biggest_are_shown_and_never_the_owner() {
+    fn of_many_processes_the_biggest_that_live_are_shown() {
         use cantle_ledger::host::ProcessUse;
-        let lease = lease("a", 0, None);
         let process = |pid, bytes, alive| ProcessUse { pid, alive, held_bytes: vec![0, bytes] };
-        let mut all: Vec<_> = (1..=40).map(|pid| process(pid + 1_000_000_000, u64::from(pid), true)).collect();
-        all.extend([process(7, 900, false), process(8, 0, true), process(lease.owner.pid, 900, true)]);
+        let mut all: Vec<_> =
+            (1..=40).map(|pid| process(pid + 1_000_000_000, u64::from(pid), true)).collect();
+        all.extend([process(7, 900, false), process(8, 0, true)]);
         let now = Snapshot { lease: "a".into(), gpus: Vec::new(), processes: all };
-        let shown = processes(&lease, &now, 1);
+        let shown = processes(&now, 1);
         assert_eq!((shown.len(), shown[0].memory_bytes, shown[15].memory_bytes), (16, 40, 25));
-        assert_eq!(processes(&lease, &now, 5), [], "a GPU that is not the slice's");
+        assert_eq!(processes(&now, 5), [], "a GPU that is not the slice's");
     }
 }

@@ -316,6 +316,9 @@ pub(crate) struct Serve {
     /// Seconds between two looks at the queues
     #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     pub(crate) polling_interval: f64,
+    /// Serve the agent's own metrics at http://ADDRESS/metrics, without credentials
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) metrics_listen: Option<String>,
     /// The worker's name; default: the host's
     #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
     pub(crate) worker_name: Option<String>,

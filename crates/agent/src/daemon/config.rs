@@ -72,6 +72,8 @@ pub struct Config {
     pub mig_adopt: Adopt,
     /// What happens to a task that takes what is not its own.
     pub watch: Watch,
+    /// Where the agent's metrics can be read, e.g. `127.0.0.1:9401`; nowhere if `None`.
+    pub metrics_listen: Option<String>,
 }
 
 impl Config {
@@ -106,6 +108,7 @@ impl Config {
             mig: None,
             mig_adopt: Adopt::default(),
             watch: Watch::default(),
+            metrics_listen: None,
         }
     }
 

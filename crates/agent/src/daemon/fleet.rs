@@ -27,6 +27,7 @@ impl Agent {
             let (Some(stopping), lease) = (&held.stopping, LeaseId(held.lease.clone())) else { continue };
             if self.entries.get(&lease).is_some_and(|entry| entry.is_running() && entry.stop.is_none()) {
                 self.note("stop", Some(&held.task), None, format!("stopping: {}", stopping.reason));
+                self.meter.counts().preemptions += 1;
                 self.stop(&lease, Stop::Preempted(stopping.reason.clone()));
             }
         }

@@ -19,6 +19,7 @@ mod fleet;
 mod link;
 mod load;
 mod logs;
+mod meter;
 mod queues;
 mod report;
 mod running;
@@ -52,6 +53,7 @@ use crate::watchdog::Watchdog;
 use entry::Entry;
 use execute::News;
 use link::Link;
+use meter::Meter;
 use queues::Served;
 
 /// How long a pass may take to end when the daemon is to stop.
@@ -78,6 +80,7 @@ struct Agent {
     reports: report::Reports,
     planning: start::Planning,
     watchdog: Watchdog,
+    meter: Meter,
     looked: Option<Instant>,
 }
 
@@ -93,11 +96,18 @@ pub async fn daemon(
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
     let mut agent = setup::set_up(config).await?;
+    let scraped = match &agent.config.metrics_listen {
+        Some(listen) => Some(agent.meter.serve(listen).await?),
+        None => None,
+    };
     agent.adopt()?;
     agent.remove_leftovers().await?;
     ready();
     agent.run(&mut stop).await;
     agent.stop_everything().await;
+    if let Some(scraped) = scraped {
+        scraped.abort();
+    }
     agent.claim.release(&agent.node)
 }
 
@@ -137,7 +147,9 @@ impl Agent {
         if !self.link.is_due() {
             return;
         }
-        match self.pass_online().await {
+        let passed = self.pass_online().await;
+        self.meter.counts().server_up = !passed.as_ref().is_err_and(WireError::is_temporary);
+        match passed {
             Ok(()) => self.link.answered(),
             Err(error) if error.is_temporary() => self.link.failed(&error),
             Err(error) => {

@@ -10,8 +10,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::Agent;
 use super::entry::{Entry, Stage};
 use super::execute::News;
+use super::meter::count;
 use crate::clock::now_ms;
 use crate::job::{Outcome, Stop};
+use crate::view;
 use crate::watchdog::{Finding, Watch};
 
 /// After the grace of a task, for its supervisor to write down how it ended.
@@ -36,6 +38,7 @@ impl Agent {
     pub(crate) fn watch_local(&mut self) {
         let now = Instant::now();
         let mut news = Vec::new();
+        let meter = self.meter.clone();
         for (lease, entry) in &mut self.entries {
             let (Stage::Running(stopper), Some(refusals)) = (&entry.stage, &mut entry.refusals) else {
                 continue;
@@ -43,12 +46,16 @@ impl Agent {
             if let Some(line) = refusals.news(&entry.job.slices, &self.gpus, || stopper.pids(), now) {
                 news.push((lease.clone(), line));
             }
+            meter.refused(&entry.job.slices, &refusals.take_counts());
         }
         for (lease, line) in news {
             self.tell_task("refuse", &lease, &line);
         }
         if self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
             self.looked = Some(now);
+            if self.config.metrics_listen.is_some() {
+                self.meter.counts().gpus = view::gpus(&self.node, &self.gpus);
+            }
             self.watch_memory(now);
         }
     }
@@ -65,8 +72,12 @@ impl Agent {
         let findings = self.watchdog.look(self.driver.as_ref(), &self.node, &self.gpus, ours, now);
         for (lease, finding) in findings {
             match finding {
-                Finding::Suspect(why) => self.tell_task("watch", &lease, &why),
+                Finding::Suspect(why) => {
+                    count(&mut self.meter.counts().watchdog, "warn");
+                    self.tell_task("watch", &lease, &why);
+                }
                 Finding::Guilty(why) if self.config.watch == Watch::Kill => {
+                    count(&mut self.meter.counts().watchdog, "kill");
                     let why = format!("{why} (cantle explain watchdog-kill)");
                     self.tell_task("kill", &lease, &format!("killed: {why}"));
                     self.stop_within(&lease, Stop::Enforced(why), Duration::ZERO);
@@ -101,8 +112,11 @@ impl Agent {
     /// Writes down how a task ended, then gives its slice back.
     pub(crate) fn settle(&mut self, lease: &LeaseId, outcome: Outcome) {
         let Some(entry) = self.entries.get_mut(lease) else { return };
-        let refusals = entry.refusals.take();
-        let refused = refusals.and_then(|mut it| it.last_words(&entry.job.slices, &self.gpus, Vec::new));
+        let refused = entry.refusals.take().and_then(|mut refusals| {
+            let line = refusals.last_words(&entry.job.slices, &self.gpus, Vec::new);
+            self.meter.refused(&entry.job.slices, &refusals.take_counts());
+            line
+        });
         if let Err(error) = entry.dir.set_outcome(&outcome) {
             tracing::error!(%error, "how a task ended is not on disk");
         }

@@ -12,6 +12,7 @@ use cantle_runtime::Engine;
 use tokio::sync::mpsc;
 
 use super::link::Link;
+use super::meter::Meter;
 use super::queues::resolve;
 use super::{Agent, Config, report, start};
 use crate::AgentError;
@@ -98,6 +99,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         reports: report::Reports::default(),
         planning: start::Planning::default(),
         watchdog: Watchdog::default(),
+        meter: Meter::new(&config.name),
         looked: None,
         config,
     })

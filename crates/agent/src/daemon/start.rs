@@ -11,6 +11,7 @@ use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Waiting};
 use tokio::time::Instant;
 
 use super::entry::{Entry, Stage};
+use super::meter::count;
 use super::queues::Queued;
 use super::{Agent, fleet};
 use crate::clock::{local_now, now_ms};
@@ -131,7 +132,9 @@ impl Agent {
             capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
         state.last_served.clone_from(&self.planning.last_served);
         fleet::enter(&mut state, fleet, &self.config.name, &self.ending());
+        let began = Instant::now();
         let decided = capacity::decide(&state, &fleet::policy(&self.config.policy, fleet), now_ms())?;
+        self.meter.counts().decisions.observe(began.elapsed().as_secs_f64());
         self.planning.at = Some(Instant::now());
         if let Some(queue) = decided.last_served() {
             self.planning.last_served = Some(queue.to_owned());
@@ -179,6 +182,9 @@ impl Agent {
                 if let Err(error) = entry.dir.write(&entry.job) {
                     tracing::error!(%error, "that a task is ours is not on disk");
                 }
+                let served = self.queues.iter().find(|served| served.id.0 == queue);
+                let name = served.map_or(queue, |served| served.spec.name.clone());
+                count(&mut self.meter.counts().placements, name);
                 Ok(())
             }
             Ok(queues::NextTask { entry: Some(other), .. }) => {

@@ -120,6 +120,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> R
     config.program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
+    config.metrics_listen.clone_from(&serve.metrics_listen);
     Ok(config)
 }
 

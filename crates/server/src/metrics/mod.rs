@@ -2,7 +2,6 @@
 //! so that both can be joined.
 
 pub(crate) mod tally;
-mod text;
 
 use std::collections::BTreeMap;
 
@@ -12,9 +11,9 @@ use axum::response::{IntoResponse as _, Response};
 use cantle_clearml::cantle::{
     GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, SliceView, TaskView,
 };
+use cantle_metrics::{Exposition, Kind, precise};
 use cantle_model::TaskStatus;
 
-use self::text::{Exposition, Kind, precise};
 use crate::clock::now_us;
 use crate::error::ApiError;
 use crate::ui::{Ui, refuse};
@@ -179,6 +178,8 @@ fn of_events(metrics: &mut Exposition, ui: &Ui) {
         }
         let help = "How long tasks waited in a queue until they were placed.";
         metrics.family(Kind::Histogram, "cantle_task_wait_seconds", help);
-        metrics.histogram(&tally.wait_buckets(), tally.waits, tally.waits_sum_s);
+        for (queue, waits) in &tally.waits {
+            metrics.histogram(&[("queue", queue)], waits);
+        }
     });
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::EventView;
+use cantle_metrics::Histogram;
 use jiff::Timestamp;
 
 /// Upper bounds of the buckets for waiting times, in seconds.
@@ -13,14 +14,10 @@ const BOUNDS_S: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0
 pub(crate) struct Tally {
     /// Events by kind.
     pub(crate) events: BTreeMap<String, u64>,
-    /// When a waiting task was queued, by task.
-    queued: BTreeMap<String, Timestamp>,
-    /// Waiting times by bucket, each wait in one bucket only.
-    buckets: [u64; BOUNDS_S.len()],
-    /// Waits that ended.
-    pub(crate) waits: u64,
-    /// Their sum.
-    pub(crate) waits_sum_s: f64,
+    /// When each waiting task was queued, and where.
+    queued: BTreeMap<String, (Timestamp, String)>,
+    /// Seconds that ended waits took, by queue.
+    pub(crate) waits: BTreeMap<String, Histogram>,
 }
 
 impl Tally {
@@ -32,11 +29,12 @@ impl Tally {
         };
         match event.kind.as_str() {
             "enqueue" => {
-                self.queued.insert(task.clone(), time);
+                self.queued.insert(task.clone(), (time, event.queue.clone().unwrap_or_default()));
             }
             "place" => {
-                if let Some(since) = self.queued.remove(task) {
-                    self.waited(time.duration_since(since).as_secs_f64().max(0.0));
+                if let Some((since, queue)) = self.queued.remove(task) {
+                    let waits = self.waits.entry(queue).or_insert_with(|| Histogram::new(&BOUNDS_S));
+                    waits.observe(time.duration_since(since).as_secs_f64().max(0.0));
                 }
             }
             // Whatever else ends a wait is no placement: the task left the queue by hand.
@@ -45,23 +43,6 @@ impl Tally {
             }
             _ => {}
         }
-    }
-
-    fn waited(&mut self, wait_s: f64) {
-        self.waits += 1;
-        self.waits_sum_s += wait_s;
-        if let Some(bucket) = BOUNDS_S.iter().position(|bound| wait_s <= *bound) {
-            self.buckets[bucket] += 1;
-        }
-    }
-
-    /// Each bound with the number of waits that were no longer.
-    pub(crate) fn wait_buckets(&self) -> Vec<(f64, u64)> {
-        let below = self.buckets.iter().scan(0, |sum, count| {
-            *sum += count;
-            Some(*sum)
-        });
-        BOUNDS_S.into_iter().zip(below).collect()
     }
 }
 
@@ -73,6 +54,7 @@ mod tests {
         EventView {
             kind: kind.to_owned(),
             task: Some(task.to_owned()),
+            queue: Some(if task == "c" { "slow" } else { "quick" }.to_owned()),
             time: format!("2026-01-01T00:00:{second:02}.000000+00:00"),
             ..EventView::default()
         }
@@ -93,13 +75,9 @@ mod tests {
         ] {
             tally.count(&event);
         }
-        assert_eq!((tally.waits, tally.waits_sum_s), (2, 42.0));
+        let of = |queue: &str| (tally.waits[queue].count(), tally.waits[queue].sum());
+        assert_eq!((of("quick"), of("slow")), ((1, 2.0), (1, 40.0)));
         assert_eq!(tally.events["place"], 4);
-        let buckets = tally.wait_buckets();
-        assert_eq!(
-            buckets.iter().map(|(_, count)| *count).collect::<Vec<_>>(),
-            [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
-        );
         assert!(tally.queued.is_empty());
     }
 }

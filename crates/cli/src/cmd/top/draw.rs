@@ -30,7 +30,8 @@ struct Glyphs {
     last: &'static str,
 }
 
-const UNICODE: Glyphs = Glyphs { used: "█", limit: "▒", free: "·", branch: "├ ", stem: "│", last: "└ " };
+const UNICODE: Glyphs =
+    Glyphs { used: "█", limit: "▒", free: "·", branch: "├ ", stem: "│", last: "└ " };
 const ASCII: Glyphs = Glyphs { used: "#", limit: "=", free: ".", branch: "|-", stem: "|", last: "`-" };
 
 impl Style {

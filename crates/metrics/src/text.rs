@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use crate::Histogram;
+
 /// What a family's numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     /// Goes up and down.
     Gauge,
     /// Only goes up; its samples end in `_total`.
@@ -15,7 +17,7 @@ pub(crate) enum Kind {
 
 /// Grows family by family, sample by sample.
 #[derive(Debug)]
-pub(crate) struct Exposition {
+pub struct Exposition {
     open_metrics: bool,
     family: &'static str,
     kind: Kind,
@@ -27,13 +29,14 @@ const CLASSIC: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 impl Exposition {
     /// An empty one, in the format that the `Accept` header asks for.
-    pub(crate) fn new(accept: &str) -> Self {
+    #[must_use]
+    pub fn new(accept: &str) -> Self {
         let open_metrics = accept.contains("application/openmetrics-text");
         Self { open_metrics, family: "", kind: Kind::Gauge, text: String::new() }
     }
 
     /// Begins a family; `name` without `_total`.
-    pub(crate) fn family(&mut self, kind: Kind, name: &'static str, help: &str) {
+    pub fn family(&mut self, kind: Kind, name: &'static str, help: &str) {
         (self.family, self.kind) = (name, kind);
         // OpenMetrics names a counter's family without the suffix, the older format with it.
         let suffix = if kind == Kind::Counter && !self.open_metrics { "_total" } else { "" };
@@ -46,21 +49,20 @@ impl Exposition {
     }
 
     /// A number of the family.
-    pub(crate) fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
+    pub fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
         let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
         self.line(suffix, labels, value);
     }
 
-    /// A histogram without labels: upper bounds with the count at or below each, the count of all, and their sum.
-    pub(crate) fn histogram(&mut self, buckets: &[(f64, u64)], count: u64, sum: f64) {
-        for (bound, below) in buckets {
+    /// A histogram of the family.
+    pub fn histogram(&mut self, labels: &[(&str, &str)], histogram: &Histogram) {
+        for (bound, below) in histogram.cumulative() {
             // OpenMetrics wants every bound to look like a float.
-            let bound = format!("{bound:?}");
-            self.line("_bucket", &[("le", &bound)], precise(*below));
+            self.line("_bucket", &with(labels, &format!("{bound:?}")), precise(below));
         }
-        self.line("_bucket", &[("le", "+Inf")], precise(count));
-        self.line("_sum", &[], sum);
-        self.line("_count", &[], precise(count));
+        self.line("_bucket", &with(labels, "+Inf"), precise(histogram.count()));
+        self.line("_sum", labels, histogram.sum());
+        self.line("_count", labels, precise(histogram.count()));
     }
 
     fn line(&mut self, suffix: &str, labels: &[(&str, &str)], value: f64) {
@@ -76,7 +78,8 @@ impl Exposition {
     }
 
     /// Content type and body.
-    pub(crate) fn finish(mut self) -> (&'static str, String) {
+    #[must_use]
+    pub fn finish(mut self) -> (&'static str, String) {
         if self.open_metrics {
             self.text += "# EOF\n";
             return (OPEN_METRICS, self.text);
@@ -86,8 +89,13 @@ impl Exposition {
 }
 
 /// Metrics are floats; above 2^53 bytes (8 PiB) the last digits go.
-pub(crate) const fn precise(value: u64) -> f64 {
+#[must_use]
+pub const fn precise(value: u64) -> f64 {
     value as f64
+}
+
+fn with<'a>(labels: &[(&'a str, &'a str)], bound: &'a str) -> Vec<(&'a str, &'a str)> {
+    labels.iter().copied().chain([("le", bound)]).collect()
 }
 
 fn escape(label: &str) -> String {
@@ -105,7 +113,9 @@ mod tests {
         text.family(Kind::Counter, "b", "How often b.");
         text.sample(&[], 3.0);
         text.family(Kind::Histogram, "c_seconds", "How long c.");
-        text.histogram(&[(1.0, 2), (2.5, 3)], 4, 7.25);
+        let mut waits = Histogram::new(&[1.0, 2.5]);
+        [0.5, 0.75, 2.0, 4.0].into_iter().for_each(|value| waits.observe(value));
+        text.histogram(&[("queue", "q")], &waits);
         text.finish()
     }
 
@@ -119,8 +129,9 @@ mod tests {
              a_bytes{name=\"say \\\"hi\\\"\\\\\\n\",gpu=\"0\"} 42949672960\n\
              # HELP b How often b.\n# TYPE b counter\nb_total 3\n\
              # HELP c_seconds How long c.\n# TYPE c_seconds histogram\n\
-             c_seconds_bucket{le=\"1.0\"} 2\nc_seconds_bucket{le=\"2.5\"} 3\nc_seconds_bucket{le=\"+Inf\"} 4\n\
-             c_seconds_sum 7.25\nc_seconds_count 4\n# EOF\n"
+             c_seconds_bucket{queue=\"q\",le=\"1.0\"} 2\nc_seconds_bucket{queue=\"q\",le=\"2.5\"} 3\n\
+             c_seconds_bucket{queue=\"q\",le=\"+Inf\"} 4\n\
+             c_seconds_sum{queue=\"q\"} 7.25\nc_seconds_count{queue=\"q\"} 4\n# EOF\n"
         );
     }
 
