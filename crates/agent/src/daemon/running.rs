@@ -38,7 +38,6 @@ impl Agent {
     pub(crate) fn watch_local(&mut self) {
         let now = Instant::now();
         let mut news = Vec::new();
-        let meter = self.meter.clone();
         for (lease, entry) in &mut self.entries {
             let (Stage::Running(stopper), Some(refusals)) = (&entry.stage, &mut entry.refusals) else {
                 continue;
@@ -46,7 +45,7 @@ impl Agent {
             if let Some(line) = refusals.news(&entry.job.slices, &self.gpus, || stopper.pids(), now) {
                 news.push((lease.clone(), line));
             }
-            meter.refused(&entry.job.slices, &refusals.take_counts());
+            self.meter.refused(&entry.job.slices, &refusals.take_counts());
         }
         for (lease, line) in news {
             self.tell_task("refuse", &lease, &line);
