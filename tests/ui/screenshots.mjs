@@ -29,6 +29,9 @@ try {
   const train = (queue, project, name, epochs) =>
     cantle.cli("submit", "--queue", queue, "--project", project, "--name", name, "--", "python3", "-c", TRAINING, String(epochs));
 
+  cantle.cli("quota", "set", "llm", "--gpu", "2.5");
+  cantle.cli("quota", "set", "vision", "--gpu", "0.5", "--limit", "2");
+  cantle.cli("quota", "set", "speech", "--gpu", "1");
   train("train", "llm", "llama-8b-sft", 29);
   const shown = train("finetune", "vision", "vit-b16-cars", 14);
   train("finetune", "speech", "whisper-small-de", 9);
@@ -38,7 +41,7 @@ try {
   train("train", "llm", "llama-8b-dpo", 30);
   for (const name of ["eval-mmlu", "eval-gsm8k", "eval-humaneval"]) train("eval", "llm", name, 20);
 
-  const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
+  const PAGES = [["gpus", "/gpus?color=project"], ["queues", "/queues"], ["tasks", "/tasks"], ["task", `/tasks/${shown}`], ["projects", "/projects"], ["nodes", "/nodes"], ["events", "/events"], ["settings", "/settings"]];
 
   mkdirSync(OUT, { recursive: true });
   await until("the training to be well on its way", () => cantle.json("gpus").some((gpu) => gpu.slices.some((slice) => slice.memory_used_bytes > 13 * 2 ** 30)), 60_000);

@@ -3,8 +3,9 @@
 import { signal } from "@preact/signals";
 import { ApiError, call } from "./api";
 import { cantle } from "./cli";
-import { queues } from "./live";
-import type { TaskView } from "./types";
+import { gpus } from "./format";
+import { loadProjects, queues } from "./live";
+import type { ProjectView, Quota, TaskView } from "./types";
 
 export interface Action {
   label: string;
@@ -95,6 +96,44 @@ export function moveToQueue(task: TaskView, queue: string): Action {
     run: async () => {
       await call("tasks.dequeue", { task: task.id });
       await call("tasks.enqueue", { task: task.id, queue_name: queue });
+    },
+  };
+}
+
+/** What people grant of GPUs here; the rest of a quota stays as it is. */
+export interface Grant {
+  deserved_milli: number;
+  /** `null`: none. */
+  limit_milli: number | null;
+  weight: number;
+}
+
+/** Grants a project GPUs; `old` is what is known of it, if it is there already. */
+export function setQuota(name: string, grant: Grant, old?: ProjectView): Action {
+  const { deserved_milli, limit_milli, weight } = grant;
+  const limit = limit_milli === null ? "none" : gpus(limit_milli);
+  // As on the command line, one weight holds for all resources.
+  const weighted = (quota?: Quota): Quota => ({ ...quota, weight });
+  const { cpu, memory } = old?.quota ?? {};
+  const quota = { ...old?.quota, gpu: { deserved: deserved_milli, limit: limit_milli, weight }, cpu: weighted(cpu), memory: weighted(memory) };
+  return {
+    label: `grant ${name} ${gpus(deserved_milli)} GPUs`,
+    cli: cantle("quota", "set", name, "--gpu", gpus(deserved_milli), "--limit", limit, "--weight", String(weight)),
+    run: async () => {
+      await call("cantle.set_quota", { project: name, quota });
+      await loadProjects();
+    },
+  };
+}
+
+export function unsetQuota(name: string): Action {
+  return {
+    label: `take ${name}'s quota away`,
+    cli: cantle("quota", "unset", name),
+    confirm: `Take the quota of “${name}” away? Its tasks then count to the nearest project above it with one.`,
+    run: async () => {
+      await call("cantle.set_quota", { project: name });
+      await loadProjects();
     },
   };
 }

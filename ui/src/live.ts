@@ -2,11 +2,13 @@
 
 import { batch, computed, signal } from "@preact/signals";
 import { call, resume } from "./api";
-import type { EventView, NodeView, QueueView, TaskView } from "./types";
+import type { EventView, NodeView, ProjectView, QueueView, TaskView } from "./types";
 
 export const nodes = signal<NodeView[]>([]);
 export const queues = signal<QueueView[]>([]);
 export const events = signal<EventView[]>([]);
+/** As they were when somebody asked last, see `loadProjects`; `null`: nobody has. */
+export const projects = signal<ProjectView[] | null>(null);
 export const tasks = signal<ReadonlyMap<string, TaskView>>(new Map());
 
 /** `live`: the stream is open and the first picture is complete. */
@@ -70,6 +72,11 @@ async function loadAll(): Promise<void> {
 export async function fetchTask(id: string): Promise<void> {
   const found = await call<{ tasks: TaskView[] }>("cantle.get_tasks", { id: [id] });
   mergeTasks(found.tasks);
+}
+
+/** Shares follow from everything else, so they do not come by the stream: who shows them asks when something happened. */
+export async function loadProjects(): Promise<void> {
+  projects.value = (await call<{ projects: ProjectView[] }>("cantle.get_projects")).projects;
 }
 
 /** Opens the stream and keeps it open; returns a function that closes it. */

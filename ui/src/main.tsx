@@ -5,6 +5,7 @@ import { connect, connection } from "./live";
 import { Events } from "./pages/Events";
 import { Gpus } from "./pages/Gpus";
 import { Nodes } from "./pages/Nodes";
+import { Projects } from "./pages/Projects";
 import { Queues } from "./pages/Queues";
 import { Settings } from "./pages/Settings";
 import { TaskPage } from "./pages/Task";
@@ -28,6 +29,8 @@ function Page() {
       return <Tasks />;
     case "nodes":
       return <Nodes />;
+    case "projects":
+      return <Projects />;
     case "events":
       return <Events />;
     case "settings":

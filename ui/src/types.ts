@@ -77,6 +77,33 @@ export interface QueueView {
   nodes: string[];
 }
 
+/** What a project may have of one resource; GPUs in thousandths. */
+export interface Quota {
+  deserved?: number | null;
+  limit?: number | null;
+  weight: number;
+}
+
+export interface ProjectQuota {
+  gpu: Quota;
+  cpu?: Quota;
+  memory?: Quota;
+  priority?: number;
+  min_run_ms?: number;
+}
+
+export interface ProjectView {
+  name: string;
+  quota?: ProjectQuota;
+  deserved_milli: number;
+  fair_share_milli: number;
+  allocated_milli: number;
+  over_quota_milli: number;
+  limit_milli?: number;
+  running: number;
+  waiting: number;
+}
+
 export interface EventView {
   id: number;
   time: string;

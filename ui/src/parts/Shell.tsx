@@ -10,6 +10,7 @@ export const PAGES = [
   ["gpus", "GPUs", "g"],
   ["queues", "Queues", "q"],
   ["tasks", "Tasks", "t"],
+  ["projects", "Projects", "p"],
   ["nodes", "Nodes", "n"],
   ["events", "Events", "e"],
   ["settings", "Settings", "s"],

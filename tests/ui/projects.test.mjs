@@ -1,0 +1,79 @@
+// Projects and quotas: what the page shows is what the command line says, and what is granted on the page is kept.
+
+import assert from "node:assert/strict";
+import { after, before, test } from "node:test";
+import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
+
+let cantle;
+let page;
+
+const submit = (project, name) => cantle.cli("submit", "--queue", "half", "--project", project, "--name", name, "--", "sleep", "600");
+const state = (name) => cantle.json("tasks").find((task) => task.name === name).state;
+const card = (name) => page.locator(`[data-project="${name}"]`);
+const shows = (name, text) => until(`${name} to show ${text}`, async () => (await card(name).locator("dl").innerText()).replaceAll("\n", " ").includes(text));
+
+async function grant(name, fields) {
+  const form = page.getByRole("form", { name: `Quota of ${name}`, exact: true });
+  if (!(await form.isVisible())) await card(name).locator("summary").click();
+  for (const [label, value] of Object.entries(fields)) await form.getByLabel(label).fill(value);
+  await form.getByRole("button", { name: "Save" }).click();
+}
+
+before(async () => {
+  cantle = await Cantle.start("2xA100-40GB", "up", "--queue", "half=0.5");
+  for (const name of ["one", "two", "three"]) submit("vision", name);
+  await until("three to run", () => ["one", "two", "three"].every((name) => state(name) === "in_progress"));
+  page = await open(cantle, "/projects");
+  await live(page);
+});
+
+after(async () => {
+  await closeBrowser();
+  await cantle.close();
+});
+
+test("a project without a quota shows what it has", async () => {
+  await shows("vision", "Allocated 1.5 GPUs");
+  assert.equal(await page.getByTestId("cli").textContent(), "$ cantle projects");
+});
+
+test("a quota that is granted on the page is the server's, with what is lent beyond it", async () => {
+  await grant("vision", { "GPUs guaranteed": "1", "Limit, GPUs": "1.5", Weight: "2" });
+  await shows("vision", "Over quota 0.5 GPUs");
+  await shows("vision", "Deserved 1 GPUs");
+  await shows("vision", "Limit 1.5 GPUs");
+  const [quota] = cantle.json("quota", "show", "vision");
+  assert.deepEqual([quota.gpu.deserved, quota.gpu.limit, quota.gpu.weight], [1000, 1500, 2]);
+  const [project] = cantle.json("projects").filter((found) => found.name === "vision");
+  assert.deepEqual([project.allocated_milli, project.over_quota_milli], [1500, 500]);
+  await page.getByText("cantle quota set vision --gpu 1 --limit 1.5 --weight 2").first().waitFor();
+});
+
+test("a limit holds back the next task, and a higher one lets it start", async () => {
+  const held = submit("vision", "four");
+  await until("the fourth to be told why it waits", () => cantle.json("tasks", held)[0].reason);
+  assert.equal(state("four"), "queued", "there is half a GPU free, but not for this project");
+  await grant("vision", { "Limit, GPUs": "2" });
+  await until("the fourth to run", () => state("four") === "in_progress");
+  await shows("vision", "Allocated 2 GPUs");
+});
+
+test("what can't be is refused in the server's words", async () => {
+  await grant("vision", { "GPUs guaranteed": "3" });
+  await page.getByText(/below/).first().waitFor();
+  assert.equal(cantle.json("quota", "show", "vision")[0].gpu.deserved, 1000, "as it was");
+});
+
+test("another project is granted before its first task comes", async () => {
+  await page.getByText("Grant another project").click();
+  const form = page.getByRole("form", { name: "Quota of another project" });
+  await form.getByLabel("Project").fill("speech");
+  await form.getByLabel("GPUs guaranteed").fill("0.5");
+  await form.getByRole("button", { name: "Save" }).click();
+  await shows("speech", "Deserved 0.5 GPUs");
+});
+
+test("nothing went wrong in the page", () => {
+  // The refusal above is the one thing that the browser complains about.
+  assert.deepEqual(page.problems.filter((problem) => !problem.includes("400")), []);
+});

@@ -1,0 +1,168 @@
+import { useEffect, useState } from "preact/hooks";
+import { type Grant, perform, setQuota, unsetQuota } from "../actions";
+import { readOnly } from "../api";
+import { cantle } from "../cli";
+import { gpus as inGpus } from "../format";
+import { connection, events, loadProjects, nodes, projects } from "../live";
+import { ActionButton, Filter, usePageCli } from "../parts/Controls";
+import { link, param } from "../route";
+import type { ProjectView } from "../types";
+
+/** What happens together is asked for once. */
+const SETTLE_MS = 300;
+
+/** Keeps the shares fresh as long as they are shown. */
+function useProjects(): void {
+  const live = connection.value === "live";
+  const happened = events.value.at(-1)?.id;
+  const given = nodes.value.flatMap((node) => node.gpus.map((gpu) => gpu.allocated_milli)).join();
+  useEffect(() => {
+    if (!live) return;
+    // A server that does not answer is shown by the connection; the next change asks again.
+    const timer = setTimeout(() => void loadProjects().catch(() => undefined), projects.value ? SETTLE_MS : 0);
+    return () => clearTimeout(timer);
+  }, [live, happened, given]);
+}
+
+const percent = (part: number) => `${(part * 100).toFixed(2)}%`;
+
+/** What a project has, within its quota and beyond, against what it deserves and what is fair now. */
+function ShareBar({ project, whole }: { project: ProjectView; whole: number }) {
+  const { deserved_milli, fair_share_milli, allocated_milli, over_quota_milli, limit_milli } = project;
+  const at = (milli: number) => percent(Math.min(1, milli / whole));
+  const within = allocated_milli - over_quota_milli;
+  return (
+    <div class="sharebar" aria-hidden="true" data-testid="sharebar">
+      <span class="within" style={{ width: at(within) }} />
+      <span class="over" style={{ width: at(over_quota_milli) }} />
+      {project.quota && (
+        <>
+          <i class="mark deserved" style={{ left: at(deserved_milli) }} />
+          <i class="mark fair" style={{ left: at(fair_share_milli) }} />
+        </>
+      )}
+      {limit_milli !== undefined && <i class="mark limit" style={{ left: `calc(${at(limit_milli)} - 2px)` }} />}
+    </div>
+  );
+}
+
+/** GPUs as people write them, in thousandths; `null` for nothing. */
+const milli = (text: string) => (text.trim() === "" ? null : Math.round(Number(text) * 1000));
+
+function QuotaForm({ project }: { project?: ProjectView }) {
+  const quota = project?.quota?.gpu;
+  const [name, setName] = useState("");
+  const [deserved, setDeserved] = useState(inGpus(quota?.deserved ?? 0));
+  const [limit, setLimit] = useState(quota?.limit == null ? "" : inGpus(quota.limit));
+  const [weight, setWeight] = useState(String(quota?.weight ?? 1));
+  const grant: Grant = { deserved_milli: milli(deserved) ?? 0, limit_milli: milli(limit), weight: Number(weight) };
+  const action = setQuota(project?.name ?? name.trim(), grant, project);
+  const number = (label: string, value: string, set: (value: string) => void, step: string, rest: object = {}) => (
+    <label>
+      {label}
+      <input type="number" min="0" step={step} value={value} onInput={(event) => set(event.currentTarget.value)} {...rest} />
+    </label>
+  );
+  return (
+    <form
+      class="quota"
+      aria-label={project ? `Quota of ${project.name}` : "Quota of another project"}
+      onSubmit={(event) => {
+        event.preventDefault();
+        perform(action);
+      }}
+    >
+      {!project && (
+        <label>
+          Project
+          <input type="text" required value={name} onInput={(event) => setName(event.currentTarget.value)} />
+        </label>
+      )}
+      {number("GPUs guaranteed", deserved, setDeserved, "0.001", { required: true })}
+      {number("Limit, GPUs", limit, setLimit, "0.001", { placeholder: "none" })}
+      {number("Weight", weight, setWeight, "1", { required: true })}
+      <button type="submit" title={`$ ${action.cli}`}>
+        Save
+      </button>
+      {project?.quota && <ActionButton action={unsetQuota(project.name)}>No quota</ActionButton>}
+    </form>
+  );
+}
+
+function Fact({ name, value, swatch }: { name: string; value: string; swatch?: string }) {
+  return (
+    <div>
+      <dt>
+        {swatch && (
+          <span class="swatch sharebar" aria-hidden="true">
+            <i class={swatch} />
+          </span>
+        )}
+        {name}
+      </dt>
+      <dd>{value}</dd>
+    </div>
+  );
+}
+
+function Project({ project, whole }: { project: ProjectView; whole: number }) {
+  const { quota, limit_milli } = project;
+  const amount = (value: number) => `${inGpus(value)} GPUs`;
+  return (
+    <section class="card" aria-label={`Project ${project.name}`} data-project={project.name}>
+      <h2>
+        <a href={link("tasks", { q: project.name })}>{project.name}</a>
+        <span class="muted">
+          {project.running} running, {project.waiting} waiting
+        </span>
+      </h2>
+      <ShareBar project={project} whole={whole} />
+      <dl class="facts">
+        <Fact name="Allocated" value={amount(project.allocated_milli)} swatch="within" />
+        {quota && <Fact name="Over quota" value={amount(project.over_quota_milli)} swatch="over" />}
+        {quota && <Fact name="Deserved" value={amount(project.deserved_milli)} swatch="mark deserved" />}
+        {quota && <Fact name="Fair share now" value={amount(project.fair_share_milli)} swatch="mark fair" />}
+        {limit_milli !== undefined && <Fact name="Limit" value={amount(limit_milli)} swatch="mark limit" />}
+      </dl>
+      {!readOnly.value && (
+        <details>
+          <summary>{quota ? "Edit quota" : "No quota; grant one"}</summary>
+          <QuotaForm key={JSON.stringify(quota)} project={project} />
+        </details>
+      )}
+    </section>
+  );
+}
+
+export function Projects() {
+  usePageCli(cantle("projects"));
+  useProjects();
+  const text = param("q").toLowerCase();
+  const all = projects.value ?? [];
+  const shown = all.filter((project) => project.name.toLowerCase().includes(text));
+  const there = nodes.value.filter((node) => node.alive).reduce((sum, node) => sum + 1000 * node.gpus.length, 0);
+  // One scale for all, so that bars can be compared; a promise may be larger than what is there now.
+  const whole = Math.max(1, there, ...all.flatMap((p) => [p.allocated_milli, p.deserved_milli, p.limit_milli ?? 0]));
+  return (
+    <>
+      <div class="title">
+        <h1>Projects</h1>
+        <div class="filters">
+          <Filter label="Project" />
+        </div>
+      </div>
+      <p class="muted">Each bar is all {inGpus(whole)} GPUs. What a project does not use of its quota others use, until it asks for it.</p>
+      <div class="nodegrid">
+        {shown.map((project) => (
+          <Project key={project.name} project={project} whole={whole} />
+        ))}
+      </div>
+      {!readOnly.value && (
+        <details class="card">
+          <summary>Grant another project</summary>
+          <QuotaForm />
+        </details>
+      )}
+    </>
+  );
+}
