@@ -1,6 +1,7 @@
 // Who may see and do what, and what the page does while the server is away.
 
 import assert from "node:assert/strict";
+import { request } from "node:http";
 import { after, before, test } from "node:test";
 import { Cantle, closeBrowser, launchBrowser, live, open, until } from "./cantle.mjs";
 
@@ -127,4 +128,43 @@ test("keys, filters in the address, and their command line", async () => {
   await until("the filtered table", async () => (await page.getByTestId("count").textContent()).startsWith("1 "));
   assert.deepEqual(page.problems, []);
   await page.context().close();
+});
+
+/** The status of a call with these headers; fetch would not let us write them. */
+function ask(address, headers, body = "{}") {
+  return new Promise((resolve, reject) => {
+    const call = request(address, { method: "POST", headers }, (answer) => resolve(answer.resume().statusCode));
+    call.on("error", reject).end(body);
+  });
+}
+
+test("an open server asks its own user for nothing, and takes nothing from other sites", async () => {
+  const opened = await Cantle.start("1xT4-16GB", "up", "--open", "--queue", "default=task");
+  try {
+    const nodes = `${opened.url}/cantle.get_nodes`;
+    const { port } = new URL(opened.url);
+    assert.equal(await ask(nodes, {}), 200);
+    assert.equal(await ask(nodes, { Host: `localhost:${port}`, Origin: `http://localhost:${port}` }), 200);
+    assert.equal(await ask(nodes, { Host: `rebound.example:${port}` }), 403);
+    assert.equal(await ask(nodes, { Origin: "http://other.example" }), 403);
+    assert.equal(await ask(nodes, { "Sec-Fetch-Site": "cross-site" }), 403);
+    assert.equal(await ask(`${cantle.url}/cantle.get_nodes`, { Host: "rebound.example" }), 401, "with credentials the name does not matter");
+    const page = await (await launchBrowser()).newPage();
+    await page.goto(`${opened.url}/ui/tasks`);
+    await live(page);
+    assert.equal(await page.getByRole("button", { name: "Log out" }).count(), 0);
+    // A page of nobody's tries what needs no preflight; the same words from a program do what they say.
+    await page.goto("about:blank");
+    const plant = (url) => fetch(`${url}/queues.create`, { method: "POST", mode: "no-cors", body: '{"name": "planted"}' }).then(() => "sent");
+    assert.equal(await page.evaluate(plant, opened.url), "sent");
+    assert.equal(await ask(`${opened.url}/queues.create`, {}, '{"name": "own"}'), 200);
+    assert.deepEqual(opened.json("queues").map((queue) => queue.name).sort(), ["default", "own"]);
+    await page.close();
+  } finally {
+    await opened.close();
+  }
+});
+
+test("a server that others can reach is never open", () => {
+  assert.throws(() => cantle.cli("server", "--open", "--listen", "0.0.0.0:0"), /exit 2\ncantle: --open .*loopback only/);
 });

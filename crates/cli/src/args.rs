@@ -277,6 +277,9 @@ pub(crate) struct Listen {
     /// Database; default: in the state directory
     #[arg(long, value_name = "sqlite:PATH")]
     pub(crate) db: Option<String>,
+    /// Ask nobody for credentials: on loopback only, for a machine with one user
+    #[arg(long)]
+    pub(crate) open: bool,
 }
 
 /// `cantle server`

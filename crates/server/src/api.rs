@@ -7,6 +7,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
+use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
@@ -18,7 +19,7 @@ use crate::error::ApiError;
 use crate::identity::API_VERSION;
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, metrics, services};
+use crate::{files, metrics, open, services};
 
 /// A batch of logs or plots may be large; an upload goes another way.
 const BODY_LIMIT_BYTES: usize = 64 << 20;
@@ -81,6 +82,7 @@ impl Api {
 
 /// The whole server as one axum router.
 pub(crate) fn router(api: Api, ui: Ui) -> Router {
+    let app = Arc::clone(&api.app);
     Router::new()
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
@@ -89,6 +91,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(api)
         .merge(ui::router(ui))
+        .layer(middleware::from_fn_with_state(app, open::guard))
 }
 
 pub(crate) async fn answer(

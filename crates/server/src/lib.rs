@@ -10,6 +10,7 @@ mod error;
 mod files;
 mod identity;
 mod metrics;
+mod open;
 mod projection;
 mod routes;
 mod services;

@@ -8,7 +8,7 @@ use cantle_clearml::Client;
 use cantle_clearml::cantle::GetNodes;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
 use cantle_sched::{Order, Policy};
-use cantle_server::{CredentialsFile, Server, credentials_path};
+use cantle_server::{CredentialsFile, Server, ServerError, credentials_path};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -83,11 +83,15 @@ async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Se
     let config = cantle_server::Config {
         listen: listen.listen,
         db: listen.db,
+        open: listen.open,
         state_dir: context.places.state.clone(),
         open_source,
         ..cantle_server::Config::default()
     };
-    Server::bind(&config).await.map_err(as_kind(Kind::Failed))
+    Server::bind(&config).await.map_err(|error| {
+        let kind = if matches!(error, ServerError::Open(_)) { Kind::Usage } else { Kind::Failed };
+        CliError::new(kind, error.to_string())
+    })
 }
 
 pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Config, CliError> {
