@@ -171,8 +171,10 @@ mod tests {
             name: String::new(),
             queue: None,
             slices: half_gpu(),
+            placed_ms: 0,
             owner: holder,
             leader: None,
+            enforcement: None,
         };
         Running::of_lease(&lease, "here", 0)
     }
