@@ -122,7 +122,7 @@ test("keys, filters in the address, and their command line", async () => {
   await page.keyboard.type("restart");
   await page.getByLabel("State").selectOption("completed");
   assert.ok(page.url().endsWith("/ui/tasks?q=restart&status=completed"), page.url());
-  assert.equal(await page.getByTestId("cli").textContent(), "$ cantle tasks --status completed");
+  await until("its command line", async () => (await page.getByTestId("cli").textContent()) === "$ cantle tasks --status completed");
   await page.reload();
   await live(page);
   await until("the filtered table", async () => (await page.getByTestId("count").textContent()).startsWith("1 "));
@@ -153,10 +153,11 @@ test("an open server asks its own user for nothing, and takes nothing from other
     await page.goto(`${opened.url}/ui/tasks`);
     await live(page);
     assert.equal(await page.getByRole("button", { name: "Log out" }).count(), 0);
-    // A page of nobody's tries what needs no preflight; the same words from a program do what they say.
+    // A page of nobody's tries what needs no preflight (the browser may keep it back itself); the same words from a program
+    // do what they say.
     await page.goto("about:blank");
-    const plant = (url) => fetch(`${url}/queues.create`, { method: "POST", mode: "no-cors", body: '{"name": "planted"}' }).then(() => "sent");
-    assert.equal(await page.evaluate(plant, opened.url), "sent");
+    const plant = (url) => fetch(`${url}/queues.create`, { method: "POST", mode: "no-cors", body: '{"name": "planted"}' }).catch(() => undefined).then(() => undefined);
+    await page.evaluate(plant, opened.url);
     assert.equal(await ask(`${opened.url}/queues.create`, {}, '{"name": "own"}'), 200);
     assert.deepEqual(opened.json("queues").map((queue) => queue.name).sort(), ["default", "own"]);
     await page.close();

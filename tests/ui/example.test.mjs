@@ -89,7 +89,7 @@ test("a task that waits says why, and the command line says the same", async () 
   const why = await page.getByTestId("why").textContent();
   const [said] = cantle.json("why", id);
   assert.ok(why.includes(said.reason), `${why} lacks ${said.reason}`);
-  assert.equal(await page.getByTestId("cli").textContent(), `$ cantle why ${id}`);
+  await until("its command line", async () => (await page.getByTestId("cli").textContent()) === `$ cantle why ${id}`);
 });
 
 test("a task is stopped after a yes", async () => {

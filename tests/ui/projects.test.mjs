@@ -34,7 +34,7 @@ after(async () => {
 
 test("a project without a quota shows what it has", async () => {
   await shows("vision", "Allocated 1.5 GPUs");
-  assert.equal(await page.getByTestId("cli").textContent(), "$ cantle projects");
+  await until("its command line", async () => (await page.getByTestId("cli").textContent()) === "$ cantle projects");
 });
 
 test("a quota that is granted on the page is the server's, with what is lent beyond it", async () => {
