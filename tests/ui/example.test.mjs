@@ -44,7 +44,7 @@ test("hover and focus show limit, use, enforcement and processes", async () => {
   const tip = page.locator('[data-task="half_gpu"] .tip');
   await until("the slice to be full", async () => /Limit\s*20 GiB[\s\S]*Used\s*20 GiB/.test(await tip.innerText()));
   // Which of the two it is depends on who runs the tests: root's tasks have mounts of their own.
-  assert.match(await tip.innerText(), /Enforced\s*by (mounts|preload: can be evaded)/);
+  await until("what enforces it", async () => /Enforced\s*by (mounts|preload: can be evaded)/.test(await tip.innerText()));
   const { pid } = truth().gpus.flatMap((gpu) => gpu.processes).find((process) => process.used_bytes === 20 * 2 ** 30);
   assert.match(await tip.innerText(), new RegExp(`pid ${pid}\\s*20 GiB`), "as the driver itself says");
 });
@@ -76,8 +76,7 @@ test("a slice grows while the page is open", async () => {
   await page.getByTestId("task").waitFor();
   assert.ok(page.url().endsWith(`/ui/tasks/${id}`));
   await until("its output", async () => (await page.getByTestId("log").textContent()).includes("one more"));
-  const steps = await page.getByTestId("timeline").textContent();
-  for (const step of ["created", "queued", "placed", "started"]) assert.ok(steps.includes(step), steps);
+  for (const step of ["created", "queued", "placed", "started"]) await page.getByTestId("timeline").getByText(step).first().waitFor();
   await until("the first GPU memory in the timeline", async () => /first GPU memory\d/.test(await page.getByTestId("timeline").textContent()));
   await until("a chart", async () => (await page.locator(".chart canvas").count()) === 1);
 });
@@ -107,8 +106,8 @@ test("a stopped task can be requeued and run again", async () => {
   await page.getByRole("button", { name: "Requeue" }).click();
   await page.getByTestId("task").getByText("running").waitFor({ timeout: 20_000 });
   await page.getByRole("button", { name: "Run again" }).hover();
-  const line = await page.getByTestId("cli").textContent();
-  assert.match(line, /^\$ cantle submit --queue half_gpu .*--name half_gpu .*-- python3 .*fill_slice\.py --hold 600$/);
+  const line = /^\$ cantle submit --queue half_gpu .*--name half_gpu .*-- python3 .*fill_slice\.py --hold 600$/;
+  await until("its command line", async () => line.test(await page.getByTestId("cli").textContent()));
   await page.getByRole("button", { name: "Run again" }).click();
   await until("a second one", () => cantle.json("tasks").filter((task) => task.name === "half_gpu").length === 2);
 });
