@@ -311,3 +311,43 @@ def test_the_script_for_owners_of_a_card_runs(mig):
         script, env=dict(env, CANTLE_SIM_GPUS="1xT4-16GB", CANTLE_SIM_DIR=str(mig.home / "other")), capture_output=True, text=True
     )
     assert off.returncode == 1 and "is not in MIG mode" in off.stderr
+
+
+def test_exactly_one_task_makes_room_for_a_more_important_one(mig):
+    """The quickstart: three 2g.10gb fill the GPU; for a 3g.20gb of higher priority the one at its place stops, no other."""
+    mig.up("--queue", "q=task")
+    mig.cli("quota", "set", "p", "--gpu", "1")
+    small = ["--mig-profile", "2g.10gb", "--project", "p"]
+    low = [mig.submit("q", *FILL, "--hold", "600", flags=small) for _ in range(3)]
+    for task in low:
+        mig.wait_state(task, "in_progress", seconds=40)
+    wait_until(lambda: mig.used() == [3 * 9856 * MIB], 30, lambda: mig.used())
+    before = {found["uuid"]: found for found in instances(mig)}
+    held_by = {piece["task"]: piece["mig"] for piece in mig.json("gpus")[0]["slices"]}
+    large = ["--mig-profile", "3g.20gb", "--project", "p", "--priority", "5"]
+    urgent = mig.submit("q", *FILL, "--hold", "600", flags=large)
+    mig.wait_state(urgent, "in_progress", seconds=40)
+    stopped = [task for task in low if any(event["kind"] == "preempt" for event in mig.json("events", "--task", task))]
+    assert [held_by[task]["start"] for task in stopped] == [4], "a 3g.20gb goes to 0 or 4; two tasks are in the way at 0"
+    wait_until(lambda: mig.used() == [(2 * 9856 + 19968) * MIB], 30, lambda: mig.used())
+    after = {found["uuid"]: found for found in instances(mig)}
+    for task in set(low) - set(stopped):
+        uuid = held_by[task]["uuid"]
+        assert after[uuid] == before[uuid], "the same instance, the same process in it"
+        assert mig.task(task)["state"] == "in_progress"
+    assert mig.task(stopped[0])["state"] == "queued"
+
+
+def test_an_agent_killed_while_it_makes_an_instance(mig):
+    mig.truth()
+    up = mig.up("--queue", "q=task")
+    port = re.search(r"cantle is up: http://127.0.0.1:(\d+)", mig.log())[1]
+    faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=60000 once")
+    task = mig.submit("q", "true", flags=["--mig-profile", "3g.20gb"])
+    wait_until(lambda: "delay_ms" not in (mig.home / "sim/faults").read_text(), 20, lambda: mig.log())
+    up.kill()
+    up.wait()
+    assert [found["uuid"] for found in instances(mig)] == [None], "half made"
+    mig.up("--queue", "q=task", port=port)
+    assert mig.wait_state(task, "completed", seconds=40)["exit_code"] == 0
+    assert None not in [found["uuid"] for found in instances(mig)]
