@@ -1,10 +1,11 @@
 """Our agent where ClearML's was: tasks made with ClearML's SDK, and a server that has nothing of cantle's."""
 
+import os
 import sys
 
 import pytest
-from conftest import wait_until
-from ours import command, daemon, ended
+from conftest import CANTLE, wait_until
+from ours import SIM, command, daemon, ended
 
 def test_exit_states_and_logs_as_clearml_knows_them(server):
     queue = server.queue("half_gpu")
@@ -117,3 +118,25 @@ def test_graphs_have_figures_of_the_gpus(server):
         assert len(stats[measure]) == 3, stats
     keys = server.api("workers.get_metric_keys")["categories"]
     assert {"cpu", "gpu", "memory"} <= {category["name"] for category in keys}
+
+
+# `make soak` runs 20 agents and 1,000 tasks.
+AGENTS = int(os.environ.get("CANTLE_TEST_AGENTS", "3"))
+TASKS = int(os.environ.get("CANTLE_TEST_TASKS", "30"))
+
+
+def test_each_of_many_tasks_is_started_once_by_one_of_many_agents(server):
+    queue = server.queue("eighth")
+    runs = server.home / "runs"
+    tasks = [command(server, str(n), "sh", "-c", f"echo $CLEARML_TASK_ID $CLEARML_WORKER_ID >> {runs}") for n in range(TASKS)]
+    for task in tasks:
+        server.api("tasks.enqueue", task=task, queue=queue)
+    for n in range(AGENTS):
+        env = {"CLEARML_WORKER_NAME": f"box{n}", "CANTLE_SIM_DIR": str(server.home / f"sim{n}"), "CANTLE_STATE_DIR": str(server.home / f"state{n}")}
+        argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", "--queue", "eighth=0.125", "--server", server.url]
+        server.start(argv, f"box{n}.log", **SIM | env)
+    wait_until(lambda: not server.api("queues.get_by_id", queue=queue)["queue"]["entries"], 60 + TASKS, "an empty queue")
+    assert ended(server, *tasks, seconds=60 + TASKS) == ["completed"] * TASKS
+    lines = [line.split() for line in runs.read_text().splitlines()]
+    assert sorted(task for task, _ in lines) == sorted(tasks), "each exactly once"
+    print(f"{TASKS} tasks by {len({worker for _, worker in lines})} of {AGENTS} agents")
