@@ -21,6 +21,7 @@ CANTLE = str(ROOT / "dist/bin/cantle")
 FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
 MIB = 1 << 20
 GIB = 1 << 30
+OUTPUT = {"capture_output": True, "text": True, "timeout": 120}
 SIMULATED = "CANTLE_SIM_GPUS" in os.environ
 
 
@@ -121,35 +122,51 @@ def limits_says_enforced(bench):
     return {"memory_limit_bytes": item["memory_limit_bytes"]}
 
 
-TORCH = """
-import json, torch
-free, total = torch.cuda.mem_get_info()
-try:
-    torch.empty(total + (64 << 20), dtype=torch.uint8, device="cuda"); over = "granted"
-except torch.cuda.OutOfMemoryError:
-    over = "refused"
-a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-for _ in range(20): a = (a @ a).clamp(-1, 1)
-torch.cuda.synchronize()
-start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-start.record()
-for _ in range(200): a = (a @ a).clamp(-1, 1)
-end.record(); torch.cuda.synchronize()
-print(json.dumps({"total": total, "free": free, "over": over, "ms": start.elapsed_time(end)}))
-"""
+WORKLOADS = str(ROOT / "tests/gpu/workloads.py")
+NOT_INSTALLED = 3
+ALLOCATORS = {
+    "torch": {},
+    "torch_with_expandable_segments": {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
+    "torch_with_cudaMallocAsync": {"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"},
+}
 
 
-def torch_stays_in_its_slice(bench):
-    if SIMULATED or subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode != 0:
-        raise Skip("PyTorch is not installed" if not SIMULATED else "simulated GPUs run no kernels")
-    with_cantle = lambda: json.loads(bench.run("run", "--gpu", "0.5", "--", sys.executable, "-c", TORCH).stdout)
-    alone = lambda: json.loads(subprocess.check_output([sys.executable, "-c", TORCH], env=bench.alone, text=True))
-    pairs = [(with_cantle(), alone()) for _ in range(5)]
-    for inside, outside in pairs:
-        assert inside["total"] == bench.half() and inside["over"] == "refused", inside
-        assert outside["total"] > bench.half(), outside
-    ratios = [inside["ms"] / outside["ms"] for inside, outside in pairs]
-    return {"time_ratio_median": statistics.median(ratios), "time_ratios": ratios}
+def workload(bench, name, env=None):
+    """Runs it in half of the GPU, then alone as the control, and gives what both saw."""
+    if SIMULATED and name != "graph":
+        raise Skip("simulated GPUs run no kernels")
+    command, env = [sys.executable, WORKLOADS, name], env or {}
+    with bench.watched() as used:
+        inside = subprocess.run([CANTLE, "run", "--gpu", "0.5", "--", *command], env={**bench.env, **env}, **OUTPUT)
+    if inside.returncode == NOT_INSTALLED:
+        raise Skip(inside.stderr.splitlines()[-1])
+    assert inside.returncode == 0, f"exit {inside.returncode}: {inside.stderr[-2000:]}"
+    outside = subprocess.run(command, env={**bench.alone, **env}, check=True, **OUTPUT)
+    inside, outside = json.loads(inside.stdout.splitlines()[-1]), json.loads(outside.stdout.splitlines()[-1])
+    assert inside["total"] == bench.half() and inside["over"] == "refused", inside
+    assert outside["total"] > bench.half(), outside
+    assert max(used) <= bench.half(), f"NVML saw {max(used)} of {bench.half()}"
+    return inside, outside
+
+
+def framework(name, workload_name, env=None):
+    def check(bench):
+        inside, _ = workload(bench, workload_name, env)
+        return inside
+
+    check.__name__ = f"{name}_stays_in_its_slice"
+    return check
+
+
+def training_and_inference_cost_nothing(bench):
+    """Time of a step in a slice divided by the time alone, in pairs, so that a card that warms up counts on both sides."""
+    pairs = [workload(bench, "torch") for _ in range(5)]
+    report = {}
+    for what in ("train_ms", "infer_ms"):
+        ratios = sorted(inside[what] / outside[what] for inside, outside in pairs)
+        report[what.replace("_ms", "_time_ratios")] = ratios
+        assert statistics.median(ratios) < 1.02, f"{what}: {ratios}"
+    return report
 
 
 CHECKS = [
@@ -158,7 +175,11 @@ CHECKS = [
     two_halves_side_by_side,
     kill_gives_everything_back,
     limits_says_enforced,
-    torch_stays_in_its_slice,
+    framework("graph", "graph"),
+    *(framework(name, "torch", env) for name, env in ALLOCATORS.items()),
+    framework("cupy", "cupy"),
+    framework("jax", "jax", {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}),
+    training_and_inference_cost_nothing,
 ]
 
 

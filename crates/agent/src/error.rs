@@ -76,7 +76,7 @@ pub enum AgentError {
     )]
     Compute(String),
     /// No room within the time given.
-    #[error("no room: {0}")]
+    #[error("no room: {0} (cantle explain no-capacity)")]
     NoRoom(String),
     /// A plan that must not be executed.
     #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
@@ -122,7 +122,7 @@ pub enum AgentError {
     #[error(transparent)]
     Driver(#[from] cantle_driver::DriverError),
     /// The accounting region.
-    #[error("accounting region: {0}")]
+    #[error("accounting region: {0} (cantle explain accounting-region)")]
     Region(#[from] cantle_ledger::host::HostError),
     /// The task did not start.
     #[error(transparent)]

@@ -134,7 +134,9 @@ pub(crate) fn enforced_by(backend: &Backend) -> String {
     match backend {
         Backend::None => "nothing to enforce".to_owned(),
         Backend::MountNamespace => "enforced by mount namespace".to_owned(),
-        Backend::Preload { why } => format!("enforced by LD_PRELOAD, which a program can evade ({why})"),
+        Backend::Preload { why } => {
+            format!("enforced by LD_PRELOAD, which a program can evade ({why}; cantle explain preload)")
+        }
         Backend::Container => "enforced by container mounts".to_owned(),
     }
 }

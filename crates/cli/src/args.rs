@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli, RequestError};
+use cantle_agent::Watch;
+use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use clap_complete::ArgValueCompleter;
@@ -13,6 +14,7 @@ use crate::out::Format;
 
 mod daemon;
 mod simulate;
+mod values;
 
 pub(crate) use daemon::{DaemonArgs, SdkArgs};
 pub(crate) use simulate::{ReplayArgs, SimulateArgs};
@@ -158,6 +160,8 @@ pub(crate) enum Command {
     Sim(SimCommand),
     /// Run a scheduling scenario and print what happens
     Simulate(SimulateArgs),
+    /// Explain a word or an exit code that cantle printed; without one, list what there is
+    Explain(ExplainArgs),
     /// Check this machine: driver, libraries, enforcement, server
     Doctor(DoctorArgs),
     /// Print the completions of a shell, e.g. source <(cantle completions bash)
@@ -174,16 +178,16 @@ pub(crate) enum Command {
 #[group(multiple = false)]
 pub(crate) struct Amount {
     /// A part of one GPU: more than 0, at most 1, in steps of 0.001
-    #[arg(long, value_name = "F", value_parser = fraction)]
+    #[arg(long, value_name = "F", value_parser = values::fraction)]
     pub(crate) gpu: Option<GpuRequest>,
     /// Whole GPUs
-    #[arg(long, value_name = "N", value_parser = whole)]
+    #[arg(long, value_name = "N", value_parser = values::whole)]
     pub(crate) gpus: Option<GpuRequest>,
     /// So much GPU memory of one GPU, e.g. 4G or 4Gi
-    #[arg(long, value_name = "M", value_parser = memory)]
+    #[arg(long, value_name = "M", value_parser = values::memory)]
     pub(crate) gpu_memory: Option<GpuRequest>,
     /// A MIG profile, e.g. 2g.10gb
-    #[arg(long, value_name = "P", value_parser = profile)]
+    #[arg(long, value_name = "P", value_parser = values::profile)]
     pub(crate) mig_profile: Option<GpuRequest>,
 }
 
@@ -194,54 +198,16 @@ impl Amount {
     }
 }
 
-fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
-    GpuRequest::from_fraction(text)
-}
-
-fn whole(text: &str) -> Result<GpuRequest, RequestError> {
-    GpuRequest::from_gpus(text)
-}
-
-fn memory(text: &str) -> Result<GpuRequest, RequestError> {
-    GpuRequest::from_memory(text)
-}
-
-#[expect(
-    clippy::unnecessary_wraps,
-    reason = "clap wants a Result; which profiles exist only the driver knows"
-)]
-fn profile(text: &str) -> Result<GpuRequest, RequestError> {
-    Ok(GpuRequest::MigProfile(text.to_owned()))
-}
-
-fn compute(text: &str) -> Result<ComputeMode, String> {
-    match text {
-        "even" => Ok(ComputeMode::Even),
-        "fair" => Ok(ComputeMode::Fair),
-        "strict" => Ok(ComputeMode::Strict),
-        _ => Err(format!("\"{text}\" is not a compute mode; write even, fair or strict")),
-    }
-}
-
-fn isolation(text: &str) -> Result<Isolation, String> {
-    match text {
-        "any" => Ok(Isolation::Any),
-        "mig" => Ok(Isolation::Mig),
-        "shared" => Ok(Isolation::Shared),
-        _ => Err(format!("\"{text}\" is not an isolation; write any, mig or shared")),
-    }
-}
-
 /// `cantle run`
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) amount: Amount,
     /// How compute time is divided among the tasks of a GPU: even, fair or strict
-    #[arg(long, value_name = "MODE", value_parser = compute, default_value = "even")]
+    #[arg(long, value_name = "MODE", value_parser = values::compute, default_value = "even")]
     pub(crate) compute: ComputeMode,
     /// What must keep the slice apart: any, mig or shared
-    #[arg(long, value_name = "KIND", value_parser = isolation, default_value = "any")]
+    #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
     pub(crate) isolation: Isolation,
     /// Wait so many seconds for room; default: give up at once
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
@@ -316,6 +282,9 @@ pub(crate) struct Serve {
     /// Let lower queues use what a blocked task can't, as long as it starts no later
     #[arg(long)]
     pub(crate) backfill: bool,
+    /// What happens to a task that takes more than its slice: warn or kill
+    #[arg(long, value_name = "POLICY", value_parser = values::watchdog, default_value = "kill")]
+    pub(crate) watchdog: Watch,
     /// Seconds between two looks at the queues
     #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     pub(crate) polling_interval: f64,
@@ -367,7 +336,7 @@ pub(crate) struct SubmitArgs {
     #[command(flatten)]
     pub(crate) amount: Amount,
     /// What must keep the slice apart: any, mig or shared
-    #[arg(long, value_name = "KIND", value_parser = isolation, default_value = "any")]
+    #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
     pub(crate) isolation: Isolation,
     #[command(flatten)]
     pub(crate) image: ImageArgs,
@@ -418,6 +387,14 @@ pub(crate) struct TasksArgs {
     /// At most so many, newest first
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: u32,
+}
+
+/// `cantle explain`
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// The word, e.g. allocation-refused, or an exit code
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(complete::pages))]
+    pub(crate) name: Option<String>,
 }
 
 /// One task.

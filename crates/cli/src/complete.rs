@@ -9,7 +9,7 @@ use clap::{CommandFactory, Parser};
 use clap_complete::{CompleteEnv, CompletionCandidate};
 
 use crate::args::Cli;
-use crate::cmd::Context;
+use crate::cmd::{Context, explain};
 use crate::connect::Server;
 
 /// The variable by which a shell asks for completions, see [`CompleteEnv`].
@@ -39,6 +39,11 @@ pub(crate) fn tasks(typed: &OsStr) -> Vec<CompletionCandidate> {
     let tasks = ask(&request).map_or_else(Vec::new, |answer| answer.tasks);
     let describe = |t: &TaskView| (t.id.clone(), format!("{}, {}", t.name, t.state));
     candidates(typed, tasks.iter().map(describe))
+}
+
+/// The pages of `cantle explain`.
+pub(crate) fn pages(typed: &OsStr) -> Vec<CompletionCandidate> {
+    candidates(typed, explain::pages().map(|page| (page.name.to_owned(), page.title.to_owned())))
 }
 
 fn candidates(typed: &OsStr, named: impl Iterator<Item = (String, String)>) -> Vec<CompletionCandidate> {

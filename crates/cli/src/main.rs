@@ -71,6 +71,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Credentials(args) => cmd::up::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
+        Command::Explain(args) => cmd::explain::explain(&context, args.name.as_deref()),
         Command::Doctor(args) => cmd::doctor::doctor(&context, &args),
         Command::Completions(args) => cmd::manual::completions(&args.shell),
         Command::Man(args) => cmd::manual::man(&args.dir),

@@ -87,9 +87,29 @@ impl Launch {
 }
 
 impl Agent {
+    /// Writes down what will be run. This comes before the server is told that the task runs: a job without a command is taken
+    /// for one that the server never heard of.
+    pub(crate) fn write_command(
+        &mut self,
+        lease: &LeaseId,
+        task: &tasks::Task,
+    ) -> Result<Command, AgentError> {
+        let command = command::of_task(task, &self.config, &self.worker)?;
+        let entry = self.entries.get_mut(lease).ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
+        entry.job.name.clone_from(&task.name);
+        entry.job.command = Some(command.clone());
+        entry.dir.write(&entry.job)?;
+        Ok(command)
+    }
+
     /// The task is ours and the server knows: from here on it ends with an outcome.
-    pub(crate) fn execute(&mut self, lease: &LeaseId, task: &tasks::Task) {
-        match self.prepare(lease, task) {
+    pub(crate) fn execute(
+        &mut self,
+        lease: &LeaseId,
+        task: &tasks::Task,
+        command: Result<Command, AgentError>,
+    ) {
+        match command.and_then(|command| self.prepare(lease, task, command)) {
             Ok((launch, dir)) => {
                 let (news, lease) = (self.news_sender.clone(), lease.clone());
                 tokio::spawn(async move {
@@ -102,14 +122,15 @@ impl Agent {
         }
     }
 
-    fn prepare(&mut self, lease: &LeaseId, task: &tasks::Task) -> Result<(Launch, PathBuf), AgentError> {
-        let command = command::of_task(task, &self.config, &self.worker)?;
+    fn prepare(
+        &mut self,
+        lease: &LeaseId,
+        task: &tasks::Task,
+        command: Command,
+    ) -> Result<(Launch, PathBuf), AgentError> {
         let Some(entry) = self.entries.get_mut(lease) else {
             return Err(AgentError::LeaseGone(lease.clone()));
         };
-        entry.job.name.clone_from(&task.name);
-        entry.job.command = Some(command.clone());
-        entry.dir.write(&entry.job)?;
         let standing = self.node.lock()?.lease(lease)?;
         let standing = standing.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
         entry.stage = Stage::Starting;

@@ -11,6 +11,9 @@ use super::entry::{Entry, Stage};
 /// A task that is in no queue and not started: so long another agent may still be about to start it.
 const DOUBT: Duration = Duration::from_secs(10);
 
+/// How the server's reason begins for a task that an agent gives back.
+const PUT_BACK: &str = "put back: ";
+
 impl Agent {
     pub(crate) async fn settle_unsettled(&mut self) -> Result<(), WireError> {
         for lease in self.leases_where(Entry::is_unsettled) {
@@ -33,7 +36,8 @@ impl Agent {
     /// Was the task really taken out of its queue when no answer came? If so it goes back to the front.
     async fn is_settled(&self, queue: &str, task: &str, doubt: Duration) -> Result<bool, WireError> {
         let is_queued = self.read_queues().await?.values().flatten().any(|queued| queued.task == task);
-        if is_queued || self.status(task).await? != Some(TaskStatus::Queued) {
+        let taken = matches!(self.state(task).await?, Some((TaskStatus::Queued, _)));
+        if is_queued || !taken {
             return Ok(true);
         }
         if doubt < DOUBT {
@@ -63,14 +67,19 @@ impl Agent {
                 return Ok(());
             }
         }
-        match self.status(task).await? {
-            Some(TaskStatus::Queued) => self.put_in_front(queue, task).await?,
-            Some(TaskStatus::InProgress) if !self.is_elsewhere(task).await? => {
-                self.requeue(queue, task, why).await?;
+        let why = format!("{PUT_BACK}{why}");
+        match self.state(task).await? {
+            Some((TaskStatus::Queued, _)) => self.put_in_front(queue, task).await?,
+            Some((TaskStatus::InProgress, _)) if !self.is_elsewhere(task).await? => {
+                self.requeue(queue, task, &why).await?;
+            }
+            // A former agent died between the two steps of it.
+            Some((TaskStatus::Stopped, reason)) if reason.starts_with(PUT_BACK) => {
+                self.enqueue_in_front(queue, task, &why).await?;
             }
             _ => {}
         }
-        self.note("requeue", Some(task), None, format!("put back: {why}"));
+        self.note("requeue", Some(task), None, why);
         self.forget(lease);
         Ok(())
     }
@@ -90,9 +99,14 @@ impl Agent {
             task: task.to_owned(),
             force: true,
             status_reason: words.clone(),
-            status_message: words.clone(),
+            status_message: words,
         };
         self.link.call(&stopped).await?;
+        self.enqueue_in_front(queue, task, why).await
+    }
+
+    async fn enqueue_in_front(&self, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
+        let words = Some(why.to_owned());
         let enqueue = tasks::Enqueue {
             task: task.to_owned(),
             queue: Some(queue.to_owned()),
@@ -104,10 +118,12 @@ impl Agent {
         self.move_to_front(queue, task).await
     }
 
-    async fn status(&self, task: &str) -> Result<Option<TaskStatus>, WireError> {
-        let list = Listing::fields(vec![task.to_owned()], &["id", "status"]);
+    /// A task's state, and why it has it.
+    async fn state(&self, task: &str) -> Result<Option<(TaskStatus, String)>, WireError> {
+        let list = Listing::fields(vec![task.to_owned()], &["id", "status", "status_reason"]);
         let found = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
-        Ok(found.into_iter().find(|found| found.id == task).and_then(|found| found.status))
+        let found = found.into_iter().find(|found| found.id == task);
+        Ok(found.and_then(|found| Some((found.status?, found.status_reason))))
     }
 
     /// Puts a task that was taken out of `queue` back as the next one.

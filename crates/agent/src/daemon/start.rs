@@ -240,12 +240,13 @@ impl Agent {
         if self.unless_refused(lease, reported)?.is_none() {
             return Ok(());
         }
+        let command = self.write_command(lease, &found.task);
         let words = Some("pulled by agent".to_owned());
         let started =
             tasks::Started { task, force: true, status_reason: words.clone(), status_message: words };
         let started = self.link.call(&started).await;
         if self.unless_refused(lease, started)?.is_some() {
-            self.execute(lease, &found.task);
+            self.execute(lease, &found.task, command);
         }
         Ok(())
     }

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use cantle_model::TaskStatus;
+
 use crate::Test;
 use crate::cluster::Cluster;
+use crate::daemon::until;
 use crate::place::{Place, eventually};
 
 pub(crate) const TESTS: &[Test] = &[
     ("daemons_killed_again_and_again_lose_and_repeat_nothing", killed_again_and_again),
+    ("a_restarted_daemon_adopts_its_tasks_within_a_second", adopted),
     ("a_task_starts_soon_after_it_is_queued", soon),
 ];
 
@@ -32,10 +36,10 @@ fn killed_again_and_again(place: &Place) {
     }
     let _last = cluster.daemon("0-2", &queues);
     for task in &tasks {
-        eventually(&format!("task {task} has ended; it is {:?}", cluster.task(task)), || {
-            cluster.task(task).state.is_final()
+        // One that is given back is stopped before it is queued again.
+        eventually(&format!("task {task} has run; it was {:?}", cluster.task(task)), || {
+            cluster.task(task).exit_code == Some(9)
         });
-        assert_eq!(cluster.task(task).exit_code, Some(9), "{:?}", cluster.task(task));
     }
     let mut started: BTreeMap<String, usize> = BTreeMap::new();
     for line in std::fs::read_to_string(&runs).unwrap().lines() {
@@ -44,6 +48,28 @@ fn killed_again_and_again(place: &Place) {
     let expected: BTreeMap<String, usize> = tasks.into_iter().map(|task| (task, 1)).collect();
     assert_eq!(started, expected, "each task once");
     eventually("nothing is held", || place.leases().is_empty());
+}
+
+fn adopted(place: &Place) {
+    let cluster = Cluster::new(place);
+    let mut daemon = cluster.daemon("0-2", &["half=0.5"]);
+    let task = cluster.submit("half", "long", &until(place, "go"));
+    eventually("it runs", || place.leases().iter().any(|lease| lease.leader.is_some()));
+    let adoptions = || cluster.events(&task).iter().filter(|event| event.kind == "adopt").count();
+    let mut took: Vec<Duration> = Vec::new();
+    for round in 1..=5 {
+        daemon.kill();
+        assert_eq!(place.leases().len(), 1, "its slice is still taken");
+        let restarted = Instant::now();
+        daemon = cluster.daemon_that_may_fail("0-2", &["half=0.5"]);
+        eventually("it is adopted, and the server knows", || adoptions() == round);
+        took.push(restarted.elapsed());
+    }
+    took.sort_unstable();
+    println!("5 restarts, from start to adoption: median {:?}, slowest {:?}", took[2], took[4]);
+    assert!(took[0] < Duration::from_secs(1), "{took:?}");
+    std::fs::write(place.path().join("go"), "").unwrap();
+    cluster.wait(&task, TaskStatus::Completed);
 }
 
 fn soon(place: &Place) {

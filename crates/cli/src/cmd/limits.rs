@@ -57,7 +57,10 @@ pub(crate) fn limits(context: &Context) -> Outcome {
     if limits.iter().all(|l| l.enforced) {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(CliError::new(Kind::Unavailable, "the limits are not in force for this process; see cantle doctor"))
+    Err(CliError::new(
+        Kind::Unavailable,
+        "the limits are not in force for this process (cantle explain not-enforced)",
+    ))
 }
 
 /// Where the runtime put the slice: a fixed place in a mount namespace, else the directory in the environment.

@@ -2,6 +2,7 @@
 
 pub(crate) mod daemon;
 pub(crate) mod doctor;
+pub(crate) mod explain;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod list;

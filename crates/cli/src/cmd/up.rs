@@ -122,6 +122,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> R
     config.lib_dir = context.places.lib.clone();
     config.state_dir = context.places.state.join("agent");
     config.program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
+    config.watch = serve.watchdog;
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     config.metrics_listen.clone_from(&serve.metrics_listen);

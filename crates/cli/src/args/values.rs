@@ -1,0 +1,50 @@
+//! What flags take besides text and numbers.
+
+use cantle_agent::Watch;
+use cantle_model::{ComputeMode, GpuRequest, Isolation, RequestError};
+
+pub(super) fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_fraction(text)
+}
+
+pub(super) fn whole(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_gpus(text)
+}
+
+pub(super) fn memory(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_memory(text)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "clap wants a Result; which profiles exist only the driver knows"
+)]
+pub(super) fn profile(text: &str) -> Result<GpuRequest, RequestError> {
+    Ok(GpuRequest::MigProfile(text.to_owned()))
+}
+
+pub(super) fn compute(text: &str) -> Result<ComputeMode, String> {
+    match text {
+        "even" => Ok(ComputeMode::Even),
+        "fair" => Ok(ComputeMode::Fair),
+        "strict" => Ok(ComputeMode::Strict),
+        _ => Err(format!("\"{text}\" is not a compute mode; write even, fair or strict")),
+    }
+}
+
+pub(super) fn watchdog(text: &str) -> Result<Watch, String> {
+    match text {
+        "warn" => Ok(Watch::Warn),
+        "kill" => Ok(Watch::Kill),
+        _ => Err(format!("--watchdog {text}: write warn or kill")),
+    }
+}
+
+pub(super) fn isolation(text: &str) -> Result<Isolation, String> {
+    match text {
+        "any" => Ok(Isolation::Any),
+        "mig" => Ok(Isolation::Mig),
+        "shared" => Ok(Isolation::Shared),
+        _ => Err(format!("\"{text}\" is not an isolation; write any, mig or shared")),
+    }
+}

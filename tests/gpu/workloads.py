@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""What the suite runs in a slice and outside: `workloads.py NAME` uses one GPU as NAME does and prints what it saw as JSON.
+
+Every one tells the size of the GPU that it sees and whether an allocation larger than that was refused by the code that
+the framework's users know. Exit code 3: the framework is not installed; the line on stderr says which.
+"""
+
+import ctypes
+import json
+import sys
+
+MIB = 1 << 20
+NOT_INSTALLED = 3
+
+
+def graph():
+    """Driver API alone: a graph that allocates, captured from a stream, launched twice; then one that asks for too much."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+
+    def call(name, *args):
+        return getattr(cuda, name)(*args)
+
+    def need(name, *args):
+        code = call(name, *args)
+        if code:
+            sys.exit(f"{name}: CUDA error {code}")
+
+    context, stream = ctypes.c_void_p(), ctypes.c_void_p()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    need("cuInit", 0)
+    need("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    need("cuCtxSetCurrent", context)
+    need("cuStreamCreate", ctypes.byref(stream), 1)
+    need("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+
+    def launch(size_bytes):
+        captured, ready, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        need("cuStreamBeginCapture_v2", stream, 0)
+        code = call("cuMemAllocAsync", ctypes.byref(pointer), ctypes.c_size_t(size_bytes), stream)
+        freed = code or call("cuMemFreeAsync", pointer, stream)
+        ended = call("cuStreamEndCapture", stream, ctypes.byref(captured))
+        code = code or freed or ended
+        code = code or call("cuGraphInstantiateWithFlags", ctypes.byref(ready), captured, ctypes.c_ulonglong(0))
+        for _ in range(2):
+            code = code or call("cuGraphLaunch", ready, stream) or call("cuStreamSynchronize", stream)
+        return code
+
+    within, over = launch(64 * MIB), launch(total.value + 64 * MIB)
+    if within:
+        sys.exit(f"a graph that allocates 64 MiB: CUDA error {within}")
+    return {"total": total.value, "over": "refused" if over == 2 else f"CUDA error {over}" if over else "granted"}
+
+
+def torch():
+    """PyTorch with whatever allocator PYTORCH_CUDA_ALLOC_CONF names; a training and an inference loop, timed by events."""
+    import torch
+
+    def allocate(size_bytes):
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+
+    _, total = torch.cuda.mem_get_info()
+    try:
+        allocate(total + 64 * MIB)
+        over = "granted"
+    except torch.cuda.OutOfMemoryError:
+        over = "refused"
+    # As a long job does: many sizes, most of them freed again, in total several times the slice.
+    for round in range(64):
+        kept = [allocate((1 + (round * 37 + i * 101) % 257) * MIB) for i in range(8)]
+        del kept
+    torch.cuda.empty_cache()
+    model = torch.nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True, device="cuda", dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+    batch = torch.randn(8, 512, 1024, device="cuda", dtype=torch.bfloat16)
+
+    def train():
+        optimizer.zero_grad(set_to_none=True)
+        model(batch).square().mean().backward()
+        optimizer.step()
+
+    def infer():
+        with torch.inference_mode():
+            model(batch)
+
+    def milliseconds(step, count):
+        for _ in range(10):
+            step()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(count):
+            step()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) / count
+
+    train_ms = milliseconds(train, 100)
+    model.eval()
+    return {"total": total, "over": over, "train_ms": train_ms, "infer_ms": milliseconds(infer, 300)}
+
+
+def cupy():
+    import cupy
+
+    _, total = cupy.cuda.runtime.memGetInfo()
+    try:
+        cupy.empty(total + 64 * MIB, dtype=cupy.uint8)
+        over = "granted"
+    except cupy.cuda.memory.OutOfMemoryError:
+        over = "refused"
+    ones = cupy.ones((2048, 2048), dtype=cupy.float32)
+    assert float((ones @ ones)[0, 0]) == 2048
+    return {"total": total, "over": over}
+
+
+def jax():
+    import jax
+
+    device = jax.devices("gpu")[0]
+    total = ctypes.c_size_t()
+    ctypes.CDLL("libcuda.so.1").cuDeviceTotalMem_v2(ctypes.byref(total), 0)
+    ones = jax.device_put(jax.numpy.ones((2048, 2048)), device)
+    assert float((ones @ ones)[0, 0]) == 2048
+    try:
+        jax.numpy.zeros(total.value + 64 * MIB, dtype="uint8").block_until_ready()
+        over = "granted"
+    except Exception as error:  # jaxlib's own exception has changed its name more than once
+        over = "refused" if "RESOURCE_EXHAUSTED" in str(error) else f"{type(error).__name__}: {error}"
+    return {"total": total.value, "over": over}
+
+
+def main():
+    workload = {"graph": graph, "torch": torch, "cupy": cupy, "jax": jax}[sys.argv[1]]
+    try:
+        print(json.dumps(workload()))
+    except ImportError as error:
+        print(f"not installed: {error}", file=sys.stderr)
+        sys.exit(NOT_INSTALLED)
+
+
+if __name__ == "__main__":
+    main()
