@@ -64,8 +64,8 @@ test("Alt and an arrow move the focused task", async () => {
 
 test("the command that a button shows does the same", async () => {
   await page.getByRole("button", { name: "Move d up" }).hover();
+  await page.getByTestId("cli").getByText("$ cantle move").waitFor();
   const words = (await page.getByTestId("cli").textContent()).replace("$ cantle ", "").split(" ");
-  assert.equal(words[0], "move");
   cantle.cli(...words);
   await both("one", ["b", "c", "d", "a"]);
   cantle.cli("move", words[1], "--front");

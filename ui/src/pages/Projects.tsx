@@ -121,7 +121,7 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
         <Fact name="Allocated" value={amount(project.allocated_milli)} swatch="within" />
         {quota && <Fact name="Over quota" value={amount(project.over_quota_milli)} swatch="over" />}
         {quota && <Fact name="Deserved" value={amount(project.deserved_milli)} swatch="mark deserved" />}
-        {quota && <Fact name="Fair share now" value={amount(project.fair_share_milli)} swatch="mark fair" />}
+        {quota && <Fact name="Fair share" value={amount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={amount(limit_milli)} swatch="mark limit" />}
       </dl>
       {!readOnly.value && (
