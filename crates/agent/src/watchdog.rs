@@ -60,13 +60,16 @@ impl Watchdog {
             Vec::new()
         });
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+        let before: BTreeMap<_, _> =
+            leases.iter().map(|lease| (&lease.id, counted(&node.slice_dir(&lease.id)))).collect();
         let held = held_by_lease(driver, gpus, &Members::of(node, &leases));
         let nothing = Held::new();
         let mut findings = Vec::new();
         for lease in leases.iter().filter(|lease| ours(&lease.id)) {
             let used = held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
-            let Some(wrong) = weigh(lease, &dir, used.unwrap_or(&nothing), gpus) else {
+            let before = before.get(&lease.id).map_or(&[][..], Vec::as_slice);
+            let Some(wrong) = weigh(lease, &dir, used.unwrap_or(&nothing), before, gpus) else {
                 self.since.remove(&lease.id);
                 continue;
             };
@@ -85,8 +88,18 @@ impl Watchdog {
     }
 }
 
+/// What the shim has counted on each GPU of a slice.
+fn counted(dir: &Path) -> Vec<u64> {
+    let snapshot = Observer::open(dir).and_then(|region| region.snapshot());
+    snapshot
+        .map_or_else(|_| Vec::new(), |snapshot| snapshot.gpus.iter().map(|gpu| gpu.counted_bytes).collect())
+}
+
 /// Charges what is hidden, and tells what is wrong, if anything is.
-fn weigh(lease: &Lease, dir: &Path, used: &Held, gpus: &[Gpu]) -> Option<String> {
+///
+/// The driver was asked between `before` and now. What a program has given back meanwhile was counted then, what it has taken is
+/// counted now; neither is hidden, so the larger of both counts.
+fn weigh(lease: &Lease, dir: &Path, used: &Held, before: &[u64], gpus: &[Gpu]) -> Option<String> {
     let region = Observer::open(dir).ok();
     let snapshot = region.as_ref().and_then(|region| region.snapshot().ok());
     // A region that its tenant has spoilt counts nothing and knows nobody.
@@ -101,7 +114,9 @@ fn weigh(lease: &Lease, dir: &Path, used: &Held, gpus: &[Gpu]) -> Option<String>
         let look = Look {
             index: gpu.index,
             slice: at.and_then(|at| lease.slices.get(at)),
-            counted_bytes: now.map_or(0, |now| now.counted_bytes),
+            counted_bytes: now
+                .map_or(0, |now| now.counted_bytes)
+                .max(at.and_then(|at| before.get(at)).copied().unwrap_or(0)),
             processes,
             attached: &attached,
         };
