@@ -152,7 +152,7 @@ pub(crate) enum Command {
     /// Inside a task: show its limits and whether they are enforced
     Limits,
     /// Write the files that give a container image a limit of its own (what images/build.sh does)
-    ImageSlice(ImageSliceArgs),
+    ImageSlice(crate::cmd::image::ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
     /// Simulated GPUs
@@ -163,7 +163,7 @@ pub(crate) enum Command {
     /// Explain a word or an exit code that cantle printed; without one, list what there is
     Explain(ExplainArgs),
     /// Check this machine: driver, libraries, enforcement, server
-    Doctor(DoctorArgs),
+    Doctor(crate::cmd::doctor::DoctorArgs),
     /// Print the completions of a shell, e.g. source <(cantle completions bash)
     Completions(CompletionsArgs),
     /// Write the manual pages into a directory
@@ -305,26 +305,6 @@ pub(crate) struct UpArgs {
     pub(crate) server: Listen,
     #[command(flatten)]
     pub(crate) serve: Serve,
-}
-
-/// `cantle doctor`
-#[derive(Args, Debug)]
-pub(crate) struct DoctorArgs {
-    #[command(flatten)]
-    pub(crate) socket: SocketArgs,
-}
-
-/// `cantle image-slice`
-#[derive(Args, Debug)]
-pub(crate) struct ImageSliceArgs {
-    /// GPU memory for all processes of a container together, on each GPU that it sees: 8GiB
-    #[arg(long, value_name = "M")]
-    pub(crate) limit: Bytes,
-    /// What the CUDA context of one process is charged with
-    #[arg(long, value_name = "M", default_value = "512MiB")]
-    pub(crate) context: Bytes,
-    /// Folder for the two files; it must exist
-    pub(crate) dir: PathBuf,
 }
 
 /// `cantle submit`

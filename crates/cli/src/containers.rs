@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_agent::Docker;
+use cantle_clearml::Conf;
 use cantle_runtime::Engine;
 use clap::{Args, CommandFactory as _};
 
@@ -101,6 +102,17 @@ impl EngineArgs {
     }
 }
 
+/// What the command line and the environment leave open, ClearML's configuration file may say.
+pub(crate) fn complete(docker: &mut Docker, conf: &Conf) {
+    if docker.image.is_none() {
+        docker.image = conf.text("agent.default_docker.image");
+        docker.options = conf.list("agent.default_docker.arguments");
+    }
+    if docker.extra_options.is_empty() {
+        docker.extra_options = conf.list("agent.extra_docker_arguments");
+    }
+}
+
 /// The first word is the image. In quotes it may bring its options along, as ClearML's pages show it.
 fn image_and_options(option: &str, words: &[String]) -> Result<(Option<String>, Vec<String>), CliError> {
     let Some((first, rest)) = words.split_first() else { return Ok((None, Vec::new())) };
@@ -188,6 +200,26 @@ mod tests {
         ] {
             assert_eq!(carried_text(given), expected);
         }
+    }
+
+    #[test]
+    fn clearmls_file_fills_in_what_is_not_said() {
+        let text = r#"agent { default_docker { image: "conf:1", arguments: ["--ipc=host"] }, extra_docker_arguments: ["--init"] }"#;
+        let conf = Conf::parse(text, &|_| None).unwrap();
+        let mut docker = Docker::default();
+        complete(&mut docker, &conf);
+        assert_eq!(
+            (docker.image.as_deref(), docker.options.concat().as_str()),
+            (Some("conf:1"), "--ipc=host")
+        );
+        assert_eq!(docker.extra_options, ["--init"]);
+        let mut named = Docker { image: Some("own:1".into()), ..Docker::default() };
+        complete(&mut named, &conf);
+        assert_eq!(
+            (named.image.as_deref(), named.options.len()),
+            (Some("own:1"), 0),
+            "its options too are the command line's"
+        );
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::{Context, runtime};
 use crate::args::{DaemonArgs, SdkArgs};
 use crate::error::{CliError, Kind, Outcome, as_kind};
 use crate::out::Column;
-use crate::{clearml_conf, connect};
+use crate::{clearml_conf, connect, containers};
 
 /// What an agent in the background says on its standard output once it serves.
 const READY: &str = "ready";
@@ -86,6 +86,9 @@ fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, C
     let mut serve = args.serve.clone();
     serve.worker_name = serve.worker_name.or_else(|| conf.text("agent.worker_name"));
     let mut config = agent_config(context, &serve, args.dynamic_gpus)?;
+    if let Some(docker) = &mut config.docker {
+        containers::complete(docker, conf);
+    }
     config.worker_id = args.worker_id.clone().or_else(|| conf.text("agent.worker_id"));
     config.schedule = schedule(args, conf)?;
     config.report_tags.clone_from(&args.child_report_tags);

@@ -7,14 +7,22 @@ use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError};
 use cantle_model::Bytes;
 use cantle_runtime::{Engine, EngineError, EngineInfo};
+use clap::Args;
 use serde::Serialize;
 
 use super::{Context, runtime};
-use crate::args::DoctorArgs;
 use crate::connect::{Server, local};
+use crate::containers::SocketArgs;
 use crate::error::{CliError, Kind, Outcome};
 use crate::out::{Column, Format};
 use crate::place::is_root;
+
+/// `cantle doctor`
+#[derive(Args, Debug)]
+pub(crate) struct DoctorArgs {
+    #[command(flatten)]
+    socket: SocketArgs,
+}
 
 /// How a check went.
 #[derive(Serialize, Clone, Copy, PartialEq, Eq)]

@@ -1,13 +1,28 @@
 //! `cantle image-slice`: the slice that an image brings along.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use cantle_ledger::host::{self, GpuLimit};
 use cantle_ledger::{ANY_GPU, GRANULE_BYTES, MAX_GPUS};
+use cantle_model::Bytes;
+use clap::Args;
 
 use super::Context;
-use crate::args::ImageSliceArgs;
 use crate::error::{CliError, Kind, Outcome, as_kind};
+
+/// `cantle image-slice`
+#[derive(Args, Debug)]
+pub(crate) struct ImageSliceArgs {
+    /// GPU memory for all processes of a container together, on each GPU that it sees: 8GiB
+    #[arg(long, value_name = "M")]
+    limit: Bytes,
+    /// What the CUDA context of one process is charged with
+    #[arg(long, value_name = "M", default_value = "512MiB")]
+    context: Bytes,
+    /// Folder for the two files; it must exist
+    dir: PathBuf,
+}
 
 /// In place of a lease.
 const LEASE: &str = "image";
