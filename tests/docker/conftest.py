@@ -60,6 +60,10 @@ class Cantle(installation.Cantle):
         super().__init__(home, sim_gpus)
         self.env["DOCKER_HOST"] = f"unix://{engine.socket}"
 
+    def said(self, task):
+        """The task's own lines: the agent writes into the same log."""
+        return [line for line in self.output(task).splitlines() if not line.startswith("cantle: ")]
+
 
 @pytest.fixture(scope="session")
 def engine():

@@ -21,6 +21,5 @@ trap 'tests/docker/engine.sh stop "$dir"; rm -rf "$dir"' EXIT
 tests/docker/engine.sh start "$dir"
 export CANTLE_TEST_ENGINE="$dir" CANTLE_TEST_IMAGE=cantle-test:base
 cargo test --release --locked -p cantle-runtime --test container --test container_slice -- --test-threads=1 "$@"
-cargo test --release --locked -p cantle-agent --test node -- containers "$@"
 tests/setup-venv.sh
 .venv/bin/python -m pytest -q tests/docker

@@ -94,7 +94,7 @@ def test_a_tasks_own_container(make_cantle, engine):
     own = cantle.submit("q", "sh", "-c", say, flags=["--image", "cantle-test:own", "-e", "OWN=two words"])
     for task, said in ((plain, "yes, none, none"), (own, "none, two words, none")):
         cantle.wait_state(task, "completed", seconds=60)
-        assert cantle.output(task).splitlines()[-1] == f"{said}, of the daemon"
+        assert cantle.said(task)[-1] == f"{said}, of the daemon"
     assert " cantle-test:own sh -c " in cantle.output(own).splitlines()[0]
 
     # A task that waits is edited: behind one that takes the whole queue.
@@ -107,7 +107,7 @@ def test_a_tasks_own_container(make_cantle, engine):
         cantle.wait_state(task, "in_progress", seconds=60)
         cantle.cli("stop", task)
     cantle.wait_state(edited, "completed", seconds=90)
-    assert cantle.output(edited).splitlines()[-1] == "none, edited, done, of the daemon"
+    assert cantle.said(edited)[-1] == "none, edited, done, of the daemon"
 
     lifting = cantle.submit("q", "true", flags=["--image", IMAGE, "--privileged"])
     cantle.wait_state(lifting, "failed", seconds=60)
@@ -129,7 +129,7 @@ def test_the_engine_dies_and_comes_back(make_cantle, engine):
     cantle.wait_state(after, "completed", seconds=90)
     engine.client("exec", engine.container_of(task), "touch", "/tmp/go")
     assert cantle.wait_state(task, "completed", seconds=90)["exit_code"] == 0
-    assert cantle.output(task).splitlines()[-1] == "let go"
+    assert cantle.said(task)[-1] == "let go"
     wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 30, engine.containers)
 
 
@@ -152,7 +152,7 @@ def test_the_agent_dies_and_comes_back(make_cantle, engine):
     assert cantle.task(task)["state"] == "in_progress" and engine.container_of(task) == container
     engine.client("exec", container, "touch", "/tmp/go")
     assert cantle.wait_state(task, "completed", seconds=90)["exit_code"] == 0
-    assert [line for line in cantle.output(task).splitlines() if line == "let go"] == ["let go"]
+    assert [line for line in cantle.said(task) if line == "let go"] == ["let go"]
     wait_until(lambda: engine.containers() == [] and cantle.used() == [0], 30, engine.containers)
 
 

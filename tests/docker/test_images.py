@@ -153,7 +153,7 @@ def test_a_task_in_such_an_image_has_the_smaller_limit(make_cantle, limited):
     half, eighth = (cantle.submit(queue, *FILL, flags=["--image", limited, *tools]) for queue in ("half", "eighth"))
     for task, shown in ((half, 8192), (eighth, 5120)):
         cantle.wait_state(task, "completed", seconds=60)
-        taken, code, total = map(int, cantle.output(task).splitlines()[-1].split())
+        taken, code, total = map(int, cantle.said(task)[-1].split())
         assert (code, total) == (2, shown) and shown - 1024 < taken < shown
 
 
