@@ -1,6 +1,6 @@
 //! `cantle.*` about projects: what they are granted, what they have, and what agents need to know to keep it so.
 
-use cantle_model::{Cause, ProjectQuota, Slice};
+use cantle_model::{Cause, ProjectQuota};
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -101,12 +101,32 @@ pub struct Fleet {
     pub projects: Vec<QuotaView>,
     /// GPUs of the other nodes that are alive, in thousandths.
     pub other_gpus_milli: u64,
-    /// Every task that holds something, wherever it runs.
+    /// Tasks that hold something on the agent's node.
     pub held: Vec<HeldTask>,
+    /// What is held on other nodes, in sums.
+    pub elsewhere: Vec<HeldElsewhere>,
     /// Tasks that wait in the agent's queues: the first ones of each project, in order.
     pub waiting: Vec<WaitingTask>,
     /// Evictions that this answer knows of, to be given back with [`Evict`].
     pub evictions: i64,
+}
+
+/// What some tasks of one project hold together on other nodes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct HeldElsewhere {
+    /// The project that they are counted to: their own or the nearest above with a quota.
+    pub project: Option<String>,
+    /// Thousandths of a GPU.
+    pub gpu_milli: u64,
+    /// Thousandths of a CPU core.
+    pub cpu_milli: u64,
+    /// Main memory.
+    pub memory_bytes: u64,
+    /// May they be stopped for others?
+    pub preemptible: bool,
+    /// Do they have to stop for others?
+    pub stopping: bool,
 }
 
 /// A task that holds something.
@@ -114,12 +134,8 @@ pub struct Fleet {
 pub struct HeldTask {
     /// Its id.
     pub task: String,
-    /// The node that holds it.
-    pub node: String,
     /// Under which lease.
     pub lease: String,
-    /// What it holds.
-    pub slices: Vec<Slice>,
     /// CPU that it is counted with, in thousandths of a core.
     pub cpu_milli: u64,
     /// Main memory that it is counted with.

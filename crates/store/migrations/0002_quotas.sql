@@ -1,7 +1,8 @@
 -- What a project is granted, as JSON; NULL: it has no quota of its own.
 ALTER TABLE projects ADD COLUMN quota TEXT;
 
--- What a claim counts beside its slices.
+-- What a claim counts: its slices in thousandths of a GPU, and what it asked for beside them.
+ALTER TABLE tasks ADD COLUMN milli BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN cpu_milli BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN memory_bytes BIGINT NOT NULL DEFAULT 0;
 ALTER TABLE tasks ADD COLUMN preemptible BIGINT NOT NULL DEFAULT 1;

@@ -83,6 +83,45 @@ pub struct Evicted {
     pub time_us: i64,
 }
 
+/// What an agent needs to know to plan for its node under quotas.
+#[derive(Clone, Debug)]
+pub struct Fleet {
+    /// Tasks that hold something on the node.
+    pub here: Vec<TaskRow>,
+    /// What is held on other nodes.
+    pub elsewhere: Vec<HeldSum>,
+    /// Where others are being stopped for which task: (task, node).
+    pub freeing: Vec<(String, String)>,
+    /// Tasks that wait, in the order of each queue.
+    pub waiting: Vec<WaitingRow>,
+}
+
+/// What some tasks of one project hold together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldSum {
+    /// Id of the project.
+    pub project: Option<String>,
+    /// May they be stopped for others?
+    pub preemptible: bool,
+    /// Were they asked to stop for others?
+    pub stopping: bool,
+    /// All of it.
+    pub amounts: Amounts,
+}
+
+/// The part of a waiting task that its turn depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitingRow {
+    /// Its id.
+    pub task: String,
+    /// Id of its queue.
+    pub queue: String,
+    /// Id of its project.
+    pub project: Option<String>,
+    /// For whom it was stopped, and why.
+    pub evicted: Option<(String, Cause)>,
+}
+
 /// A task that is about to be stopped for another.
 #[derive(Clone, Debug)]
 pub struct Victim {

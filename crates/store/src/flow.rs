@@ -1,6 +1,7 @@
 //! How tasks move: into queues, out of them, and from state to state. Each function is one transaction, and records
 //! what happened in it.
 
+use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
@@ -242,19 +243,22 @@ impl Store {
         if lease.as_deref() != Some(&claim.lease) && claim.exit_code.is_none() {
             quotas::check(&mut write.tx, &old, claim).await?;
         }
+        let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
+        let Amounts([milli, cpu_milli, memory_bytes]) = claim.terms.amounts(slices);
         sqlx::query(
             "UPDATE tasks SET node = $2, lease = $3, slices = $4, exit_code = $5, reason = $6, last_update_us = $7, \
-             cpu_milli = $8, memory_bytes = $9, preemptible = $10 WHERE id = $1",
+             milli = $8, cpu_milli = $9, memory_bytes = $10, preemptible = $11 WHERE id = $1",
         )
         .bind(&claim.task)
         .bind(&claim.node)
         .bind(&claim.lease)
-        .bind(row::to_json(if claim.slices.is_empty() { &old.slices } else { &claim.slices })?)
+        .bind(row::to_json(slices)?)
         .bind(claim.exit_code)
         .bind(&claim.reason)
         .bind(now_us)
-        .bind(claim.terms.cpu_milli.cast_signed())
-        .bind(claim.terms.memory_bytes.cast_signed())
+        .bind(milli.cast_signed())
+        .bind(cpu_milli.cast_signed())
+        .bind(memory_bytes.cast_signed())
         .bind(i64::from(claim.terms.preemptible))
         .execute(&mut *write.tx)
         .await?;

@@ -31,9 +31,9 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, Claim, Evicted, Happening, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow, QueueRow,
-    QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim, WorkerReport, WorkerRow,
-    WorkerSample,
+    Change, Claim, Evicted, Fleet, Happening, HeldSum, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow,
+    QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim, WaitingRow,
+    WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

@@ -3,7 +3,7 @@
 use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
 use sqlx::{Row as _, SqliteConnection};
 
-use crate::data::{Claim, Happening, ProjectRow, TaskRow};
+use crate::data::{Claim, Fleet, Happening, ProjectRow, TaskRow};
 use crate::{Store, StoreError, row};
 
 /// What makes a task hold its slices: an agent has claimed it and has not said that it ended.
@@ -68,6 +68,45 @@ impl Store {
         let read = |rows: &[_]| rows.iter().map(row::task).collect::<Result<Vec<_>, _>>();
         Ok((read(&held)?, read(&waiting)?))
     }
+
+    /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents ask often, so
+    /// of other nodes there are only sums.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, StoreError> {
+        let mut tx = self.readers.begin().await?;
+        let here = concat!("SELECT * FROM tasks WHERE ", holds!(), " AND node = $1 ORDER BY id");
+        let here = sqlx::query(here).bind(node).fetch_all(&mut *tx).await?;
+        let elsewhere = concat!(
+            "SELECT project, preemptible, evicted_for IS NOT NULL AS stopping, SUM(milli) AS milli, \
+             SUM(cpu_milli) AS cpu_milli, SUM(memory_bytes) AS memory_bytes FROM tasks WHERE ",
+            holds!(),
+            " AND node <> $1 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
+        );
+        let elsewhere = sqlx::query(elsewhere).bind(node).fetch_all(&mut *tx).await?;
+        let freeing = concat!(
+            "SELECT evicted_for, node FROM tasks WHERE ",
+            holds!(),
+            " AND evicted_for IS NOT NULL AND node IS NOT NULL ORDER BY id"
+        );
+        let freeing = sqlx::query_as(freeing).fetch_all(&mut *tx).await?;
+        let mut waiting = Vec::new();
+        for queue in queues {
+            let rows = sqlx::query(
+                "SELECT id, queue_entries.queue AS queue, project, evicted_for, evicted_cause FROM queue_entries \
+                 JOIN tasks ON tasks.id = queue_entries.task WHERE queue_entries.queue = $1 \
+                 ORDER BY queue_entries.position",
+            );
+            waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
+        }
+        Ok(Fleet {
+            here: here.iter().map(row::task).collect::<Result<_, _>>()?,
+            elsewhere: elsewhere.iter().map(row::held_sum).collect::<Result<_, _>>()?,
+            freeing,
+            waiting: waiting.iter().map(row::waiting).collect::<Result<_, _>>()?,
+        })
+    }
 }
 
 /// Would the claim take more than the project of `task`, or one above it, may have?
@@ -121,16 +160,17 @@ async fn held_by(
     but: &str,
 ) -> Result<(Amounts, Amounts), StoreError> {
     let sql = concat!(
-        "SELECT tasks.* FROM tasks JOIN projects ON projects.id = tasks.project WHERE ",
+        "SELECT tasks.preemptible AS preemptible, SUM(milli) AS milli, SUM(cpu_milli) AS cpu_milli, \
+         SUM(memory_bytes) AS memory_bytes FROM tasks JOIN projects ON projects.id = tasks.project WHERE ",
         holds!(),
-        " AND tasks.id <> $2 AND (projects.name = $1 OR SUBSTR(projects.name, 1, LENGTH($1) + 1) = $1 || '/')"
+        " AND tasks.id <> $2 AND (projects.name = $1 OR SUBSTR(projects.name, 1, LENGTH($1) + 1) = $1 || '/') \
+         GROUP BY tasks.preemptible"
     );
-    let rows = sqlx::query(sql).bind(project).bind(but).fetch_all(tx).await?;
     let (mut held, mut for_good) = (Amounts::default(), Amounts::default());
-    for row in &rows {
-        let amounts = row::terms(row)?.amounts(&row::json::<Vec<_>>(row, "slices")?);
+    for sum in &sqlx::query(sql).bind(project).bind(but).fetch_all(tx).await? {
+        let amounts = row::amounts(sum)?;
         held = held.plus(amounts);
-        if row.try_get::<i64, _>("preemptible")? == 0 {
+        if sum.try_get::<i64, _>("preemptible")? == 0 {
             for_good = for_good.plus(amounts);
         }
     }

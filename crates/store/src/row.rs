@@ -1,14 +1,14 @@
 //! From database rows to records.
 
-use cantle_model::{ProjectQuota, TaskStatus};
+use cantle_model::{Amounts, ProjectQuota, TaskStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
-    Evicted, Happening, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample, TaskIndex,
-    TaskRow, Terms, WorkerRow, WorkerSample,
+    Evicted, Happening, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
+    TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
 };
 use crate::{NodeRow, ReportRow, Scalar, StoreError};
 
@@ -72,13 +72,37 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
     })
 }
 
-pub(crate) fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
+/// What a task holds, or several together.
+pub(crate) fn amounts(row: &SqliteRow) -> Result<Amounts, StoreError> {
     let amount = |column| row.try_get(column).map(i64::unsigned_abs);
-    let preemptible: i64 = row.try_get("preemptible")?;
-    Ok(Terms {
-        cpu_milli: amount("cpu_milli")?,
-        memory_bytes: amount("memory_bytes")?,
-        preemptible: preemptible != 0,
+    Ok(Amounts([amount("milli")?, amount("cpu_milli")?, amount("memory_bytes")?]))
+}
+
+fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
+    let Amounts([_, cpu_milli, memory_bytes]) = amounts(row)?;
+    Ok(Terms { cpu_milli, memory_bytes, preemptible: flag(row, "preemptible")? })
+}
+
+fn flag(row: &SqliteRow, column: &str) -> Result<bool, StoreError> {
+    Ok(row.try_get::<i64, _>(column)? != 0)
+}
+
+pub(crate) fn held_sum(row: &SqliteRow) -> Result<HeldSum, StoreError> {
+    Ok(HeldSum {
+        project: row.try_get("project")?,
+        preemptible: flag(row, "preemptible")?,
+        stopping: flag(row, "stopping")?,
+        amounts: amounts(row)?,
+    })
+}
+
+pub(crate) fn waiting(row: &SqliteRow) -> Result<WaitingRow, StoreError> {
+    let evicted_for: Option<String> = row.try_get("evicted_for")?;
+    Ok(WaitingRow {
+        task: row.try_get("id")?,
+        queue: row.try_get("queue")?,
+        project: row.try_get("project")?,
+        evicted: evicted_for.map(|task| json(row, "evicted_cause").map(|cause| (task, cause))).transpose()?,
     })
 }
 

@@ -6,10 +6,10 @@
     reason = "a test says by panicking that something is wrong"
 )]
 
-use cantle_model::{Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
-    Change, Claim, Happening, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError, Terms, Victim,
-    may_follow,
+    Change, Claim, Happening, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError, Terms,
+    Victim, may_follow,
 };
 use serde_json::Map;
 
@@ -186,6 +186,35 @@ async fn evictions_are_decided_one_after_the_other() {
     assert!(
         held[0].evicted.as_ref().unwrap().reason.starts_with("reclaimed by project poor for task claimant")
     );
+}
+
+#[tokio::test]
+async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
+    let (f, victim) = contended().await;
+    f.queued_in("rich", "second").await;
+    let terms = Terms { cpu_milli: 2000, memory_bytes: 1 << 30, preemptible: true };
+    f.started("other", terms).await.unwrap();
+    f.started("second", terms).await.unwrap();
+    f.store.evict("n", &[victim], 0, 10).await.unwrap();
+    let queues = ["q".to_owned()];
+    let here = f.store.fleet("n", &queues).await.unwrap();
+    assert_eq!((here.here.len(), here.elsewhere.len()), (3, 0), "all of it is here");
+    let there = f.store.fleet("m", &queues).await.unwrap();
+    assert!(there.here.is_empty());
+    let sum = |stopping, amounts| HeldSum {
+        project: Some("rich".into()),
+        preemptible: true,
+        stopping,
+        amounts: Amounts(amounts),
+    };
+    assert_eq!(there.elsewhere, [sum(false, [1000, 4000, 2 << 30]), sum(true, [500, 0, 0])]);
+    assert_eq!(there.freeing, [("claimant".into(), "n".into())]);
+    let names: Vec<&str> = there.waiting.iter().map(|waiting| waiting.task.as_str()).collect();
+    assert_eq!(names, ["claimant"]);
+    f.store.give_back("victim", "victim", &at(11)).await.unwrap();
+    let after = f.store.fleet("m", &queues).await.unwrap();
+    assert_eq!(after.waiting[0].evicted, Some(("claimant".into(), Cause::Reclaim)));
+    assert_eq!((after.elsewhere.len(), after.freeing.len()), (1, 0));
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_clearml::quotas::{Evict, Fleet, GetFleet, HeldTask, Victim, WaitingTask};
+use cantle_clearml::quotas::{Evict, Fleet, GetFleet, HeldElsewhere, HeldTask, Victim, WaitingTask};
 use cantle_clearml::{Error as WireError, TaskRequest};
 use cantle_model::{Amounts, Cause, LeaseId, TaskId, projects_above};
 use cantle_sched::{Eviction, Held, Host, Order, Policy, Project, State, Waiting};
@@ -72,8 +72,8 @@ pub(crate) fn policy(configured: &Policy, fleet: &Fleet) -> Policy {
     Policy { order: Order::Share, reclaim: true, ..configured.clone() }
 }
 
-/// Enters into `state` whom everything on `node` belongs to, and what is held elsewhere.
-pub(crate) fn enter(state: &mut State, fleet: &Fleet, node: &str, ending: &BTreeSet<LeaseId>) {
+/// Enters into `state` whom everything on this node belongs to, and what is held elsewhere.
+pub(crate) fn enter(state: &mut State, fleet: &Fleet, ending: &BTreeSet<LeaseId>) {
     if fleet.projects.is_empty() {
         return;
     }
@@ -83,9 +83,7 @@ pub(crate) fn enter(state: &mut State, fleet: &Fleet, node: &str, ending: &BTree
         Project::with_quota(&view.project, parent(&view.project), &view.quota)
     };
     state.projects = fleet.projects.iter().map(project).collect();
-    let (here, elsewhere): (Vec<&HeldTask>, Vec<&HeldTask>) =
-        fleet.held.iter().partition(|held| held.node == node);
-    let here: BTreeMap<&str, &HeldTask> = here.into_iter().map(|held| (held.lease.as_str(), held)).collect();
+    let here: BTreeMap<&str, &HeldTask> = fleet.held.iter().map(|held| (held.lease.as_str(), held)).collect();
     for running in &mut state.running {
         if let Some(held) = here.get(running.lease.0.as_str()) {
             running.project.clone_from(&held.project);
@@ -105,16 +103,15 @@ pub(crate) fn enter(state: &mut State, fleet: &Fleet, node: &str, ending: &BTree
         }
     }
     state.elsewhere.capacity = Amounts([fleet.other_gpus_milli, 0, 0]);
-    state.elsewhere.held = elsewhere.into_iter().map(held_elsewhere).collect();
+    state.elsewhere.held = fleet.elsewhere.iter().map(held_elsewhere).collect();
 }
 
-fn held_elsewhere(task: &HeldTask) -> Held {
-    let milli = task.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+fn held_elsewhere(held: &HeldElsewhere) -> Held {
     Held {
-        project: task.project.clone(),
-        amounts: Amounts([milli, task.cpu_milli, task.memory_bytes]),
-        preemptible: task.preemptible,
-        stopping: task.stopping.is_some(),
+        project: held.project.clone(),
+        amounts: Amounts([held.gpu_milli, held.cpu_milli, held.memory_bytes]),
+        preemptible: held.preemptible,
+        stopping: held.stopping,
     }
 }
 
@@ -143,12 +140,10 @@ mod tests {
         vec![Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None }]
     }
 
-    fn held(task: &str, node: &str) -> HeldTask {
+    fn held(task: &str) -> HeldTask {
         HeldTask {
             task: task.to_owned(),
-            node: node.to_owned(),
             lease: task.to_owned(),
-            slices: half_gpu(),
             cpu_milli: 2000,
             memory_bytes: 1 << 30,
             project: Some("a/b".to_owned()),
@@ -157,6 +152,10 @@ mod tests {
             started_ms: 5,
             stopping: None,
         }
+    }
+
+    fn stopping() -> Option<Stopping> {
+        Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() })
     }
 
     fn granted(project: &str) -> QuotaView {
@@ -190,25 +189,35 @@ mod tests {
 
     #[test]
     fn leases_here_are_told_apart_from_those_elsewhere() {
-        let stops = Some(Stopping { cause: Cause::Reclaim, reason: "reclaimed".to_owned() });
+        let project = Some("a/b".to_owned());
+        let elsewhere = HeldElsewhere {
+            project: project.clone(),
+            gpu_milli: 500,
+            cpu_milli: 2000,
+            memory_bytes: 1 << 30,
+            preemptible: true,
+            stopping: true,
+        };
         let fleet = Fleet {
             projects: vec![granted("a"), granted("a/b"), granted("ab")],
             other_gpus_milli: 8000,
-            held: vec![held("mine", "here"), HeldTask { stopping: stops, ..held("theirs", "there") }],
+            held: vec![held("mine"), HeldTask { stopping: stopping(), ..held("stops") }],
+            elsewhere: vec![elsewhere],
             ..Fleet::default()
         };
-        let mut state = State::new(Vec::new(), ["mine", "run", "ending"].map(running).to_vec(), Vec::new());
-        enter(&mut state, &fleet, "here", &BTreeSet::from([LeaseId::from("ending")]));
+        let mut state =
+            State::new(Vec::new(), ["mine", "stops", "run", "ending"].map(running).to_vec(), Vec::new());
+        enter(&mut state, &fleet, &BTreeSet::from([LeaseId::from("ending")]));
         let parents: Vec<_> = state.projects.iter().map(|project| project.parent.as_deref()).collect();
         assert_eq!(parents, [None, Some("a"), None]);
-        let [mine, run, ending] = [0, 1, 2].map(|at| &state.running[at]);
+        let [mine, stops, run, ending] = [0, 1, 2, 3].map(|at| &state.running[at]);
         assert_eq!((mine.project.as_deref(), mine.priority, mine.started_at_ms), (Some("a/b"), 7, 5));
         assert!(mine.preemptible && mine.stopping.is_none() && mine.host.cpu_milli == 2000);
+        assert_eq!(stops.stopping, Some(Cause::Reclaim));
         assert!(!run.preemptible, "cantle run is not ours to stop");
         assert!(ending.stopping.is_some(), "its place will be free");
         assert_eq!(state.elsewhere.capacity, Amounts([8000, 0, 0]));
         let amounts = Amounts([500, 2000, 1 << 30]);
-        let project = Some("a/b".to_owned());
         assert_eq!(state.elsewhere.held, [Held { project, amounts, preemptible: true, stopping: true }]);
     }
 }

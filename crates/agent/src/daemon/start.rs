@@ -131,7 +131,7 @@ impl Agent {
         let mut state =
             capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
         state.last_served.clone_from(&self.planning.last_served);
-        fleet::enter(&mut state, fleet, &self.config.name, &self.ending());
+        fleet::enter(&mut state, fleet, &self.ending());
         let began = Instant::now();
         let decided = capacity::decide(&state, &fleet::policy(&self.config.policy, fleet), now_ms())?;
         self.meter.counts().decisions.observe(began.elapsed().as_secs_f64());

@@ -1,14 +1,14 @@
 //! `cantle.*` about projects: quotas, shares, and what agents need to keep them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cantle_clearml::quotas::{
-    Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldTask, ProjectView, ProjectViews, QuotaView,
-    Quotas, SetQuota, Stopping, Victim, WaitingTask,
+    Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldElsewhere, HeldTask, ProjectView,
+    ProjectViews, QuotaView, Quotas, SetQuota, Stopping, Victim, WaitingTask,
 };
 use cantle_clearml::{Empty, TaskRequest, subcode};
-use cantle_model::{ProjectQuota, projects_above};
-use cantle_store::{ProjectRow, StoreError, TaskRow, Terms};
+use cantle_model::{Amounts, Cause, ProjectQuota, projects_above};
+use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
 use serde_json::Map;
 
 use super::{nodes, shares};
@@ -29,14 +29,25 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(give_back);
 }
 
-/// Who is granted what, by ids and names.
+/// Who is granted what, and who counts to whom.
 pub(super) struct Granted {
     pub(super) projects: Vec<ProjectRow>,
+    /// By id of a project: the name of the one that its tasks are counted to.
+    counted_to: BTreeMap<String, String>,
 }
 
 impl Granted {
     pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
-        Ok(Self { projects: call.store.projects().await? })
+        let projects = call.store.projects().await?;
+        let granted: BTreeSet<&str> =
+            projects.iter().filter(|row| row.quota.is_some()).map(|row| row.name.as_str()).collect();
+        let counted_to = |row: &ProjectRow| {
+            let name = row.name.as_str();
+            let to = std::iter::once(name).chain(projects_above(name)).find(|name| granted.contains(name))?;
+            Some((row.id.clone(), to.to_owned()))
+        };
+        let counted_to = projects.iter().filter_map(counted_to).collect();
+        Ok(Self { projects, counted_to })
     }
 
     /// Projects with a quota of their own, by name.
@@ -44,20 +55,15 @@ impl Granted {
         self.projects.iter().filter_map(|row| Some((row.name.as_str(), row.quota.as_ref()?)))
     }
 
-    fn has_quota(&self, name: &str) -> bool {
-        self.projects.iter().any(|row| row.name == name && row.quota.is_some())
-    }
-
     /// The nearest project above `name` with a quota.
     pub(super) fn parent(&self, name: &str) -> Option<String> {
-        projects_above(name).find(|above| self.has_quota(above)).map(str::to_owned)
+        let has_quota = |above: &&str| self.quotas().any(|(granted, _)| granted == *above);
+        projects_above(name).find(has_quota).map(str::to_owned)
     }
 
-    /// The project that a task is counted to: its own or the nearest above with a quota.
-    pub(super) fn counted_to(&self, task: &TaskRow) -> Option<String> {
-        let id = task.index.project.as_ref()?;
-        let own = self.projects.iter().find(|row| row.id == *id)?;
-        if own.quota.is_some() { Some(own.name.clone()) } else { self.parent(&own.name) }
+    /// The project that tasks of the one with this id are counted to: itself or the nearest above with a quota.
+    pub(super) fn counted_to(&self, project: Option<&String>) -> Option<String> {
+        self.counted_to.get(project?).cloned()
     }
 }
 
@@ -162,44 +168,48 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     }
     // Before the tasks: an eviction in between makes what is decided from this answer out of date, as it should.
     let evictions = call.store.last_eviction().await?;
-    let (held, waiting) = call.store.held_and_waiting(&request.queues).await?;
+    let fleet = call.store.fleet(&request.node, &request.queues).await?;
     let others = nodes::all(&call).await?;
-    let others: Vec<_> =
-        others.iter().filter(|node| node.alive && node.report.node != request.node).collect();
-    let freeing_on = |task: &TaskRow| {
-        let makes_room = |held: &&TaskRow| held.evicted.as_ref().is_some_and(|e| e.for_task == task.index.id);
-        let node = held.iter().find(makes_room)?.node.clone()?;
-        // What a dead node was about to free stays taken.
-        others.iter().any(|other| other.report.node == node).then_some(node)
-    };
-    let mut heads: BTreeMap<(Option<String>, Option<String>), usize> = BTreeMap::new();
-    let mut first = Vec::new();
-    for task in &waiting {
-        let project = granted.counted_to(task);
-        let seen = heads.entry((task.index.queue.clone(), project.clone())).or_default();
-        *seen += 1;
-        if *seen <= HEAD {
-            first.push(waiting_task(task, project, freeing_on(task)));
+    let others: BTreeMap<&str, u64> = others
+        .iter()
+        .filter(|node| node.alive && node.report.node != request.node)
+        .map(|node| (node.report.node.as_str(), 1000 * node.report.gpus.len() as u64))
+        .collect();
+    // What a dead node was about to free stays taken.
+    let freeing_on: BTreeMap<&str, &str> = fleet
+        .freeing
+        .iter()
+        .map(|(task, node)| (task.as_str(), node.as_str()))
+        .filter(|(_, node)| others.contains_key(node))
+        .collect();
+    let mut seen: BTreeMap<(&str, Option<String>), usize> = BTreeMap::new();
+    let mut waiting = Vec::new();
+    for task in &fleet.waiting {
+        let project = granted.counted_to(task.project.as_ref());
+        let ahead = seen.entry((&task.queue, project.clone())).or_default();
+        *ahead += 1;
+        if *ahead <= HEAD {
+            let freeing_on = freeing_on.get(task.task.as_str()).map(|node| (*node).to_owned());
+            waiting.push(waiting_task(task, project, freeing_on));
         }
     }
     Ok(Fleet {
         projects,
-        other_gpus_milli: others.iter().map(|node| 1000 * node.report.gpus.len() as u64).sum(),
-        held: held.iter().map(|task| held_task(task, granted.counted_to(task))).collect(),
-        waiting: first,
+        other_gpus_milli: others.values().sum(),
+        held: fleet.here.iter().map(|task| held_task(task, &granted)).collect(),
+        elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &granted)).collect(),
+        waiting,
         evictions,
     })
 }
 
-fn held_task(task: &TaskRow, project: Option<String>) -> HeldTask {
+fn held_task(task: &TaskRow, granted: &Granted) -> HeldTask {
     HeldTask {
         task: task.index.id.clone(),
-        node: task.node.clone().unwrap_or_default(),
         lease: task.lease.clone().unwrap_or_default(),
-        slices: task.slices.clone(),
         cpu_milli: task.terms.cpu_milli,
         memory_bytes: task.terms.memory_bytes,
-        project,
+        project: granted.counted_to(task.index.project.as_ref()),
         priority: request(task).priority,
         preemptible: task.terms.preemptible,
         started_ms: task.index.started_us.unwrap_or(task.index.status_changed_us) / 1000,
@@ -207,14 +217,26 @@ fn held_task(task: &TaskRow, project: Option<String>) -> HeldTask {
     }
 }
 
-fn waiting_task(task: &TaskRow, project: Option<String>, freeing_on: Option<String>) -> WaitingTask {
+fn held_elsewhere(sum: &HeldSum, granted: &Granted) -> HeldElsewhere {
+    let Amounts([gpu_milli, cpu_milli, memory_bytes]) = sum.amounts;
+    HeldElsewhere {
+        project: granted.counted_to(sum.project.as_ref()),
+        gpu_milli,
+        cpu_milli,
+        memory_bytes,
+        preemptible: sum.preemptible,
+        stopping: sum.stopping,
+    }
+}
+
+fn waiting_task(task: &WaitingRow, project: Option<String>, freeing_on: Option<String>) -> WaitingTask {
     let evicted = task.evicted.as_ref();
     WaitingTask {
-        task: task.index.id.clone(),
-        queue: task.index.queue.clone().unwrap_or_default(),
+        task: task.task.clone(),
+        queue: task.queue.clone(),
         project,
-        yielded_to: evicted.map(|evicted| evicted.for_task.clone()),
-        moved: evicted.is_some_and(|evicted| evicted.cause == cantle_model::Cause::Consolidate),
+        yielded_to: evicted.map(|(for_task, _)| for_task.clone()),
+        moved: evicted.is_some_and(|(_, cause)| *cause == Cause::Consolidate),
         freeing_on,
     }
 }

@@ -55,13 +55,14 @@ fn waits(task: &TaskRow, granted: &Granted) -> Waiting {
     let mut waiting = Waiting::new(TaskId(task.index.id.clone()), task.index.status_changed_us / 1000);
     waiting.host = Host { cpu_milli: request.cpu_milli, memory_bytes: request.memory_bytes };
     waiting.request = request.gpu;
-    waiting.project = granted.counted_to(task);
+    waiting.isolation = request.isolation;
+    waiting.project = granted.counted_to(task.index.project.as_ref());
     waiting
 }
 
 fn holds(task: &TaskRow, granted: &Granted) -> Held {
     Held {
-        project: granted.counted_to(task),
+        project: granted.counted_to(task.index.project.as_ref()),
         amounts: task.amounts(),
         preemptible: task.terms.preemptible,
         stopping: task.evicted.is_some(),
