@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cantle_agent::Watch;
-use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli};
+use cantle_model::{Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use clap_complete::ArgValueCompleter;
@@ -13,10 +13,13 @@ use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
 mod daemon;
+mod quota;
 mod simulate;
 mod values;
 
 pub(crate) use daemon::{DaemonArgs, SdkArgs};
+pub(crate) use quota::{Grant, QuotaArgs, QuotaCommand};
+use quota::{bytes, cores};
 pub(crate) use simulate::{ReplayArgs, SimulateArgs};
 
 /// cantle shares GPUs by the slice.
@@ -469,102 +472,6 @@ pub(crate) struct EventsArgs {
     /// At most so many, the newest
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) limit: u32,
-}
-
-/// `cantle quota …`
-#[derive(Subcommand, Debug)]
-pub(crate) enum QuotaCommand {
-    /// Show what projects are granted
-    Show {
-        /// Only this project
-        #[arg(value_name = "PROJECT")]
-        project: Option<String>,
-    },
-    /// Grant a project; what is not named stays as it was
-    Set(QuotaArgs),
-    /// Take a project's own quota away; it counts to the nearest project above with one
-    Unset {
-        /// The project
-        #[arg(value_name = "PROJECT")]
-        project: String,
-    },
-}
-
-/// `cantle quota set`
-#[derive(Args, Debug)]
-pub(crate) struct QuotaArgs {
-    /// The project; made if it is new. What a is granted holds for a/b and a/c together
-    #[arg(value_name = "PROJECT")]
-    pub(crate) project: String,
-    #[command(flatten)]
-    pub(crate) grant: Grant,
-}
-
-/// Parts of a quota.
-#[derive(Args, Debug)]
-#[group(required = true, multiple = true)]
-pub(crate) struct Grant {
-    /// GPUs guaranteed, in steps of 0.001: lent while unused, taken back when needed
-    #[arg(long, value_name = "F", value_parser = gpus)]
-    pub(crate) gpu: Option<Milli>,
-    /// Never more GPUs than this, or none for no limit
-    #[arg(long, value_name = "F|none", value_parser = or_none(gpus))]
-    pub(crate) limit: Option<OrNone<Milli>>,
-    /// Part of what is left over, beside the weights of the other projects; 0: nothing
-    #[arg(long, value_name = "N")]
-    pub(crate) weight: Option<u32>,
-    /// Higher ones get what is left over first
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    pub(crate) priority: Option<i32>,
-    /// CPU cores guaranteed, or none for not counted
-    #[arg(long, value_name = "CORES|none", value_parser = or_none(cores))]
-    pub(crate) cpu: Option<OrNone<Milli>>,
-    /// Never more CPU cores than this, or none for no limit
-    #[arg(long, value_name = "CORES|none", value_parser = or_none(cores))]
-    pub(crate) cpu_limit: Option<OrNone<Milli>>,
-    /// Main memory guaranteed, e.g. 64Gi, or none for not counted
-    #[arg(long, value_name = "M|none", value_parser = or_none(bytes))]
-    pub(crate) memory: Option<OrNone<Bytes>>,
-    /// Never more main memory than this, or none for no limit
-    #[arg(long, value_name = "M|none", value_parser = or_none(bytes))]
-    pub(crate) memory_limit: Option<OrNone<Bytes>>,
-    /// Seconds that its tasks run at least before they may be stopped for others
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) min_run: Option<u32>,
-}
-
-/// An amount, or that there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum OrNone<T> {
-    Some(T),
-    None,
-}
-
-impl<T> From<OrNone<T>> for Option<T> {
-    fn from(given: OrNone<T>) -> Self {
-        match given {
-            OrNone::Some(amount) => Some(amount),
-            OrNone::None => None,
-        }
-    }
-}
-
-fn or_none<T>(
-    parse: fn(&str) -> Result<T, String>,
-) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone + Send + Sync {
-    move |text| if text == "none" { Ok(OrNone::None) } else { parse(text).map(OrNone::Some) }
-}
-
-fn gpus(text: &str) -> Result<Milli, String> {
-    text.parse().map_err(|error: AmountError| error.to_string())
-}
-
-fn cores(text: &str) -> Result<Milli, String> {
-    text.parse().map_err(|_| format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5"))
-}
-
-fn bytes(text: &str) -> Result<Bytes, String> {
-    text.parse().map_err(|error: AmountError| error.to_string())
 }
 
 /// `cantle sim …`
