@@ -1,9 +1,9 @@
-"""What the command line says about itself: the manual pages, and what a shell offers at Tab."""
+"""What the command line says about itself: the reference, the manual pages, and what a shell offers at Tab."""
 
 import re
 import subprocess
 
-from conftest import CANTLE
+from conftest import CANTLE, ROOT
 
 
 def offered(cantle, *words):
@@ -16,9 +16,14 @@ def offered(cantle, *words):
     return asked.stdout.split()
 
 
+def test_the_reference_is_current(cantle):
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    assert page == cantle.cli("reference").stdout, "run: dist/bin/cantle reference > docs/reference/cli.md"
+
+
 def test_every_command_has_a_manual_page(cantle, tmp_path):
     cantle.cli("man", tmp_path / "man1")
-    commands = re.findall(r"^## `cantle ?(.*)`$", cantle.cli("reference").stdout, re.M)
+    commands = re.findall(r"^## `cantle ?(.*)`$", (ROOT / "docs/reference/cli.md").read_text(), re.M)
     assert "run" in commands and "daemon" in commands
     for command in commands:
         page = tmp_path / "man1" / ("-".join(["cantle", *command.split()]) + ".1")
