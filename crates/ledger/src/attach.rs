@@ -99,7 +99,7 @@ impl Ledger {
     pub fn holders(&self, gpu: usize) -> impl Iterator<Item = (u32, u32)> {
         (0..self.usage.touched()).filter_map(move |number| {
             let pid = owner_pid(self.usage.slot(number)?.owner.load(Ordering::Acquire));
-            let granules = protocol::held(&GpuCells::new(&self.usage, gpu)?, number);
+            let granules = protocol::charged(&GpuCells::new(&self.usage, gpu)?, number);
             (pid != 0 && granules > 0).then_some((pid, granules))
         })
     }

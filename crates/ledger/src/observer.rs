@@ -125,7 +125,7 @@ impl Observer {
         let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
         let held = |gpu| {
             let cells = GpuCells::new(usage, gpu);
-            cells.map_or(0, |cells| u64::from(protocol::held(&cells, number)) * GRANULE_BYTES)
+            cells.map_or(0, |cells| u64::from(protocol::charged(&cells, number)) * GRANULE_BYTES)
         };
         (pid != 0).then(|| ProcessUse {
             pid,

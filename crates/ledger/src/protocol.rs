@@ -114,6 +114,11 @@ const fn is_stamped(word: u64, slot: u32, seq: u32) -> bool {
     word_slot(word) == slot && word_seq(word) == seq
 }
 
+/// Has the operation that `intent` names changed the GPU's word?
+fn took_effect<C: Cell>(record: &Record<C>, word: u64, slot: u32, intent: u64) -> bool {
+    is_stamped(word, slot, high(intent)) || low(record.acked.load()) == high(intent)
+}
+
 const fn pair(high: u32, low: u32) -> u64 {
     (high as u64) << 32 | low as u64
 }
@@ -129,6 +134,13 @@ const fn low(pair: u64) -> u32 {
 /// Granules that a slot holds, as its owner last wrote it.
 pub fn held<G: Gpu>(gpu: &G, slot: u32) -> u32 {
     gpu.record(slot).map_or(0, |record| low(record.held.load()))
+}
+
+/// Granules of a slot that are part of the GPU's word: also right for an owner that died in the middle of a change.
+pub fn charged<G: Gpu>(gpu: &G, slot: u32) -> u32 {
+    let Some(record) = gpu.record(slot) else { return 0 };
+    let (intent, held) = (record.intent.load(), record.held.load());
+    low(if took_effect(record, gpu.word().load(), slot, intent) { intent } else { held })
 }
 
 /// Adds `granules` to the GPU's word and to the slot, or refuses.
@@ -231,7 +243,7 @@ pub fn settle<G: Gpu>(gpu: &G, slot: u32, still_dead: impl Fn() -> bool) -> u32 
             return returned;
         }
         let word = gpu.word().load();
-        let took_effect = is_stamped(word, slot, high(intent)) || low(record.acked.load()) == high(intent);
+        let took_effect = took_effect(record, word, slot, intent);
         if record.intent.load() != intent {
             // Another settler is ahead; a stamp of `intent` that we did not find may have been overwritten unacknowledged.
             continue;

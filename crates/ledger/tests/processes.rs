@@ -118,6 +118,7 @@ fn nothing_is_lost_however_often_processes_are_killed() {
     let start = |index: usize, seed: u64| spawn(|| work(&path, seed, &progress[index]));
     let mut children: Vec<_> = (0..PROCESSES).map(|index| start(index, index as u64)).collect();
     let mut random = Numbers(42);
+    let mut returned = 0;
     for round in 0..kills {
         std::thread::sleep(Duration::from_micros(random.below(2_000)));
         let victim = random.below(PROCESSES as u64) as usize;
@@ -125,7 +126,7 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         wait(children[victim]);
         assert!(charged(&path) <= LIMIT);
         if round % 3 == 0 {
-            reap(&path);
+            returned += reap(&path);
         }
         children[victim] = start(victim, round + 100);
     }
@@ -143,9 +144,9 @@ fn nothing_is_lost_however_often_processes_are_killed() {
         kill(child);
         wait(child);
     }
-    assert!(charged(&path) > 0, "the dead held something, or this test shows nothing");
     assert_eq!(used(dir.path()), 0, "the agent counts the dead");
-    reap(&path);
+    returned += reap(&path);
+    assert!(returned > 0, "no dead process held anything, so this test shows nothing");
     assert_eq!(charged(&path), 0, "granules were lost");
 }
 
