@@ -10,6 +10,7 @@ NO_INSTALL = {
     "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL": "1",
     "CLEARML_WORKER_NAME": "node1",
     "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC": "1",
+    "PYTHONUNBUFFERED": "1",
 }
 
 
@@ -37,6 +38,8 @@ def test_clearml_task_and_an_agent_that_runs_it(server):
     assert server.status(task) == "completed", server.log_of(task)
     assert "step 42" in server.log_of(task)
     assert "node1:cpu:0" in server.run(["clearml-agent", "list"])
+    # The task is completed before its agent has let go of it; interrupted in between, the agent may not say goodbye.
+    wait_until(lambda: "No tasks in Queues" in server.text("agent.log").rpartition("DONE: Running task")[2], 30, "an idle agent")
     server.stop(child)
     assert server.api("workers.get_all", last_seen=0)["workers"] == []
 
