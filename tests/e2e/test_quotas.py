@@ -65,6 +65,7 @@ def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
         assert [event["kind"] for event in story].count("requeue") == 1
     why = cantle.cli("why", back[0]).stdout
     assert "reclaimed by project speech" in why and "needs 0.5 GPU" in why, why
+    assert "would start with: " in why, why
     share = project(cantle, "vision")
     assert (share["deserved_milli"], share["fair_share_milli"], share["allocated_milli"]) == (1500, 1500, 1500)
     assert (share["running"], share["waiting"]) == (3, 3)
@@ -128,6 +129,36 @@ def test_preemption_by_priority_within_a_project(cantle, tmp_path):
     assert len(story) == 1 and "by task urgent" in story[0]["message"]
     for task in low:
         cantle.wait_state(task, "in_progress", seconds=30)
+
+
+def test_a_task_moves_for_one_that_fits_nowhere_else(cantle):
+    """Two halves on two GPUs leave no whole one; with --consolidate, and only then, one of them moves to the other."""
+
+    def scattered(*flags):
+        cantle.up("--gpus", "0-1", "--queue", "q=task", *flags)
+        cantle.cli("quota", "set", "a", "--gpu", "2")
+        halves = [cantle.submit("q", "sleep", "600", flags=("--gpu", "0.5", "--project", "a")) for _ in range(3)]
+        for task in halves:
+            cantle.wait_state(task, "in_progress")
+        cantle.cli("stop", halves[0])
+        cantle.wait_state(halves[0], "stopped")
+        return halves[1:], cantle.submit("q", "sleep", "600", flags=("--gpus", "1", "--project", "a"))
+
+    halves, whole = scattered()
+    wait_reason(cantle, whole, "needs 1 GPU, free 0.5 of GPU 0, 0.5 of GPU 1")
+    assert "would start with: a running task that ends and leaves 1 GPU free on one node" in cantle.cli("why", whole).stdout
+    assert states(cantle, halves) == ["in_progress"] * 2
+    cantle.cli("stop", whole, *halves)
+    for task in (whole, *halves):
+        cantle.wait_state(task, "stopped")
+    cantle.stop()
+
+    halves, whole = scattered("--consolidate")
+    for task in (whole, *halves):
+        cantle.wait_state(task, "in_progress", seconds=30)
+    wait_until(lambda: sorted(kinds(cantle, task).count("place") for task in halves) == [1, 2], 20, "one of them moved")
+    (moved,) = [event for task in halves for event in cantle.json("events", "--task", task) if event["kind"] == "move"]
+    assert "moves to another place" in moved["message"]
 
 
 def test_killed_in_the_middle_of_taking_back(cantle, tmp_path):

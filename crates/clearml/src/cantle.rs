@@ -92,6 +92,9 @@ pub struct Waiting {
     pub task: String,
     /// For people: `needs 1 GPU, free 0.25 of GPU 2`.
     pub reason: String,
+    /// For people: what would let it start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }
 
 /// `cantle.get_nodes`.
@@ -323,4 +326,7 @@ pub struct NodeReason {
     pub alive: bool,
     /// What it says; absent if it has not looked at the task yet.
     pub reason: Option<String>,
+    /// What would let the task start there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
 }

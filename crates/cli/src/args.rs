@@ -13,11 +13,13 @@ use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
 mod daemon;
+mod policy;
 mod quota;
 mod simulate;
 mod values;
 
 pub(crate) use daemon::{DaemonArgs, SdkArgs};
+pub(crate) use policy::PolicyArgs;
 pub(crate) use quota::{Grant, QuotaArgs, QuotaCommand};
 use quota::{bytes, cores};
 pub(crate) use simulate::{ReplayArgs, SimulateArgs};
@@ -279,12 +281,8 @@ pub(crate) struct Serve {
     /// Make the queues that do not exist
     #[arg(long)]
     pub(crate) create_queue: bool,
-    /// Serve the queues in turn instead of by priority
-    #[arg(long)]
-    pub(crate) order_fairness: bool,
-    /// Let lower queues use what a blocked task can't, as long as it starts no later
-    #[arg(long)]
-    pub(crate) backfill: bool,
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
     /// What happens to a task that takes more than its slice: warn or kill
     #[arg(long, value_name = "POLICY", value_parser = values::watchdog, default_value = "kill")]
     pub(crate) watchdog: Watch,

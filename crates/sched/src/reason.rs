@@ -183,6 +183,34 @@ impl fmt::Display for Reason {
     }
 }
 
+impl Reason {
+    /// What would let the task start, in one line.
+    #[must_use]
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::NoRoom { needs, .. } => {
+                format!("a running task that ends and leaves {needs} free on one node")
+            }
+            Self::NoHost { .. } => {
+                "a running task that ends on a node with free GPUs, or asking less CPU and memory".into()
+            }
+            Self::Reserved { task, .. } => format!("task {task} starting, or more free GPUs"),
+            Self::Behind { task, .. } => format!("task {task} starting, or backfill switched on"),
+            Self::OverLimit { project, .. } => {
+                format!("a task of project {project} ending, or a higher limit")
+            }
+            Self::OverQuota { project, .. } => {
+                format!("being preemptible, a higher quota of project {project}, or one of its tasks ending")
+            }
+            Self::Freeing { .. } | Self::FreeingOn { .. } => {
+                "those tasks having stopped; nothing else is needed".into()
+            }
+            Self::GangIncomplete { .. } => "the rest of its gang being submitted".into(),
+            Self::Never { .. } => "asking for less, or a larger node".into(),
+        }
+    }
+}
+
 fn parts(f: &mut fmt::Formatter<'_>, free: &[FreePart]) -> fmt::Result {
     if free.is_empty() {
         return write!(f, "nothing free");

@@ -3,7 +3,7 @@
 use cantle_model::TaskId;
 
 use crate::round::Round;
-use crate::{Cluster, Demand, Policy, Reason, State};
+use crate::{Cluster, Demand, Policy, State};
 
 /// The answer to "why does my task not run?".
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,32 +40,11 @@ pub fn why(state: &State, policy: &Policy, task: &TaskId, now_ms: i64) -> Option
     let reason = decided.waits.iter().find(|wait| wait.task == *task).map(|wait| &wait.reason);
     let (summary, remedy) = match reason {
         None => ("starts now".to_owned(), "nothing".to_owned()),
-        Some(reason) => (reason.to_string(), remedy(reason, &demand)),
+        Some(reason) => (reason.to_string(), reason.remedy()),
     };
     let starts = |id: &&TaskId| decided.starts.iter().any(|start| start.task == **id);
     let ahead = order[..turn].iter().map(id).filter(|id| !starts(id)).cloned().collect();
     Some(Explanation { task: task.clone(), summary, ahead, nodes: lacks(state, &demand), remedy })
-}
-
-fn remedy(reason: &Reason, demand: &Demand) -> String {
-    let needs = &demand.ask;
-    match reason {
-        Reason::NoRoom { .. } => format!("a running task that ends and leaves {needs} free on one node"),
-        Reason::NoHost { .. } => {
-            "a running task that ends on a node with free GPUs, or asking less CPU and memory".into()
-        }
-        Reason::Reserved { task, .. } => format!("task {task} starting, or more free GPUs"),
-        Reason::Behind { task, .. } => format!("task {task} starting, or backfill switched on"),
-        Reason::OverLimit { project, .. } => format!("a task of project {project} ending, or a higher limit"),
-        Reason::OverQuota { project, .. } => {
-            format!("being preemptible, a higher quota of project {project}, or one of its tasks ending")
-        }
-        Reason::Freeing { .. } | Reason::FreeingOn { .. } => {
-            "those tasks having stopped; nothing else is needed".into()
-        }
-        Reason::GangIncomplete { .. } => "the rest of its gang being submitted".into(),
-        Reason::Never { .. } => "asking for less, or a larger node".into(),
-    }
 }
 
 fn lacks(state: &State, demand: &Demand) -> Vec<NodeLack> {

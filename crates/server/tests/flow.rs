@@ -276,7 +276,7 @@ async fn each_waiting_task_has_a_reason() {
     server.client.call(&report("n1", "single_gpu", Vec::new())).await.unwrap();
     assert_eq!(why(&first).await.reason, "next in queue single_gpu; n1 has not looked at it yet");
     let reason = "needs 1 GPU, free 0.25 of GPU 2";
-    let waiting = vec![Waiting { task: first.clone(), reason: reason.into() }];
+    let waiting = vec![Waiting { task: first.clone(), reason: reason.into(), remedy: None }];
     server.client.call(&report("n1", "single_gpu", waiting)).await.unwrap();
     let answer = why(&first).await;
     assert_eq!((answer.reason.as_str(), answer.position), (reason, Some(0)));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_clearml::cantle::{NodeQueue, ReportNode, Waiting};
+use cantle_clearml::cantle::{NodeQueue, ReportNode};
 use cantle_clearml::workers::{StatusReport, Unregister};
 use cantle_clearml::{Error as WireError, tasks};
 use tokio::time::Instant;
@@ -77,15 +77,12 @@ impl Agent {
             name: served.spec.name.clone(),
             spec: spec_text(&served.spec.want),
         };
-        let reasons = self.planning.reasons.iter();
         ReportNode {
             node: self.config.name.clone(),
             worker: self.worker.clone(),
             queues: self.queues.iter().map(queue).collect(),
             gpus: view::gpus(&self.node, &self.gpus),
-            waiting: reasons
-                .map(|(task, reason)| Waiting { task: task.0.clone(), reason: reason.clone() })
-                .collect(),
+            waiting: self.planning.waits.values().cloned().collect(),
             interval_ms: u64::try_from(NODE_EVERY.as_millis()).unwrap_or(u64::MAX),
         }
     }
@@ -98,7 +95,7 @@ impl Agent {
             let (queue, task) = (entry.job.queue.0.clone(), entry.job.task.0.clone());
             self.return_task(&lease, &queue, &task, "the agent stopped before it started the task").await?;
         }
-        self.planning.reasons.clear();
+        self.planning.waits.clear();
         self.link.call_extended(&self.node_report()).await?;
         self.link.flush().await?;
         let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();

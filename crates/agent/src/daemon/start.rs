@@ -7,7 +7,7 @@ use std::time::Duration;
 use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, subcode, tasks};
 use cantle_model::{LeaseId, QueueId, TaskId};
-use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Waiting};
+use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Wait, Waiting};
 use tokio::time::Instant;
 
 use super::entry::{Entry, Stage};
@@ -43,8 +43,8 @@ pub(crate) struct Planning {
     last_served: Option<String>,
     /// Something happened that a report should tell at once.
     pub(crate) changed: bool,
-    /// Why which task waits.
-    pub(crate) reasons: BTreeMap<TaskId, String>,
+    /// Why which task waits, by its id.
+    pub(crate) waits: BTreeMap<String, cantle::Waiting>,
 }
 
 impl Planning {
@@ -63,7 +63,7 @@ impl Agent {
         self.heed_evictions(&fleet);
         let waits = self.read_queues().await?;
         if waits.values().all(Vec::is_empty) {
-            self.set_reasons(&Plan::default());
+            self.set_waits(&Plan::default());
             return Ok(());
         }
         if let Some(why) = self.config.schedule.closed(&local_now()) {
@@ -139,7 +139,7 @@ impl Agent {
         if let Some(queue) = decided.last_served() {
             self.planning.last_served = Some(queue.to_owned());
         }
-        self.set_reasons(&decided);
+        self.set_waits(&decided);
         let mut placed = Vec::new();
         for start in decided.starts {
             placed.push(self.write_down(&locked, start)?);
@@ -288,28 +288,38 @@ impl Agent {
     /// Nothing is planned now; everybody waits for the same reason.
     fn hold_all(&mut self, waits: &Waits, why: &str) {
         let heads = waits.values().flat_map(|waiting| waiting.iter().take(HEAD));
-        let reasons = heads.map(|queued| (TaskId(queued.task.clone()), why.to_owned())).collect();
-        self.planning.changed |= self.planning.reasons != reasons;
-        self.planning.reasons = reasons;
+        let held = |queued: &Queued| cantle::Waiting {
+            task: queued.task.clone(),
+            reason: why.to_owned(),
+            remedy: None,
+        };
+        let waits = heads.map(|queued| (queued.task.clone(), held(queued))).collect();
+        self.planning.changed |= self.planning.waits != waits;
+        self.planning.waits = waits;
         // The next plan is a new one, whatever has changed until then.
         self.planning.seen = None;
     }
 
-    fn set_reasons(&mut self, decided: &Plan) {
-        let reasons: BTreeMap<TaskId, String> =
-            decided.waits.iter().map(|wait| (wait.task.clone(), wait.reason.to_string())).collect();
-        if reasons == self.planning.reasons {
+    fn set_waits(&mut self, decided: &Plan) {
+        let said = |wait: &Wait| cantle::Waiting {
+            task: wait.task.0.clone(),
+            reason: wait.reason.to_string(),
+            remedy: Some(wait.reason.remedy()),
+        };
+        let waits: BTreeMap<_, _> =
+            decided.waits.iter().map(|wait| (wait.task.0.clone(), said(wait))).collect();
+        if waits == self.planning.waits {
             return;
         }
         for wait in &decided.waits {
-            let known = self.planning.reasons.get(&wait.task);
+            let known = self.planning.waits.get(&wait.task.0);
             // Whom a task stands behind changes with every start; that it waits, and what heads lack, is news.
             let news = known.is_none() || !matches!(wait.reason, Reason::Behind { .. });
-            if news && known != reasons.get(&wait.task) {
+            if news && known != waits.get(&wait.task.0) {
                 self.note("wait", Some(&wait.task.0), Some(&wait.queue), format!("waits: {}", wait.reason));
             }
         }
-        self.planning.reasons = reasons;
+        self.planning.waits = waits;
         self.planning.changed = true;
     }
 }

@@ -36,6 +36,9 @@ pub(crate) fn why(context: &Context, task: &str) -> Outcome {
         let gone = if node.alive { "" } else { " (gone)" };
         let says = node.reason.as_deref().unwrap_or("has not looked at it yet");
         printer.data(&format!("  node {}{gone}: {says}", node.node));
+        if let Some(remedy) = &node.remedy {
+            printer.data(&format!("    would start with: {remedy}"));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,6 @@ use cantle_agent::{AgentError, Config};
 use cantle_clearml::Client;
 use cantle_clearml::cantle::GetNodes;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
-use cantle_sched::{Order, Policy};
 use cantle_server::{CredentialsFile, Server, ServerError, credentials_path};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -117,8 +116,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> R
     config.name = serve.worker_name.clone().map_or_else(host_name, Ok)?;
     config.create_queues = serve.create_queue;
     config.dynamic = dynamic;
-    let order = if serve.order_fairness { Order::Fair } else { Order::Strict };
-    config.policy = Policy { order, backfill: serve.backfill, ..Policy::default() };
+    config.policy = serve.policy.policy();
     config.lib_dir = context.places.lib.clone();
     config.state_dir = context.places.state.join("agent");
     config.program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;

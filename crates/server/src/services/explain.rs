@@ -78,8 +78,8 @@ impl Board {
         };
         let serving: Vec<&Node> = self.nodes.iter().filter(|node| node.serves(&queue.name)).collect();
         let alive: Vec<&Node> = serving.iter().copied().filter(|node| node.alive).collect();
-        if let Some(reason) = alive.iter().find_map(|node| node.reason(&task.index.id)) {
-            return reason.to_owned();
+        if let Some(waiting) = alive.iter().find_map(|node| node.waiting(&task.index.id)) {
+            return waiting.reason.clone();
         }
         let stock = self.workers.iter().find(|worker| worker.queues.contains(&queue.id));
         let name = &queue.name;
@@ -103,10 +103,14 @@ impl Board {
     pub(super) fn explain(&self, task: &TaskRow) -> Explanation {
         let queue = task.index.queue.as_deref().and_then(|id| self.queue_name(id));
         let serving = self.nodes.iter().filter(|node| queue.is_some_and(|queue| node.serves(queue)));
-        let said = |node: &Node| NodeReason {
-            node: node.report.node.clone(),
-            alive: node.alive,
-            reason: node.reason(&task.index.id).map(str::to_owned),
+        let said = |node: &Node| {
+            let waiting = node.waiting(&task.index.id);
+            NodeReason {
+                node: node.report.node.clone(),
+                alive: node.alive,
+                reason: waiting.map(|waiting| waiting.reason.clone()),
+                remedy: waiting.and_then(|waiting| waiting.remedy.clone()),
+            }
         };
         let waits = task.index.status == TaskStatus::Queued;
         let mut reason = self.reason(task).unwrap_or_else(|| state_line(task));

@@ -1,6 +1,6 @@
 //! Nodes as they last reported.
 
-use cantle_clearml::cantle::{NodeView, ReportNode};
+use cantle_clearml::cantle::{NodeView, ReportNode, Waiting};
 use cantle_store::NodeRow;
 
 use crate::app::Call;
@@ -24,9 +24,8 @@ impl Node {
     }
 
     /// Why it can't start that task, if it looked.
-    pub(super) fn reason(&self, task: &str) -> Option<&str> {
-        let waiting = self.report.waiting.iter().find(|waiting| waiting.task == task);
-        waiting.map(|waiting| waiting.reason.as_str())
+    pub(super) fn waiting(&self, task: &str) -> Option<&Waiting> {
+        self.report.waiting.iter().find(|waiting| waiting.task == task)
     }
 
     pub(super) fn view(self) -> NodeView {
