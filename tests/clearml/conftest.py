@@ -26,6 +26,11 @@ def wait_until(condition, seconds, what):
     raise AssertionError(f"{what}: not within {seconds} s")
 
 
+def heed_ctrl_c():
+    """A shell's background jobs, and all that they start, ignore Ctrl-C; ours must not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Server:
     """`cantle server` and the environment in which ClearML's programs find it."""
 
@@ -90,6 +95,7 @@ class Server:
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
+            preexec_fn=heed_ctrl_c,
             cwd=self.home,
         )
         self.background.append(child)
