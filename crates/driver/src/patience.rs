@@ -39,7 +39,8 @@ impl Asker {
         let work = move || {
             for job in todo {
                 job(&session);
-                done.store(false, Ordering::Release);
+                // A swap, as in `Patient::ask`: of the two, the later one sees what the earlier one's thread had done.
+                done.swap(false, Ordering::AcqRel);
             }
         };
         let thread = thread::Builder::new().name("nvml".to_owned()).spawn(work);
@@ -91,8 +92,13 @@ impl Patient {
         let job: Job = Box::new(move |session| drop(reply.send(question(session))));
         asker.jobs.as_ref().ok_or_else(stalled)?.send(job).map_err(|_| stalled())?;
         answer.recv_timeout(PATIENCE).unwrap_or_else(|_| {
-            asker.stalled.store(true, Ordering::Release);
-            Err(stalled())
+            asker.stalled.swap(true, Ordering::AcqRel);
+            // The answer may have come just now, and its thread be past taking the mark away.
+            let late = answer.try_recv();
+            if late.is_ok() {
+                asker.stalled.store(false, Ordering::Release);
+            }
+            late.unwrap_or_else(|_| Err(stalled()))
         })
     }
 }
