@@ -21,7 +21,7 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("clearml", &["model"]),
     ("server", &["clearml", "store", "sched", "metrics"]),
     ("agent", &["clearml", "sched", "driver", "runtime", "ledger", "metrics"]),
-    ("kube", &["clearml", "sched", "driver", "runtime"]),
+    ("kube", &["agent"]),
     ("cli", &["agent", "server", "sim", "kube"]),
 ];
 

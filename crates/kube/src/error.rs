@@ -1,0 +1,43 @@
+//! What can go wrong with a cluster, in one line each: what is wrong, what was given, what would be right.
+
+/// An error of the Kubernetes part.
+#[derive(Debug, thiserror::Error)]
+pub enum KubeError {
+    /// Neither a kubeconfig nor a service account.
+    #[error("no cluster: {0}; give --kubeconfig FILE, or run in a pod with a service account")]
+    NoCluster(String),
+    /// The API server, or the way to it.
+    #[error("Kubernetes API: {0}")]
+    Api(#[from] Box<kube::Error>),
+    /// A version that has not what cantle needs.
+    #[error("Kubernetes {found} has no resource.k8s.io/v1; cantle needs at least {}", crate::Version::FLOOR)]
+    TooOld {
+        /// The server's version.
+        found: crate::Version,
+    },
+    /// A version that makes no sense.
+    #[error("the API server calls its version {0:?}; something like v1.36.2 was expected")]
+    Version(String),
+    /// The node's part.
+    #[error(transparent)]
+    Node(#[from] cantle_agent::AgentError),
+}
+
+impl From<kube::Error> for KubeError {
+    fn from(error: kube::Error) -> Self {
+        Self::Api(Box::new(error))
+    }
+}
+
+impl KubeError {
+    /// The exit code that belongs to it (see the list in the README).
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoCluster(_) => 2,
+            Self::TooOld { .. } => 7,
+            Self::Api(_) | Self::Version(_) => 1,
+            Self::Node(error) => error.exit_code(),
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! Names that objects in a cluster know cantle by. Whoever changes one breaks what users have written down.
+
+/// The DRA driver; also the domain of its devices' attributes.
+pub const DRIVER: &str = "gpu.cantle.dev";
+
+/// Kind of a device (attribute `kind`): the whole GPU, for one claim.
+pub const KIND_WHOLE: &str = "whole";
+/// Kind of a device: a GPU that many claims share, each with its part of the memory.
+pub const KIND_SHARED: &str = "shared";
+/// Kind of a device: a place for a MIG instance (attribute `profile` says which).
+pub const KIND_MIG: &str = "mig";
+
+/// The device class of whole GPUs.
+pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
+/// The device class of shares.
+pub const CLASS_SHARED: &str = "shared.gpu.cantle.dev";
+
+/// The device class of a MIG profile: `mig-1g.10gb.gpu.cantle.dev`. A `+` in a profile's name can't be in the name of an
+/// object; it becomes `.`, as in NVIDIA's resource names.
+#[must_use]
+pub fn class_of_profile(profile: &str) -> String {
+    format!("mig-{}.{DRIVER}", profile.replace('+', "."))
+}
+
+/// The resource that pods ask for under `limits` to get a MIG profile: `nvidia.com/mig-1g.10gb`.
+#[must_use]
+pub fn resource_of_profile(profile: &str) -> String {
+    format!("nvidia.com/mig-{}", profile.replace('+', "."))
+}
