@@ -189,35 +189,24 @@ fn the_region_is_laid_out_as_these_tests_think() {
     assert_eq!((at(SLOTS_TOUCHED), at(SLOT_0)), (1, std::process::id()));
 }
 
+#[path = "../../../fuzz/hostile_tenant.rs"]
+mod hostile_tenant;
+
+/// Steps of the tenant that the fuzzer knows too, with a liking for the places that matter.
+fn steps() -> impl Strategy<Value = Vec<u8>> {
+    let place = prop_oneof![0..1_u32 << 10, SLOT_0 as u32..SLOT_0 as u32 + 1024, 0..1_u32 << 24];
+    let value = prop_oneof![any::<[u8; 8]>(), (0..64_u64).prop_map(u64::to_le_bytes), Just([0xFF; 8])];
+    let step = (any::<u8>(), place, value).prop_map(|(what, place, value)| {
+        let [a, b, c, _] = place.to_le_bytes();
+        [&[what, a, b, c], value.as_slice()].concat()
+    });
+    prop::collection::vec(step, 0..100).prop_map(|steps| steps.concat())
+}
+
 proptest! {
-    /// Any bytes in `usage` behind its header: nothing crashes, hangs, or admits more than the limit in one reservation.
+    /// The short form of `fuzz/run.sh`: nothing crashes, hangs, moves a limit, or admits more than the limit at once.
     #[test]
-    fn hostile_bytes_do_no_harm(seed in any::<u64>(), holes in prop::collection::vec((16_usize..460_000, any::<u64>()), 0..400)) {
-        let slice = Slice::new();
-        let mut bytes = fs::read(slice.usage()).unwrap();
-        if seed % 4 == 0 {
-            let mut number = seed;
-            for byte in &mut bytes[16..] {
-                number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                *byte = (number >> 56) as u8;
-            }
-        }
-        for (at, value) in holes {
-            let at = at.min(bytes.len() - 8);
-            bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
-        }
-        fs::write(slice.usage(), bytes).unwrap();
-        let mut observer = slice.observer();
-        let snapshot = observer.snapshot().unwrap();
-        prop_assert_eq!(snapshot.gpus[0].limit_bytes, LIMIT * GRANULE_BYTES);
-        prop_assert!(!observer.is_in_use());
-        observer.new_refusals();
-        if let Ok(attachment) = Attachment::new(&slice.c_path()) {
-            let mut account = attachment.account(0).unwrap();
-            prop_assert!(account.reserve(LIMIT as u32 + 1).is_err());
-            let _ = account.reserve(1);
-            account.release(u32::MAX);
-            attachment.ledger().reap();
-        }
+    fn hostile_steps_do_no_harm(steps in steps()) {
+        hostile_tenant::live(&steps);
     }
 }

@@ -1,6 +1,8 @@
 //! The protocol under a model checker: every interleaving (up to the bound below) of owners, settlers and deaths at every
 //! shared access. What must hold in the end: the word's sum is what the living slots hold.
 //!
+//! The checker itself is checked: two mutations of the protocol must make it find a fault.
+//!
 //! `LOOM_MAX_PREEMPTIONS` widens the search; the default bound of each test is what fits in a test run.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
@@ -21,6 +23,8 @@ const LONGEST: u32 = 16;
 thread_local! {
     /// Shared accesses that the running thread may still make before it dies.
     static LIFE: StdCell<Option<u32>> = const { StdCell::new(None) };
+    /// The mutation: a swap in two steps, which others may come between.
+    static SWAPS_IN_TWO_STEPS: StdCell<bool> = const { StdCell::new(false) };
 }
 
 struct Killed;
@@ -70,6 +74,13 @@ impl Cell for ModelCell {
     }
 
     fn swap_if(&self, current: u64, new: u64) -> bool {
+        if SWAPS_IN_TWO_STEPS.get() {
+            let is_current = self.load() == current;
+            if is_current {
+                self.store(new);
+            }
+            return is_current;
+        }
         self.access(|cell| cell.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire).is_ok())
     }
 }
@@ -79,6 +90,8 @@ struct Model {
     records: [Record<ModelCell>; SLOTS],
     /// Generation of slot 0: 0 is the owner that dies, 1 is free, 2 is the next owner.
     generation: ModelCell,
+    /// What the driver has given out: the outside witness.
+    driver: AtomicU64,
 }
 
 impl Gpu for Model {
@@ -101,6 +114,7 @@ impl Model {
             word: ModelCell::new(protocol::empty_word()),
             records: [record(), record()],
             generation: ModelCell::new(0),
+            driver: AtomicU64::new(0),
         })
     }
 
@@ -113,6 +127,15 @@ impl Model {
         let used = protocol::used(self.word.load());
         assert!(used <= LIMIT, "{used} over the limit");
         used
+    }
+
+    fn driver_allocates(&self, granules: u32) {
+        let given = self.driver.fetch_add(granules.into(), Ordering::SeqCst) + u64::from(granules);
+        assert!(given <= LIMIT.into(), "the driver gave {given} of {LIMIT}");
+    }
+
+    fn driver_frees(&self, granules: u32) {
+        self.driver.fetch_sub(granules.into(), Ordering::SeqCst);
     }
 
     fn assert_exact(&self) {
@@ -227,4 +250,54 @@ fn two_settlers_beside_a_neighbour() {
             model.assert_exact();
         });
     }
+}
+
+/// How the shim takes memory.
+fn charge_then_allocate(model: &Model, slot: u32, granules: u32) -> bool {
+    let granted = protocol::reserve(model, slot, granules, LIMIT).is_ok();
+    if granted {
+        model.driver_allocates(granules);
+    }
+    granted
+}
+
+/// The mutation: the limit is looked at once the driver has given.
+fn allocate_then_charge(model: &Model, slot: u32, granules: u32) -> bool {
+    model.driver_allocates(granules);
+    let granted = protocol::reserve(model, slot, granules, LIMIT).is_ok();
+    if !granted {
+        model.driver_frees(granules);
+    }
+    granted
+}
+
+/// Room for one of two.
+fn two_race(take: fn(&Model, u32, u32) -> bool) {
+    let model = Model::new();
+    let other = thread::spawn({
+        let model = model.clone();
+        move || take(&model, 1, 3)
+    });
+    let one = take(&model, 0, 3);
+    let other = other.join().unwrap();
+    assert!(one != other, "both or none got it: {one}, {other}");
+    model.assert_exact();
+}
+
+#[test]
+fn one_of_two_gets_the_last_room() {
+    check(3, || two_race(charge_then_allocate));
+}
+
+#[test]
+#[should_panic(expected = "the driver gave 6 of 4")]
+fn charging_after_the_driver_allocated_is_caught() {
+    check(3, || two_race(allocate_then_charge));
+}
+
+#[test]
+#[should_panic(expected = "the driver gave 6 of 4")]
+fn a_swap_in_two_steps_is_caught() {
+    SWAPS_IN_TWO_STEPS.set(true);
+    check(3, || two_race(charge_then_allocate));
 }

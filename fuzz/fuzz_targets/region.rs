@@ -1,0 +1,10 @@
+//! The accounting region against a tenant that writes whatever it likes; libFuzzer chooses what.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+#[path = "../hostile_tenant.rs"]
+mod hostile_tenant;
+
+fuzz_target!(|data: &[u8]| hostile_tenant::live(data));

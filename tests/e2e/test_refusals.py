@@ -1,0 +1,94 @@
+"""Who asks for more than the slice has, or takes it: told once, with all that is needed to act on it."""
+
+import re
+import shutil
+import urllib.request
+
+import pytest
+
+from conftest import FILL, ROOT, wait_until
+
+GIB = 1 << 30
+EVADER = str(ROOT / "crates/agent/tests/node/evader.py")
+REFUSED = re.compile(
+    r"process (\d+) asked for (\S+ [KMG]iB) of GPU 0 and was refused: 20 GiB of its limit of 20 GiB are in use"
+    r"(; \d+ more before it)? \(cantle explain allocation-refused\)"
+)
+
+
+def events(cantle, task, kind):
+    found = [event for event in cantle.json("events") if event["task"] == task]
+    return [event for event in found if event["kind"] == kind]
+
+
+def test_a_refusal_is_told_in_the_events_and_in_the_tasks_log(make_cantle):
+    cantle = make_cantle("1xA100-40GB")
+    cantle.up("--queue", "half=0.5")
+    fill = " ".join(FILL)
+    greedy = cantle.submit("half", "sh", "-c", f"echo pid $$; exec {fill}")
+    modest = cantle.submit("half", "sh", "-c", f"exec {fill} --at-most {GIB}")
+    assert cantle.wait_state(greedy, "completed")["exit_code"] == 0
+    assert cantle.wait_state(modest, "completed")["exit_code"] == 0
+    wait_until(lambda: events(cantle, greedy, "refuse"), 20, lambda: cantle.json("events"))
+    wait_until(lambda: "was refused" in cantle.output(greedy), 20, lambda: cantle.output(greedy))
+    pid = re.search(r"^pid (\d+)$", cantle.output(greedy), re.M).group(1)
+    told = REFUSED.search(events(cantle, greedy, "refuse")[0]["message"])
+    logged = REFUSED.search(cantle.output(greedy))
+    assert told and logged, cantle.output(greedy)
+    assert told.group(1) == logged.group(1) == pid
+    (by_the_agent,) = [line for line in cantle.log().splitlines() if REFUSED.search(line)]
+    assert greedy in by_the_agent, by_the_agent
+    assert events(cantle, modest, "refuse") == [] and "refused" not in cantle.output(modest).replace("refused_", "")
+    for task in (greedy, modest):
+        assert [len(events(cantle, task, kind)) for kind in ("start", "run", "end")] == [1, 1, 1]
+
+
+def test_run_tells_a_refusal_even_at_the_end(make_cantle):
+    cantle = make_cantle("1xA100-40GB")
+    done = cantle.cli("run", "--gpu", "0.5", "--", *FILL)
+    assert REFUSED.search(done.stderr), done.stderr
+    modest = cantle.cli("run", "--gpu", "0.5", "--", *FILL, "--at-most", GIB)
+    assert "refused" not in modest.stderr
+
+
+def watchdog_actions(cantle):
+    (address,) = re.findall(r"serving metrics address=(\S+)", cantle.log())
+    text = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    found = re.findall(r'^cantle_agent_watchdog_actions_total\{action="(\w+)"\} (\d+)$', text, re.M)
+    return {action: int(times) for action, times in found}
+
+
+@pytest.mark.parametrize("policy", ["warn", "kill"])
+def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, policy):
+    cantle = make_cantle("1xA100-40GB")
+    copy = tmp_path / "private-copy.so"
+    shutil.copy(ROOT / "dist/lib/cantle/sim/libcuda.so.1", copy)
+    cantle.up("--queue", "half=0.5", "--watchdog", policy, "--metrics-listen", "127.0.0.1:0")
+    task = cantle.submit("half", "python3", EVADER, copy, 1024)
+    wait_until(lambda: events(cantle, task, "watch"), 30, lambda: cantle.log())
+    said = re.search(r"process (\d+) reached GPU 0 past the slice's accounting", events(cantle, task, "watch")[0]["message"])
+    assert said, events(cantle, task, "watch")
+    if policy == "kill":
+        assert "(cantle explain watchdog-kill)" in cantle.wait_state(task, "failed")["reason"]
+        assert len(events(cantle, task, "kill")) == 1
+        assert watchdog_actions(cantle) == {"warn": 1, "kill": 1}
+    else:
+        # Long past the second after which it would have been killed: another task has come and gone meanwhile.
+        other = cantle.submit("half", "sleep", "4")
+        cantle.wait_state(other, "completed")
+        assert cantle.task(task)["state"] == "in_progress" and events(cantle, task, "kill") == []
+        (process,) = cantle.truth()[0]["processes"]
+        assert process["pid"] == int(said.group(1)) and process["used_bytes"] > GIB
+        (part,) = cantle.json("gpus")[0]["slices"]
+        assert part["memory_used_bytes"] == process["used_bytes"], "what it took is charged to its slice"
+        assert watchdog_actions(cantle) == {"warn": 1, "kill": 0}
+        cantle.cli("stop", task)
+
+
+def test_every_word_has_its_page(cantle):
+    names = cantle.cli("explain", "-o", "name").stdout.split()
+    assert {"allocation-refused", "watchdog-kill", "no-capacity", "exit-6"} <= set(names)
+    page = cantle.cli("explain", "6").stdout
+    assert page == cantle.cli("explain", "exit-6").stdout and "--timeout" in page
+    unknown = cantle.cli("explain", "alocation", code=3)
+    assert unknown.stderr == 'cantle: there is no page "alocation"; did you mean allocation-refused?\n'
