@@ -9,19 +9,19 @@
 //! ```
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 
 use crate::container::{Container, ContainerRef};
+use crate::files::{Survives, read_json, write_json};
 use crate::processes::Scope;
 use crate::running::Kind;
 use crate::{Backend, Exit, Running, StartError, TASK_INIT_COMMAND, TaskSpec};
@@ -208,26 +208,4 @@ impl TaskDir {
             Err(why) => why.raw_os_error() == Some(Errno::EWOULDBLOCK as i32),
         }
     }
-}
-
-fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
-}
-
-/// What a file must survive. The start of a task need not wait for the disk: a power cut ends the task as well.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Survives {
-    Crash,
-    PowerCut,
-}
-
-/// Whole or not at all.
-fn write_json<T: Serialize>(path: &Path, value: &T, survives: Survives) -> io::Result<()> {
-    let fresh = path.with_extension("tmp");
-    let mut file = File::create(&fresh)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    if survives == Survives::PowerCut {
-        file.sync_data()?;
-    }
-    fs::rename(&fresh, path)
 }

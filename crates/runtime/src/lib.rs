@@ -10,10 +10,12 @@
 //! driver's libraries are replaced, or `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
+pub mod cdi;
 mod container;
 mod detached;
 mod environment;
 mod error;
+mod files;
 mod namespace;
 mod privileges;
 mod processes;
@@ -25,7 +27,7 @@ mod supervisor;
 
 pub use attached::start_attached;
 pub use container::{
-    AdmissionError, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover, Output,
+    AdmissionError, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover, Output, slice_edits,
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;

@@ -7,6 +7,7 @@ use cantle_model::TaskId;
 
 use super::AdmissionError;
 use super::admission::{self, Host};
+use super::contents;
 use super::engine::Machine;
 use super::flags::{self, Given, Verdict};
 use super::plan::{self, LABEL_LEASE, LABEL_TASK};
@@ -106,8 +107,8 @@ impl DockerRun {
         let mut words = self.engine.clone();
         words.extend(self.client.iter().cloned());
         words.extend(admitted.options.iter().map(word));
-        words.extend(plan::variables(spec).iter().map(|(name, value)| format!("--env={name}={value}")));
-        words.extend(plan::mounts(spec, driver_files).iter().map(plan::mount_option));
+        words.extend(contents::variables(spec).iter().map(|(name, value)| format!("--env={name}={value}")));
+        words.extend(contents::mounts(spec, driver_files).iter().map(contents::mount_option));
         words.extend(devices.iter().map(|device| format!("--device={}", device.display())));
         words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
         words.push(format!("--label={LABEL_TASK}={task}"));

@@ -4,6 +4,7 @@
 mod admission;
 mod command_line;
 mod config;
+mod contents;
 mod engine;
 mod flags;
 mod output;
@@ -12,6 +13,7 @@ mod task;
 
 pub use admission::AdmissionError;
 pub use command_line::DockerRun;
+pub use contents::slice_edits;
 pub use engine::{Engine, EngineError, EngineInfo, Leftover};
 pub use output::Output;
 pub use plan::ContainerSpec;

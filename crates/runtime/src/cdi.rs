@@ -1,0 +1,187 @@
+//! Specs of the Container Device Interface: files in which a container engine finds what a device of a given name puts into
+//! a container. A slice is such a device. Each slice has a file of its own, so that nothing else has to be written anew when
+//! one comes or goes.
+//!
+//! The format is that of CDI 0.6.0, which every engine that does CDI can read.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{Survives, write_json};
+
+/// The kind of a slice: vendor and class. `cantle.dev/slice=NAME` is the whole name of one.
+pub const SLICE_KIND: &str = "cantle.dev/slice";
+
+/// One file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spec {
+    cdi_version: String,
+    kind: String,
+    devices: Vec<Device>,
+}
+
+/// Something that a container can ask for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Device {
+    /// Its name within the kind: letters, digits and `_ . : -`, with a letter or a digit at both ends.
+    pub name: String,
+    /// What it puts into the container.
+    pub container_edits: Edits,
+}
+
+/// What is put into a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Edits {
+    /// `NAME=VALUE`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub env: Vec<String>,
+    /// Device nodes of the machine, under the same path.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub device_nodes: Vec<DeviceNode>,
+    /// Mounts; the engine puts them in order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<Mount>,
+}
+
+/// A device node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceNode {
+    /// On the machine, and in the container.
+    pub path: PathBuf,
+    /// Of `rwm`, what the container may do.
+    pub permissions: String,
+}
+
+/// A mount.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mount {
+    /// The machine's file; the kind of filesystem if it is none.
+    pub host_path: String,
+    /// Where it appears.
+    pub container_path: String,
+    /// Kind of filesystem: `bind`, `tmpfs`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// As for mount(8).
+    pub options: Vec<String>,
+}
+
+impl Spec {
+    /// The slices of one lease or claim.
+    #[must_use]
+    pub fn of_slices(devices: Vec<Device>) -> Self {
+        Self { cdi_version: "0.6.0".to_owned(), kind: SLICE_KIND.to_owned(), devices }
+    }
+
+    /// Puts it into `dir`, whole or not at all, in place of an earlier one with the same id; makes the folder if need be.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub fn write(&self, dir: &Path, id: &str) -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+        // The folder and the devices are the machine's; a restart takes both.
+        write_json(&file(dir, id), self, Survives::Crash)
+    }
+}
+
+/// Removes what [`Spec::write`] put there; that it is gone already is no error.
+///
+/// # Errors
+/// If the file is there and stays.
+pub fn remove(dir: &Path, id: &str) -> io::Result<()> {
+    match fs::remove_file(file(dir, id)) {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+        _ => Ok(()),
+    }
+}
+
+/// The ids of all specs of slices in `dir`, in no order; none if there is no such folder.
+///
+/// # Errors
+/// If the folder can't be read.
+pub fn ids(dir: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(dir) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    Ok(names
+        .filter_map(|name| Some(name.strip_prefix("cantle-")?.strip_suffix(".json")?.to_owned()))
+        .collect())
+}
+
+/// What a container asks for to get the device `name`.
+#[must_use]
+pub fn qualified(name: &str) -> String {
+    format!("{SLICE_KIND}={name}")
+}
+
+fn file(dir: &Path, id: &str) -> PathBuf {
+    dir.join(format!("cantle-{id}.json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> Spec {
+        let mount = Mount {
+            host_path: "/lib/cantle/shim/libcuda.so.1".to_owned(),
+            container_path: "/usr/lib64/libcuda.so.1".to_owned(),
+            kind: "bind".to_owned(),
+            options: ["bind", "ro"].map(str::to_owned).to_vec(),
+        };
+        let node = DeviceNode { path: "/dev/nvidia0".into(), permissions: "rw".to_owned() };
+        let edits = Edits { env: vec!["A=1".to_owned()], device_nodes: vec![node], mounts: vec![mount] };
+        Spec::of_slices(vec![Device { name: "lease-1".to_owned(), container_edits: edits }])
+    }
+
+    /// The words are those of the specification's schema.
+    #[test]
+    fn the_file_is_what_engines_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let specs = dir.path().join("run/cdi");
+        spec().write(&specs, "lease-1").unwrap();
+        let text = fs::read_to_string(specs.join("cantle-lease-1.json")).unwrap();
+        let expected = serde_json::json!({
+            "cdiVersion": "0.6.0",
+            "kind": "cantle.dev/slice",
+            "devices": [{
+                "name": "lease-1",
+                "containerEdits": {
+                    "env": ["A=1"],
+                    "deviceNodes": [{"path": "/dev/nvidia0", "permissions": "rw"}],
+                    "mounts": [{
+                        "hostPath": "/lib/cantle/shim/libcuda.so.1",
+                        "containerPath": "/usr/lib64/libcuda.so.1",
+                        "type": "bind",
+                        "options": ["bind", "ro"],
+                    }],
+                },
+            }],
+        });
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), expected);
+        assert_eq!(qualified("lease-1"), "cantle.dev/slice=lease-1");
+    }
+
+    #[test]
+    fn what_is_written_is_found_and_goes_again() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(ids(&dir.path().join("none")).unwrap(), Vec::<String>::new());
+        fs::write(dir.path().join("nvidia.yaml"), "another's").unwrap();
+        spec().write(dir.path(), "a").unwrap();
+        spec().write(dir.path(), "a").unwrap();
+        assert_eq!(ids(dir.path()).unwrap(), ["a"]);
+        remove(dir.path(), "a").unwrap();
+        remove(dir.path(), "a").unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the other one's stays");
+    }
+}

@@ -1,0 +1,157 @@
+//! What cantle puts into a container: the slice, and the driver behind its filter.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bollard::models::{DeviceMapping, Mount, MountTmpfsOptions, MountType};
+
+use crate::cdi::{self, DeviceNode, Edits};
+use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
+use crate::{Backend, TaskSpec, environment};
+
+/// The container's copy of the simulated GPUs' folder.
+const SIM_DIR: &str = "/run/cantle/sim";
+/// Size and mode of the container's `/run/cantle`, which holds mount points and nothing else.
+const FOLDER_BYTES: i64 = 64 << 10;
+const FOLDER_MODE: u32 = 0o755;
+/// Nobody makes new device nodes.
+const DEVICE_PERMISSIONS: &str = "rw";
+
+/// Where the loader of an image looks by itself: Debian's and Red Hat's folder.
+fn library_dirs() -> [String; 2] {
+    [format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH), "/usr/lib64".to_owned()]
+}
+
+/// All of it as edits of a CDI device: for engines that take devices by name, and for Kubernetes.
+#[must_use]
+pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf]) -> Edits {
+    let node = |path: &PathBuf| DeviceNode { path: path.clone(), permissions: DEVICE_PERMISSIONS.to_owned() };
+    Edits {
+        env: variables(spec).iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        device_nodes: devices.iter().map(node).collect(),
+        mounts: mounts(spec, driver_files).into_iter().map(cdi_mount).collect(),
+    }
+}
+
+fn cdi_mount(mount: Mount) -> cdi::Mount {
+    let (kind, more) = match &mount.source {
+        Some(_) => ("bind", vec!["bind".to_owned()]),
+        None => ("tmpfs", vec![format!("size={FOLDER_BYTES}"), format!("mode={FOLDER_MODE:04o}")]),
+    };
+    let read_only = mount.read_only == Some(true);
+    let common = ["nosuid", "nodev"].into_iter().chain(read_only.then_some("ro"));
+    cdi::Mount {
+        host_path: mount.source.unwrap_or_else(|| kind.to_owned()),
+        container_path: mount.target.unwrap_or_default(),
+        kind: kind.to_owned(),
+        options: common.map(str::to_owned).chain(more).collect(),
+    }
+}
+
+pub(super) fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
+    let mut inside = spec.clone();
+    // The machine's paths mean nothing in there, and nothing is inherited from the agent.
+    inside.confinement.sim_dir = None;
+    let variables = environment::for_task(&inside, &Backend::Container, |_| None);
+    let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
+    let mut variables: BTreeMap<String, String> =
+        variables.into_iter().map(|(name, value)| (name, text(value))).collect();
+    // An engine whose default runtime is NVIDIA's would add all GPUs by itself.
+    variables.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned());
+    if spec.confinement.sim_dir.is_some() {
+        variables.insert("CANTLE_SIM_DIR".to_owned(), SIM_DIR.to_owned());
+    }
+    variables
+}
+
+/// Everything that cantle mounts. The real libraries lie where the shim is linked against them; the shim has every name
+/// under which a program may open them.
+pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
+    if spec.slices.is_empty() {
+        return Vec::new();
+    }
+    let confinement = &spec.confinement;
+    let libraries = &confinement.libraries;
+    let mut mounts = vec![
+        own_folder(),
+        bind(&libraries.cuda.real, format!("{REAL_DIR}/libcuda.so.1"), true),
+        bind(&libraries.nvml.real, format!("{REAL_DIR}/libnvidia-ml.so.1"), true),
+        bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
+        bind(&confinement.slice_dir.join("usage"), format!("{SLICE_DIR}/usage"), false),
+    ];
+    if let Some(sim_dir) = &confinement.sim_dir {
+        // What simulates the hardware must be writable; the folder around it need not be.
+        for file in ["state", "locks"] {
+            mounts.push(bind(&sim_dir.join(file), format!("{SIM_DIR}/{file}"), false));
+        }
+    }
+    for dir in library_dirs() {
+        for (library, stem) in [(&libraries.cuda, "libcuda.so"), (&libraries.nvml, "libnvidia-ml.so")] {
+            let shim = confinement.shim_dir.join(format!("{stem}.1"));
+            let mut names = vec![stem.to_owned(), format!("{stem}.1")];
+            let file = library.real.file_name().map(|name| name.to_string_lossy().into_owned());
+            names.extend(file.filter(|name| name.starts_with(stem)));
+            names.sort();
+            names.dedup();
+            mounts.extend(names.iter().map(|name| bind(&shim, format!("{dir}/{name}"), true)));
+        }
+        for (file, name) in named(driver_files).filter(|(_, name)| name.contains(".so")) {
+            mounts.push(bind(file, format!("{dir}/{name}"), true));
+        }
+    }
+    for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
+        mounts.push(bind(file, format!("/usr/bin/{name}"), true));
+    }
+    mounts
+}
+
+fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
+    files.iter().filter_map(|file| Some((file, file.file_name()?.to_string_lossy().into_owned())))
+}
+
+/// A mount of its own, so that it can't be moved away and replaced, and takes no more files.
+fn own_folder() -> Mount {
+    Mount {
+        typ: Some(MountType::TMPFS),
+        target: Some(CANTLE_DIR.to_owned()),
+        read_only: Some(true),
+        tmpfs_options: Some(MountTmpfsOptions {
+            size_bytes: Some(FOLDER_BYTES),
+            mode: Some(FOLDER_MODE.into()),
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn bind(source: &Path, target: String, read_only: bool) -> Mount {
+    Mount {
+        typ: Some(MountType::BIND),
+        source: Some(source.display().to_string()),
+        target: Some(target),
+        read_only: Some(read_only),
+        ..Default::default()
+    }
+}
+
+pub(super) fn device(path: &Path) -> DeviceMapping {
+    let path = path.display().to_string();
+    DeviceMapping {
+        path_on_host: Some(path.clone()),
+        path_in_container: Some(path),
+        cgroup_permissions: Some(DEVICE_PERMISSIONS.to_owned()),
+    }
+}
+
+/// The mount as an option of docker's own client.
+pub(super) fn mount_option(mount: &Mount) -> String {
+    let target = mount.target.as_deref().unwrap_or_default();
+    let what = match mount.source.as_deref() {
+        Some(source) => format!("type=bind,source={source},target={target}"),
+        None => {
+            format!("type=tmpfs,target={target},tmpfs-mode={FOLDER_MODE:04o},tmpfs-size={FOLDER_BYTES}")
+        }
+    };
+    let read_only = if mount.read_only == Some(true) { ",readonly" } else { "" };
+    format!("--mount={what}{read_only}")
+}
