@@ -245,28 +245,6 @@ async fn a_front_end_shows_the_container_as_if_it_were_its_own() {
     assert!(!docker.is_left(&lease(&bench)).await);
 }
 
-/// The same container without and with a slice, in turn. The fastest of each are compared: whatever else the machine does
-/// only makes one slower.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slice_costs_little_of_a_containers_start() {
-    let Some(docker) = Docker::new().await else { return };
-    let mut fastest_ms = [f64::INFINITY; 2];
-    for _ in 0..10 {
-        for (slices, fastest) in fastest_ms.iter_mut().enumerate() {
-            let bench = Bench::new();
-            let mut spec = spec(&bench, &["true"]);
-            spec.slices.truncate(slices);
-            let output = Output::TaskDir(bench.path("task"));
-            let began = tokio::time::Instant::now();
-            docker.engine.start(&spec, &docker.container(&[]), output).await.unwrap().wait().await;
-            *fastest = fastest.min(began.elapsed().as_secs_f64() * 1e3);
-        }
-    }
-    let [without, with] = fastest_ms;
-    eprintln!("a container from start to end: {without:.0} ms without a slice, {with:.0} ms with one");
-    assert!(with - without <= 50.0, "{with:.1} ms with a slice, {without:.1} ms without");
-}
-
 /// Time is told to pass here, so that the limits need not be waited for.
 #[tokio::test(start_paused = true)]
 async fn an_engine_that_hangs_is_given_up() {
