@@ -1,4 +1,5 @@
-/* Eight processes that allocate and free at random, killed at random: churn KILLS. Prints, at the end, what a newcomer sees. */
+/* Eight processes that allocate and free at random, and end at random, three of four by SIGKILL: churn ENDS. Prints, when all are
+ * gone, what a newcomer sees. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <signal.h>
@@ -11,6 +12,8 @@
 enum { PROCESSES = 8, LIVE = 64 };
 
 static volatile unsigned long *progress;
+static volatile sig_atomic_t asked_to_end;
+static void end(int signal) { asked_to_end = signal; }
 static void *find(const char *name) { return dlsym(RTLD_DEFAULT, name); }
 
 static unsigned long long state;
@@ -31,9 +34,11 @@ static void worker(int index, unsigned long long seed) {
     int (*drop)(unsigned long long) = need(find, "cuMemRelease");
     int (*init)(unsigned) = need(find, "cuInit"), (*make)(void **, unsigned, int) = need(find, "cuCtxCreate_v2");
     state = seed;
+    signal(SIGTERM, end);
     init(0);
-    while (make(&context, 0, 0)) progress[index]++; /* no room for a context: try again */
-    for (;;) {
+    /* No room for a context: try again. */
+    while (make(&context, 0, 0) && !asked_to_end) progress[index]++;
+    while (!asked_to_end) {
         int at = below(LIVE);
         size_t bytes = below(3) ? below(64) << 20 : below(1 << 20);
         if (held[at]) release(held[at]);
@@ -49,6 +54,7 @@ static void worker(int index, unsigned long long seed) {
         while (waitpid(-1, NULL, WNOHANG) > 0) {
         }
     }
+    exit(0);
 }
 
 /* The watchdog compares twice a second what is charged with what the driver has, charges the difference, and corrects it at its next
@@ -71,17 +77,19 @@ static pid_t begin(int index, unsigned long long seed) {
 }
 
 int main(int argc, char **argv) {
-    int kills = argc > 1 ? atoi(argv[1]) : 100, hung = 0;
+    int ends = argc > 1 ? atoi(argv[1]) : 100, hung = 0;
     pid_t children[PROCESSES];
     unsigned long before[PROCESSES];
     progress = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     for (int i = 0; i < PROCESSES; i++) children[i] = begin(i, i);
     state = 42;
-    for (int i = 0; i < kills; i++) {
+    for (int i = 0; i < ends; i++) {
         usleep(below(4000));
         int victim = below(PROCESSES);
-        kill(children[victim], SIGKILL);
+        kill(children[victim], below(4) ? SIGKILL : SIGTERM);
+        alarm(60); /* who does not end hangs: the alarm ends this program */
         waitpid(children[victim], NULL, 0);
+        alarm(0);
         children[victim] = begin(victim, i + 100);
     }
     for (int i = 0; i < PROCESSES; i++) before[i] = progress[i];

@@ -1,5 +1,6 @@
 """Programs that take GPU memory in every way we know, inside a slice and outside, with the simulated driver as witness."""
 
+import ctypes
 import json
 import os
 import pathlib
@@ -18,6 +19,8 @@ MIB = 1 << 20
 GRANULE = 2 * MIB
 LIMIT = 4096 * MIB
 GPU = "1xA100-40GB"
+# What the simulated driver takes for a context on it.
+CONTEXT = 416 * MIB
 # NVIDIA's CUDA runtime, as tests/requirements.txt installs it; the package is for CUDA 12.
 CUDART = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/lib"
 
@@ -91,6 +94,16 @@ class Machine:
             ["python3", "-c", code, str(SIM / "libcuda.so.1"), str(self.sim)], capture_output=True, text=True, check=True
         )
         return json.loads(done.stdout)["gpus"]
+
+    def used(self):
+        """Bytes that the simulated driver has given out of the one GPU: as `truth`, fast enough to look on."""
+        if not (self.sim / "state").exists():
+            return 0
+        lib, text = ctypes.CDLL(str(SIM / "libcuda.so.1")), ctypes.create_string_buffer(1 << 20)
+        lib.cantle_sim_truth_json.restype = ctypes.c_ssize_t
+        length = lib.cantle_sim_truth_json(str(self.sim).encode(), text, len(text))
+        assert 0 < length < len(text), length
+        return json.loads(text.value)["gpus"][0]["used_bytes"]
 
     def start(self, command, slice_bytes=LIMIT, env=None):
         """Starts a program, in a slice of so many bytes or (None) with the whole GPU to itself."""

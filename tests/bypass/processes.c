@@ -1,4 +1,4 @@
-/* 32 processes fill the slice together: processes LIMIT_BYTES. One of them reports for all. */
+/* Many processes fill the slice together: processes HOW_MANY LIMIT_BYTES. One of them reports for all. */
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -6,8 +6,6 @@
 #include <dlfcn.h>
 
 #include "fill.h"
-
-enum { PROCESSES = 32 };
 
 struct shared {
     atomic_ullong granted;
@@ -37,14 +35,15 @@ static int take(struct shared *all, unsigned long long limit) {
 }
 
 int main(int argc, char **argv) {
-    if (argc < 2) return 2;
-    unsigned long long limit = strtoull(argv[1], NULL, 10);
+    if (argc < 3) return 2;
+    int processes = atoi(argv[1]);
+    unsigned long long limit = strtoull(argv[2], NULL, 10);
     struct shared *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    for (int i = 0; i < PROCESSES; i++) {
+    for (int i = 0; i < processes; i++) {
         if (fork()) continue;
         int has_context = take(all, limit);
         atomic_fetch_add(&all->finished, 1);
-        await(&all->finished, PROCESSES);
+        await(&all->finished, processes);
         int nobody = 0;
         if (has_context && atomic_compare_exchange_strong(&all->reporter, &nobody, 1)) {
             report(find, atomic_load(&all->granted), atomic_load(&all->refused));

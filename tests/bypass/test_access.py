@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from conftest import CANTLE, CUDART, GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
+from conftest import CANTLE, CONTEXT, CUDART, GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
 
 NOBODY = "65534"
 LINKED = ["linked", "next", "threads", "fork", "fork_after_use", "exec", "spawn"]
@@ -53,11 +53,22 @@ def test_no_variable_loosens_it(machine, programs, variable):
 
 
 def test_32_processes(machine, programs):
-    assert_held_to_its_slice(machine.start([programs / "processes", LIMIT]), machine)
+    assert_held_to_its_slice(machine.start([programs / "processes", 32, LIMIT]), machine)
 
 
 def test_32_processes_outside(machine, programs):
-    assert_not_held(machine.start([programs / "processes", LIMIT], slice_bytes=None))
+    assert_not_held(machine.start([programs / "processes", 32, LIMIT], slice_bytes=None))
+
+
+def test_64_processes_race_for_the_last_bytes(machine, programs):
+    """A slice that has room for all their contexts and little more."""
+    limit = 64 * CONTEXT + LIMIT
+    running = machine.start([programs / "processes", 64, limit], limit)
+    highest = 0
+    while not running.has_line() and running.child.poll() is None:
+        highest = max(highest, machine.used())
+    assert limit // 2 < highest <= limit, f"{highest} of {limit} bytes at most"
+    assert_held_to_its_slice(running, machine, limit)
 
 
 @pytest.mark.skipif(not CUDART.exists(), reason="the CUDA runtime is not here: tests/setup-venv.sh installs it")

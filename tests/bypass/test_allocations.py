@@ -2,7 +2,7 @@
 
 import pytest
 
-from conftest import GRANULE, LIMIT, MIB, assert_held_to_its_slice, assert_not_held
+from conftest import CONTEXT, GRANULE, LIMIT, assert_held_to_its_slice, assert_not_held
 
 KINDS = [
     "linear",
@@ -50,8 +50,7 @@ def test_is_given_back(machine, programs, kind):
 
 def test_the_last_granule_is_given_and_no_more(machine, programs):
     """A slice of the context and three granules: three are given."""
-    context = 416 * MIB
-    running = machine.start([programs / "allocate", "odd", LIMIT], slice_bytes=context + 3 * GRANULE)
+    running = machine.start([programs / "allocate", "odd", LIMIT], slice_bytes=CONTEXT + 3 * GRANULE)
     record = running.record()
     assert record["granted"] == 2 * GRANULE and record["refused"] == 2 and record["free"] == GRANULE
     running.end()

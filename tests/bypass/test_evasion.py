@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from conftest import HERE, LIMIT, MIB, SIM
+from conftest import CONTEXT, HERE, LIMIT, MIB, SIM
 
 HELD = 2000
-CONTEXT = 416
+CONTEXT_MIB = CONTEXT // MIB
 REAL = "/run/cantle/real/libcuda.so.1"
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="without root there is only preload: test_preload.py")
@@ -43,5 +43,5 @@ def test_is_ended_and_nobody_else(machine, programs, copy, way):
     said = running.child.stderr.read()
     assert code == 137 and "the task is killed: process" in said, (code, said)
     assert neighbour.child.poll() is None
-    assert machine.truth()["used_bytes"] == (CONTEXT + HELD) * MIB
+    assert machine.truth()["used_bytes"] == (CONTEXT_MIB + HELD) * MIB
     neighbour.end()

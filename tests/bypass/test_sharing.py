@@ -2,10 +2,10 @@
 
 import sys
 
-from conftest import HERE, LIMIT, MIB
+from conftest import CONTEXT, HERE, LIMIT, MIB
 
 HELD = 3000
-CONTEXT = 416
+CONTEXT_MIB = CONTEXT // MIB
 
 
 def test_opening_a_neighbours_memory_costs_nothing(machine):
@@ -14,6 +14,6 @@ def test_opening_a_neighbours_memory_costs_nothing(machine):
     record = running.record()
     assert record["opened"] == 0, "refused, although nothing new is taken"
     used = machine.truth()["used_bytes"]
-    assert used == (HELD + 2 * CONTEXT) * MIB
+    assert used == (HELD + 2 * CONTEXT_MIB) * MIB
     assert LIMIT - record["free"] == used
     running.end()

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from conftest import HERE, LIMIT, MIB, ROOT
+from conftest import CONTEXT, HERE, LIMIT, MIB, ROOT
 
 HELD = 1000
-CONTEXT = 416
+CONTEXT_MIB = CONTEXT // MIB
 TOOLS = ROOT / ".venv/bin"
 HOLD = [sys.executable, HERE / "holder.py", HELD]
 
@@ -41,9 +41,9 @@ def nvidia_smi(version):
 @pytest.mark.parametrize("version", ["535", "550"])
 def test_nvidia_smi(machine, neighbour, version):
     out = shown(machine, [nvidia_smi(version)])
-    assert re.search(rf"{CONTEXT + HELD}MiB / +{LIMIT // MIB}MiB", out), out
+    assert re.search(rf"{CONTEXT_MIB + HELD}MiB / +{LIMIT // MIB}MiB", out), out
     rows = [line for line in out.splitlines() if re.search(r"\d+MiB \|$", line) and " C " in line]
-    assert len(rows) == 1 and f"{CONTEXT + HELD}MiB" in rows[0], out
+    assert len(rows) == 1 and f"{CONTEXT_MIB + HELD}MiB" in rows[0], out
 
 
 @pytest.mark.parametrize("version", ["535", "550"])
@@ -51,10 +51,10 @@ def test_nvidia_smi_queries(machine, neighbour, version):
     smi = nvidia_smi(version)
     query = [smi, "--format=csv,noheader,nounits"]
     assert shown(machine, [*query, "--query-gpu=memory.total,memory.used,memory.free"]).strip() == (
-        f"{LIMIT // MIB}, {CONTEXT + HELD}, {LIMIT // MIB - CONTEXT - HELD}"
+        f"{LIMIT // MIB}, {CONTEXT_MIB + HELD}, {LIMIT // MIB - CONTEXT_MIB - HELD}"
     )
     rows = list(csv.reader(shown(machine, [*query, "--query-compute-apps=pid,used_memory"]).splitlines()))
-    assert len(rows) == 1 and rows[0][0] != str(neighbour.child.pid) and int(rows[0][1]) == CONTEXT + HELD
+    assert len(rows) == 1 and rows[0][0] != str(neighbour.child.pid) and int(rows[0][1]) == CONTEXT_MIB + HELD
     assert shown(machine, [smi, "-L"]).count("GPU-") == 1
 
 
@@ -97,7 +97,7 @@ print(json.dumps({
 
 def test_every_figure_of_nvml(machine, neighbour):
     seen = json.loads(shown(machine, [TOOLS / "python", "-c", NVML]))
-    used = (CONTEXT + HELD) * MIB
+    used = (CONTEXT_MIB + HELD) * MIB
     figures = [LIMIT, used, LIMIT - used]
     assert seen["count"] == 1 and seen["index"] == 0 and seen["second"] == 2 and seen["by_uuid"] == [True] * 3
     assert seen["old"] == figures and seen["new"] == figures and seen["bar1"] <= LIMIT
@@ -138,7 +138,7 @@ def test_a_gpu_outside_of_the_slice_has_no_handle(machine, slice_bytes):
 @pytest.mark.parametrize("tool", [["gpustat", "--no-color"], ["nvitop", "-1"]])
 def test_tools_show_the_slice(machine, neighbour, tool):
     out = shown(machine, [TOOLS / tool[0], *tool[1:]])
-    assert re.search(rf"{CONTEXT + HELD}(MiB)? / +{LIMIT // MIB}", out), out
+    assert re.search(rf"{CONTEXT_MIB + HELD}(MiB)? / +{LIMIT // MIB}", out), out
     assert str(neighbour.child.pid) not in out
 
 
@@ -147,5 +147,5 @@ def test_the_neighbour_is_there(machine, neighbour):
     assert len(machine.truth()["processes"]) == 1
     running = machine.start(HOLD)
     assert running.child.stdout.readline() == "holding\n"
-    assert sorted(p["used_bytes"] // MIB for p in machine.truth()["processes"]) == [CONTEXT + HELD, CONTEXT + 2000]
+    assert sorted(p["used_bytes"] // MIB for p in machine.truth()["processes"]) == [CONTEXT_MIB + HELD, CONTEXT_MIB + 2000]
     running.end()
