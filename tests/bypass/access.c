@@ -66,6 +66,17 @@ static void *by_get_proc_address_of_itself(const char *name) {
     return found;
 }
 
+/* How many symbols there are, in the newer kind of hash table: the last chain of the buckets ends with the last symbol. */
+static unsigned count_of_gnu_hash(const unsigned *table) {
+    unsigned buckets = table[0], first = table[1], words = table[2], last = 0;
+    const unsigned *bucket = table + 4 + words * (sizeof(ElfW(Addr)) / sizeof *table), *chain = bucket + buckets;
+    for (unsigned i = 0; i < buckets; i++)
+        if (bucket[i] > last) last = bucket[i];
+    if (last < first) return first;
+    while (!(chain[last - first] & 1)) last++;
+    return last + 1;
+}
+
 /* Walks the dynamic symbol table of the object behind `library`, as loaders of other languages do. */
 static void *by_own_walk(const char *name) {
     struct link_map *map = library;
@@ -78,8 +89,7 @@ static void *by_own_walk(const char *name) {
         if (entry->d_tag == DT_HASH) hash = (void *)entry->d_un.d_ptr;
         if (entry->d_tag == DT_GNU_HASH) gnu_hash = (void *)entry->d_un.d_ptr;
     }
-    unsigned count = hash ? hash[1] : 4096;
-    (void)gnu_hash;
+    unsigned count = hash ? hash[1] : gnu_hash ? count_of_gnu_hash(gnu_hash) : 0;
     for (unsigned i = 0; i < count; i++)
         if (symbols[i].st_shndx != SHN_UNDEF && !strcmp(strings + symbols[i].st_name, name))
             return (char *)map->l_addr + symbols[i].st_value;

@@ -6,25 +6,9 @@ import shutil
 import pytest
 
 from conftest import CANTLE, CONTEXT, CUDART, GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
+from paths import LINKED, LOADED
 
 NOBODY = "65534"
-LINKED = ["linked", "next", "threads", "fork", "fork_after_use", "exec", "spawn"]
-LOADED = [
-    "dlopen",
-    "dlsym_of_dlsym",
-    "dlsym_of_a_version",
-    "get_proc_address",
-    "get_proc_address_v2",
-    "get_proc_address_of_itself",
-    "own_elf_walk",
-    "full_path",
-    "full_path_deepbind",
-    "namespace",
-    "deepbind_plugin_dlsym",
-    "deepbind_plugin_linked",
-    "namespace_plugin_dlsym",
-    "namespace_plugin_linked",
-]
 
 
 def command(programs, way):

@@ -3,27 +3,8 @@
 import pytest
 
 from conftest import CONTEXT, GRANULE, LIMIT, assert_held_to_its_slice, assert_not_held
+from paths import KINDS
 
-KINDS = [
-    "linear",
-    "small",
-    "odd",
-    "pitch",
-    "managed",
-    "async",
-    "async_odd",
-    "async_ptsz",
-    "from_own_pool",
-    "from_own_pool_ptsz",
-    "from_default_pool",
-    "physical",
-    "physical_mapped",
-    "array",
-    "array_3d",
-    "mipmapped",
-    "graph",
-    "in_primary_context",
-]
 # Never more than the slice at a time, so never refused, however much in sum.
 GIVEN_BACK = ["host", "crosswise", "context_after_context", "primary_context_reset"]
 

@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from conftest import CANTLE, LIMIT, assert_held_to_its_slice, assert_not_held
-from test_access import LINKED, LOADED, NOBODY, command
+from paths import LINKED, LOADED
+from test_access import NOBODY, command
 
 ESCAPES = [
     "own_elf_walk",

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The suite for a machine with an NVIDIA GPU. Needs dist/ (made by `make build`, here or elsewhere), Python 3 and the driver;
-# no network, no Docker. Uses PyTorch if it is installed. Changes no setting of the card.
-# Results: one JSON file in $OUT, or in docs/results/. CANTLE_SIM_GPUS=1xH100-80GB tries the script itself without a GPU.
+# no network, no Docker. Uses gcc, PyTorch, CuPy and JAX if they are installed. Changes no setting of the card.
+# Results: <date>-<gpu>-driver<version>.json and .md in $OUT, or in docs/results/. CANTLE_SIM_GPUS=1xH100-80GB tries the script
+# itself without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 [ -x dist/bin/cantle ] || { echo "dist/bin/cantle is missing; run make build first" >&2; exit 2; }

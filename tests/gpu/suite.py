@@ -6,6 +6,7 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -14,6 +15,8 @@ import threading
 import time
 import traceback
 
+import access
+import report
 from nvml import Nvml
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -33,12 +36,15 @@ class Bench:
     """The card, the witness, and a private state directory."""
 
     def __init__(self, home):
+        self.home = home
         self.env = dict(os.environ, CANTLE_STATE_DIR=f"{home}/state", HOME=home)
         self.alone = dict(self.env)
         if SIMULATED:
             self.env["CANTLE_SIM_DIR"] = self.alone["CANTLE_SIM_DIR"] = os.environ["CANTLE_SIM_DIR"]
             self.alone["LD_LIBRARY_PATH"] = str(ROOT / "dist/lib/cantle/sim")
         self.nvml = Nvml(str(ROOT / "dist/lib/cantle/sim/libnvidia-ml.so.1") if SIMULATED else "libnvidia-ml.so.1")
+        # On real GPUs the loader knows.
+        self.libcuda = str(ROOT / "dist/lib/cantle/sim/libcuda.so.1") if SIMULATED else None
         self.total = self.nvml.memory().total
 
     def half(self):
@@ -115,6 +121,15 @@ def kill_gives_everything_back(bench):
     return {}
 
 
+def every_path_is_held(bench):
+    if not shutil.which("gcc"):
+        raise Skip("gcc is not installed")
+    held, broken, absent = access.try_all(bench, bench.home)
+    assert not broken, json.dumps(broken)
+    assert len(held) >= 30, f"held: {held}, absent: {absent}"
+    return {"paths": len(held), "absent": absent}
+
+
 def limits_says_enforced(bench):
     done = bench.run("run", "--gpu", "0.25", "--", CANTLE, "-o", "json", "limits")
     (item,) = json.loads(done.stdout)["items"]
@@ -175,6 +190,7 @@ CHECKS = [
     two_halves_side_by_side,
     kill_gives_everything_back,
     limits_says_enforced,
+    every_path_is_held,
     framework("graph", "graph"),
     *(framework(name, "torch", env) for name, env in ALLOCATORS.items()),
     framework("cupy", "cupy"),
@@ -211,9 +227,7 @@ def main():
             "results": results,
         }
     count = {word: sum(r["outcome"] == word for r in results) for word in ("passed", "failed", "skipped")}
-    name = "gpu-suite" if not SIMULATED else "gpu-suite-simulated"
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{name}-{record['date'][:10]}.json").write_text(json.dumps(record, indent=2) + "\n")
+    print(f"results: {report.write(out, record)}")
     print(f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped")
     return 1 if count["failed"] else 0
 
