@@ -58,6 +58,19 @@ test("a limit holds back the next task, and a higher one lets it start", async (
   await shows("vision", "Allocated 2 GPUs");
 });
 
+test("priority, CPU and memory are granted, too, and what nobody touched stays as it was", async () => {
+  cantle.cli("quota", "set", "vision", "--memory", "100G");
+  await grant("vision", { Priority: "-1", "CPU cores guaranteed": "4.5", "Limit, CPU cores": "16", "Limit, GiB of memory": "512", "Undisturbed, seconds": "60" });
+  await page.getByText("--priority -1 --min-run 60 --cpu 4.5 --cpu-limit 16 --memory-limit 512Gi").first().waitFor();
+  await until("the server's word", () => cantle.json("quota", "show", "vision")[0].priority === -1);
+  const [quota] = cantle.json("quota", "show", "vision");
+  assert.deepEqual([quota.cpu.deserved, quota.cpu.limit, quota.memory.limit, quota.min_run_ms], [4500, 16_000, 512 * 2 ** 30, 60_000]);
+  assert.equal(quota.memory.deserved, 100e9, "not a whole number of GiB");
+  assert.deepEqual([quota.gpu.deserved, quota.gpu.limit, quota.gpu.weight], [1000, 2000, 2]);
+  await grant("vision", { "CPU cores guaranteed": "" });
+  await until("CPU cores not to be counted", () => cantle.json("quota", "show", "vision")[0].cpu.deserved == null);
+});
+
 test("what can't be is refused in the server's words", async () => {
   await grant("vision", { "GPUs guaranteed": "3" });
   await page.getByText(/below/).first().waitFor();

@@ -4,8 +4,8 @@ import { signal } from "@preact/signals";
 import { ApiError, call } from "./api";
 import { cantle } from "./cli";
 import { gpus } from "./format";
-import { loadProjects, queues } from "./live";
-import type { ProjectView, Quota, TaskView } from "./types";
+import { loadProjects, projects, queues } from "./live";
+import type { ProjectQuota, TaskView } from "./types";
 
 export interface Action {
   label: string;
@@ -100,27 +100,37 @@ export function moveToQueue(task: TaskView, queue: string): Action {
   };
 }
 
-/** What people grant of GPUs here; the rest of a quota stays as it is. */
-export interface Grant {
-  deserved_milli: number;
-  /** `null`: none. */
-  limit_milli: number | null;
-  weight: number;
+/** The flags of `quota set` that make `quota` of `old`. GPUs and weight are always named: they are what people look for. */
+function quotaFlags(quota: ProjectQuota, old: ProjectQuota): string[] {
+  const cores = (milli?: number | null) => (milli == null ? "none" : gpus(milli));
+  const memory = (bytes?: number | null) => (bytes == null ? "none" : `${Math.round((bytes / 2 ** 30) * 1000) / 1000}Gi`);
+  const flag = (name: string, of: (quota: ProjectQuota) => string, always = false) => (always || of(quota) !== of(old) ? [name, of(quota)] : []);
+  return [
+    ...flag("--gpu", (q) => cores(q.gpu.deserved), quota.gpu.deserved != null),
+    ...flag("--limit", (q) => cores(q.gpu.limit), true),
+    ...flag("--weight", (q) => String(q.gpu.weight), true),
+    ...flag("--priority", (q) => String(q.priority ?? 0)),
+    ...flag("--min-run", (q) => String((q.min_run_ms ?? 0) / 1000)),
+    ...flag("--cpu", (q) => cores(q.cpu?.deserved)),
+    ...flag("--cpu-limit", (q) => cores(q.cpu?.limit)),
+    ...flag("--memory", (q) => memory(q.memory?.deserved)),
+    ...flag("--memory-limit", (q) => memory(q.memory?.limit)),
+  ];
 }
 
-/** Grants a project GPUs; `old` is what is known of it, if it is there already. */
-export function setQuota(name: string, grant: Grant, old?: ProjectView): Action {
-  const { deserved_milli, limit_milli, weight } = grant;
-  const limit = limit_milli === null ? "none" : gpus(limit_milli);
-  // As on the command line, one weight holds for all resources.
-  const weighted = (quota?: Quota): Quota => ({ ...quota, weight });
-  const { cpu, memory } = old?.quota ?? {};
-  const quota = { ...old?.quota, gpu: { deserved: deserved_milli, limit: limit_milli, weight }, cpu: weighted(cpu), memory: weighted(memory) };
+/** What a new project is granted: nothing guaranteed of GPUs, nothing counted of the rest. */
+export const NO_QUOTA: ProjectQuota = { gpu: { deserved: 0, weight: 1 } };
+
+/** Changes a project's quota, `old` as far as this page knows: what others changed meanwhile stays as they want it. */
+export function setQuota(name: string, old: ProjectQuota, change: (quota: ProjectQuota) => ProjectQuota): Action {
+  const quota = change(old);
   return {
-    label: `grant ${name} ${gpus(deserved_milli)} GPUs`,
-    cli: cantle("quota", "set", name, "--gpu", gpus(deserved_milli), "--limit", limit, "--weight", String(weight)),
+    label: `grant ${name} ${gpus(quota.gpu.deserved ?? 0)} GPUs`,
+    cli: cantle("quota", "set", name, ...quotaFlags(quota, old)),
     run: async () => {
-      await call("cantle.set_quota", { project: name, quota });
+      await loadProjects();
+      const now = projects.value?.find((project) => project.name === name)?.quota ?? NO_QUOTA;
+      await call("cantle.set_quota", { project: name, quota: change(now) });
       await loadProjects();
     },
   };

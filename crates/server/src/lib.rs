@@ -147,15 +147,17 @@ impl Server {
     /// Answers until `shutdown` completes, then finishes what it has begun.
     ///
     /// # Errors
-    /// Only if the socket fails.
+    /// If the database can't be read, or the socket fails.
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
-        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
         let api = api::Api::new(Arc::clone(&self.app), self.service);
-        let ui = ui::Ui::new(api.clone());
+        let ui = ui::Ui::open(api.clone()).await?;
+        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<SocketAddr>();
-        let served = axum::serve(self.listener, service).with_graceful_shutdown(ui.until(shutdown)).await;
+        let served =
+            axum::serve(self.listener, service).with_graceful_shutdown(ui.clone().until(shutdown)).await;
         watcher.abort();
+        ui.save().await;
         sweeper.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })

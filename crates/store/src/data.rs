@@ -327,6 +327,17 @@ pub struct QueueSample {
     pub total_wait_s: i64,
 }
 
+/// What charts show of one task or queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChartRow {
+    /// `task` or `queue`.
+    pub kind: String,
+    /// Id of the task, name of the queue.
+    pub id: String,
+    /// JSON, as the server made it.
+    pub line: String,
+}
+
 /// A node with cantle's agent, as it last reported.
 #[derive(Clone, Debug)]
 pub struct NodeRow {

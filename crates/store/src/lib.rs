@@ -4,6 +4,7 @@
 //! other, each in one transaction, so a task is in exactly one state at any instant and after any crash. The store
 //! knows no clock and makes no ids: both are arguments.
 
+mod charts;
 mod data;
 mod error;
 mod evictions;
@@ -31,9 +32,9 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, Claim, Evicted, Fleet, Happening, HeldSum, LatestScalar, LogLine, ModelRow, NodeRow, ProjectRow,
-    QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim, WaitingRow,
-    WorkerReport, WorkerRow, WorkerSample,
+    Change, ChartRow, Claim, Evicted, Fleet, Happening, HeldSum, LatestScalar, LogLine, ModelRow, NodeRow,
+    ProjectRow, QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim,
+    WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

@@ -8,8 +8,8 @@
 
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
-    Change, Claim, Happening, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError, Terms,
-    Victim, may_follow,
+    Change, ChartRow, Claim, Happening, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError,
+    Terms, Victim, may_follow,
 };
 use serde_json::Map;
 
@@ -333,6 +333,21 @@ async fn output_goes_with_its_task() {
     f.store.reset("a", &at(9)).await.unwrap();
     assert_eq!(f.store.count_logs("a").await.unwrap() + f.store.count_scalars("a").await.unwrap(), 0);
     assert!(f.store.latest_scalars("a").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_last_line_of_a_chart_counts() {
+    let Fixture { store, dir } = open().await;
+    let row =
+        |kind: &str, id: &str, line: &str| ChartRow { kind: kind.into(), id: id.into(), line: line.into() };
+    store
+        .save_charts(&[row("task", "a", "1"), row("queue", "a", "2"), row("task", "b", "3")], &[])
+        .await
+        .unwrap();
+    store.save_charts(&[row("task", "a", "4")], &[("task".into(), "b".into())]).await.unwrap();
+    store.close().await;
+    let again = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+    assert_eq!(again.charts().await.unwrap(), [row("queue", "a", "2"), row("task", "a", "4")]);
 }
 
 #[test]

@@ -1,10 +1,10 @@
-import { useEffect, useState } from "preact/hooks";
-import { type Grant, perform, setQuota, unsetQuota } from "../actions";
+import { useEffect } from "preact/hooks";
 import { readOnly } from "../api";
 import { cantle } from "../cli";
 import { gpus as inGpus } from "../format";
 import { connection, events, loadProjects, nodes, projects } from "../live";
-import { ActionButton, Filter, usePageCli } from "../parts/Controls";
+import { Filter, usePageCli } from "../parts/Controls";
+import { QuotaForm } from "../parts/QuotaForm";
 import { link, param } from "../route";
 import type { ProjectView } from "../types";
 
@@ -43,49 +43,6 @@ function ShareBar({ project, whole }: { project: ProjectView; whole: number }) {
       )}
       {limit_milli !== undefined && <i class="mark limit" style={{ left: `calc(${at(limit_milli)} - 2px)` }} />}
     </div>
-  );
-}
-
-/** GPUs as people write them, in thousandths; `null` for nothing. */
-const milli = (text: string) => (text.trim() === "" ? null : Math.round(Number(text) * 1000));
-
-function QuotaForm({ project }: { project?: ProjectView }) {
-  const quota = project?.quota?.gpu;
-  const [name, setName] = useState("");
-  const [deserved, setDeserved] = useState(inGpus(quota?.deserved ?? 0));
-  const [limit, setLimit] = useState(quota?.limit == null ? "" : inGpus(quota.limit));
-  const [weight, setWeight] = useState(String(quota?.weight ?? 1));
-  const grant: Grant = { deserved_milli: milli(deserved) ?? 0, limit_milli: milli(limit), weight: Number(weight) };
-  const action = setQuota(project?.name ?? name.trim(), grant, project);
-  const number = (label: string, value: string, set: (value: string) => void, step: string, rest: object = {}) => (
-    <label>
-      {label}
-      <input type="number" min="0" step={step} value={value} onInput={(event) => set(event.currentTarget.value)} {...rest} />
-    </label>
-  );
-  return (
-    <form
-      class="quota"
-      aria-label={project ? `Quota of ${project.name}` : "Quota of another project"}
-      onSubmit={(event) => {
-        event.preventDefault();
-        perform(action);
-      }}
-    >
-      {!project && (
-        <label>
-          Project
-          <input type="text" required value={name} onInput={(event) => setName(event.currentTarget.value)} />
-        </label>
-      )}
-      {number("GPUs guaranteed", deserved, setDeserved, "0.001", { required: true })}
-      {number("Limit, GPUs", limit, setLimit, "0.001", { placeholder: "none" })}
-      {number("Weight", weight, setWeight, "1", { required: true })}
-      <button type="submit" title={`$ ${action.cli}`}>
-        Save
-      </button>
-      {project?.quota && <ActionButton action={unsetQuota(project.name)}>No quota</ActionButton>}
-    </form>
   );
 }
 

@@ -117,7 +117,7 @@ function Memory({ task, history }: { task: TaskView; history: History | null }) 
           ]}
         />
       ) : (
-        <p class="muted">The server has no record of its memory: it did not run since the server started.</p>
+        <p class="muted">The server has no record of its memory: it has not run, or too long ago.</p>
       )}
     </section>
   );

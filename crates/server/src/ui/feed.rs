@@ -7,11 +7,12 @@ use std::time::Duration;
 use cantle_clearml::cantle::{
     EventView, GetEvents, GetNodes, GetQueues, GetTasks, NodeView, QueueView, ReportNode,
 };
+use cantle_store::StoreError;
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::history::History;
+use super::history::{EVERY_S, History, Kind, View};
 use crate::api::Api;
 use crate::clock::now_us;
 use crate::error::ApiError;
@@ -19,8 +20,10 @@ use crate::metrics::tally::Tally;
 
 /// How soon a page knows.
 const EVERY: Duration = Duration::from_millis(500);
-/// Without a page there is only the history to keep, at every so many looks.
-const IDLE_LOOKS: u64 = 4;
+/// Looks between two samples for the charts. Without a page these are the only looks.
+const SAMPLE_LOOKS: u64 = EVERY_S.unsigned_abs() * 2;
+/// Looks between two times that charts are saved: what a server that is killed loses at most.
+const SAVE_LOOKS: u64 = 10 * SAMPLE_LOOKS;
 /// Events read at a time; what is more comes with the next look.
 const EVENTS: u64 = 500;
 /// Waiting tasks of a queue that a page is told; how many there are in all it knows, too.
@@ -62,18 +65,18 @@ struct Seen {
     last_event: Option<i64>,
 }
 
-impl Default for Feed {
-    fn default() -> Self {
-        let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
-        Self { sender, seen: Mutex::default(), history: Mutex::default(), tally: Mutex::default() }
-    }
-}
-
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Feed {
+    /// Nothing seen yet, with the charts of the server's last life.
+    pub(crate) async fn open(api: &Api) -> Result<Self, StoreError> {
+        let history = Mutex::new(History::restore(api.app.store.charts().await?));
+        let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
+        Ok(Self { sender, seen: Mutex::default(), history, tally: Mutex::default() })
+    }
+
     /// From now on; `None` once the server ends.
     pub(crate) fn listen(&self) -> Option<broadcast::Receiver<Arc<Message>>> {
         lock(&self.sender).as_ref().map(broadcast::Sender::subscribe)
@@ -102,8 +105,19 @@ impl Feed {
     }
 
     /// The kept samples.
-    pub(crate) fn history(&self, kind: &str, id: &str) -> Option<super::history::View> {
+    pub(crate) fn history(&self, kind: Kind, id: &str) -> View {
         lock(&self.history).view(kind, id)
+    }
+
+    /// Saves what charts got since the last time. What fails to be saved is in the next save of its line.
+    pub(crate) async fn save(&self, api: &Api) {
+        let (changed, gone) = lock(&self.history).unsaved();
+        if changed.is_empty() && gone.is_empty() {
+            return;
+        }
+        if let Err(error) = api.app.store.save_charts(&changed, &gone).await {
+            tracing::warn!("charts are not saved: {error}");
+        }
     }
 
     fn listeners(&self) -> usize {
@@ -126,17 +140,23 @@ pub(crate) async fn run(api: &Api, feed: &Feed) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for look_number in 0u64.. {
         ticks.tick().await;
-        if (feed.listeners() > 0 || look_number.is_multiple_of(IDLE_LOOKS))
-            && let Err(error) = look(api, feed).await
+        let sample = look_number.is_multiple_of(SAMPLE_LOOKS);
+        if (feed.listeners() > 0 || sample)
+            && let Err(error) = look(api, feed, sample).await
         {
             tracing::warn!("the web page is not up to date: {error}");
+        }
+        if look_number.is_multiple_of(SAVE_LOOKS) {
+            feed.save(api).await;
         }
     }
 }
 
-async fn look(api: &Api, feed: &Feed) -> Result<(), ApiError> {
+async fn look(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
     let nodes = api.ask(&GetNodes {}).await?.nodes;
-    remember(api, feed, &nodes).await?;
+    if sample {
+        remember(api, feed, &nodes).await?;
+    }
     let news = changed_nodes(&mut lock(&feed.seen), nodes);
     feed.tell("nodes", &news);
     queues(api, feed).await?;

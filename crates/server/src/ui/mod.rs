@@ -14,6 +14,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::routing::{get, post};
+use cantle_store::StoreError;
 
 use crate::api::Api;
 use crate::metrics::tally::Tally;
@@ -30,13 +31,19 @@ pub(crate) struct Ui {
 
 impl Ui {
     /// The page of a server; nothing runs yet.
-    pub(crate) fn new(api: Api) -> Self {
-        Self { api, feed: Arc::new(Feed::default()) }
+    pub(crate) async fn open(api: Api) -> Result<Self, StoreError> {
+        let feed = Arc::new(Feed::open(&api).await?);
+        Ok(Self { api, feed })
     }
 
     /// Watches the database for as long as the server runs, and tells the pages.
     pub(crate) async fn watch(self) {
         feed::run(&self.api, &self.feed).await;
+    }
+
+    /// Saves what is only in memory, once nothing watches any more.
+    pub(crate) async fn save(&self) {
+        self.feed.save(&self.api).await;
     }
 
     /// Looks at what was counted.

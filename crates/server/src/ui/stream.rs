@@ -15,6 +15,7 @@ use tokio::sync::broadcast::error::RecvError;
 
 use super::Ui;
 use super::feed::{Feed, Message};
+use super::history::Kind;
 use super::session::{Session, refuse};
 use crate::error::ApiError;
 
@@ -40,8 +41,8 @@ pub(crate) async fn history(
     if let Err(error) = Session::of(&ui, &headers) {
         return refuse(&error);
     }
-    match ui.feed.history(&kind, &id) {
-        Some(view) => Json(view).into_response(),
+    match Kind::parse(&kind) {
+        Some(kind) => Json(ui.feed.history(kind, &id)).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
 }

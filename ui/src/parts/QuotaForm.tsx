@@ -1,0 +1,99 @@
+import { useState } from "preact/hooks";
+import { NO_QUOTA, perform, setQuota, unsetQuota } from "../actions";
+import type { ProjectQuota, ProjectView, Quota } from "../types";
+import { ActionButton } from "./Controls";
+
+interface Amount {
+  label: string;
+  of: "gpu" | "cpu" | "memory";
+  part: "deserved" | "limit";
+  /** So many of the server's units are one of the form's. */
+  unit: number;
+  /** What an empty field means. */
+  none: string;
+}
+
+const AMOUNTS: Amount[] = [
+  { label: "GPUs guaranteed", of: "gpu", part: "deserved", unit: 1000, none: "all" },
+  { label: "Limit, GPUs", of: "gpu", part: "limit", unit: 1000, none: "none" },
+  { label: "CPU cores guaranteed", of: "cpu", part: "deserved", unit: 1000, none: "not counted" },
+  { label: "Limit, CPU cores", of: "cpu", part: "limit", unit: 1000, none: "none" },
+  { label: "Memory guaranteed, GiB", of: "memory", part: "deserved", unit: 2 ** 30, none: "not counted" },
+  { label: "Limit, GiB of memory", of: "memory", part: "limit", unit: 2 ** 30, none: "none" },
+];
+
+/** What the form says, field by field. */
+type Texts = Record<string, string>;
+
+function texts(quota: ProjectQuota): Texts {
+  const amounts = AMOUNTS.map(({ label, of, part, unit }) => {
+    const amount = quota[of]?.[part];
+    return [label, amount == null ? "" : String(Math.round((amount / unit) * 1000) / 1000)];
+  });
+  const { gpu, priority = 0, min_run_ms = 0 } = quota;
+  return { ...Object.fromEntries(amounts), Weight: String(gpu.weight), Priority: String(priority), "Undisturbed, seconds": String(min_run_ms / 1000) };
+}
+
+/** `quota` with what was changed in the form. A field that nobody touched leaves what it shows as exact as it is. */
+function granted(quota: ProjectQuota, before: Texts, now: Texts): ProjectQuota {
+  const touched = (label: string) => now[label] !== before[label];
+  // As on the command line, one weight holds for all resources.
+  const part = (old?: Quota): Quota => ({ weight: 1, ...old, ...(touched("Weight") ? { weight: Number(now["Weight"]) } : {}) });
+  const parts = { gpu: part(quota.gpu), cpu: part(quota.cpu), memory: part(quota.memory) };
+  for (const { label, of, part, unit } of AMOUNTS) {
+    const text = now[label]!.trim();
+    if (touched(label)) parts[of][part] = text === "" ? null : Math.round(Number(text) * unit);
+  }
+  return {
+    ...parts,
+    priority: touched("Priority") ? Number(now["Priority"]) : (quota.priority ?? 0),
+    min_run_ms: touched("Undisturbed, seconds") ? 1000 * Number(now["Undisturbed, seconds"]) : (quota.min_run_ms ?? 0),
+  };
+}
+
+/** Grants a project its quota, or takes it away; without a project, one that has had no task yet. */
+export function QuotaForm({ project }: { project?: ProjectView }) {
+  const old = project?.quota ?? NO_QUOTA;
+  const [name, setName] = useState("");
+  const [fields, setFields] = useState(texts(old));
+  const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, texts(old), fields));
+  const field = (label: string, rest: object) => (
+    <label key={label}>
+      {label}
+      <input type="number" value={fields[label]} onInput={(event) => setFields({ ...fields, [label]: event.currentTarget.value })} {...rest} />
+    </label>
+  );
+  const amounts = (of: Amount["of"]) =>
+    AMOUNTS.filter((amount) => amount.of === of).map(({ label, part, none }) =>
+      field(label, { min: 0, step: 0.001, placeholder: none, required: of === "gpu" && part === "deserved" && old.gpu.deserved != null }),
+    );
+  return (
+    <form
+      class="quota"
+      aria-label={project ? `Quota of ${project.name}` : "Quota of another project"}
+      onSubmit={(event) => {
+        event.preventDefault();
+        perform(action);
+      }}
+    >
+      {!project && (
+        <label>
+          Project
+          <input type="text" required value={name} onInput={(event) => setName(event.currentTarget.value)} />
+        </label>
+      )}
+      {amounts("gpu")}
+      {field("Weight", { min: 0, step: 1, required: true, title: "Part of what is left over, beside the weights of the other projects" })}
+      {field("Priority", { step: 1, required: true, title: "Higher ones get what is left over first" })}
+      {field("Undisturbed, seconds", { min: 0, step: 1, required: true, title: "Its tasks run at least so long before they may be stopped for others" })}
+      {amounts("cpu")}
+      {amounts("memory")}
+      <div class="row">
+        <button type="submit" class="solid" title={`$ ${action.cli}`}>
+          Save
+        </button>
+        {project?.quota && <ActionButton action={unsetQuota(project.name)}>No quota</ActionButton>}
+      </div>
+    </form>
+  );
+}
