@@ -8,10 +8,11 @@
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::TestServer;
 use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -38,7 +39,7 @@ async fn chart(server: &TestServer, path: &str, samples: usize) -> Value {
             return found;
         }
         assert!(Instant::now() < end, "{path} has only {found}");
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        sleep(Duration::from_millis(200)).await;
     }
 }
 

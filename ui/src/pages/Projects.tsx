@@ -84,7 +84,7 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
       {!readOnly.value && (
         <details>
           <summary>{quota ? "Edit quota" : "No quota; grant one"}</summary>
-          <QuotaForm key={JSON.stringify(quota)} project={project} />
+          <QuotaForm project={project} />
         </details>
       )}
     </section>

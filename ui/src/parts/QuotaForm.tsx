@@ -22,7 +22,11 @@ const AMOUNTS: Amount[] = [
   { label: "Limit, GiB of memory", of: "memory", part: "limit", unit: 2 ** 30, none: "none" },
 ];
 
-/** What the form says, field by field. */
+const WEIGHT = "Weight";
+const PRIORITY = "Priority";
+const UNDISTURBED = "Undisturbed, seconds";
+
+/** What fields say, by label. */
 type Texts = Record<string, string>;
 
 function texts(quota: ProjectQuota): Texts {
@@ -31,36 +35,35 @@ function texts(quota: ProjectQuota): Texts {
     return [label, amount == null ? "" : String(Math.round((amount / unit) * 1000) / 1000)];
   });
   const { gpu, priority = 0, min_run_ms = 0 } = quota;
-  return { ...Object.fromEntries(amounts), Weight: String(gpu.weight), Priority: String(priority), "Undisturbed, seconds": String(min_run_ms / 1000) };
+  return { ...Object.fromEntries(amounts), [WEIGHT]: String(gpu.weight), [PRIORITY]: String(priority), [UNDISTURBED]: String(min_run_ms / 1000) };
 }
 
-/** `quota` with what was changed in the form. A field that nobody touched leaves what it shows as exact as it is. */
-function granted(quota: ProjectQuota, before: Texts, now: Texts): ProjectQuota {
-  const touched = (label: string) => now[label] !== before[label];
+/** `quota` with these edits. A field that nobody touched leaves what it shows as exact as it is. */
+function granted(quota: ProjectQuota, edits: Texts): ProjectQuota {
+  const number = (label: string, old: number, unit = 1) => (edits[label] === undefined ? old : unit * Number(edits[label]));
   // As on the command line, one weight holds for all resources.
-  const part = (old?: Quota): Quota => ({ weight: 1, ...old, ...(touched("Weight") ? { weight: Number(now["Weight"]) } : {}) });
+  const part = (old: Quota = { weight: 1 }): Quota => ({ ...old, weight: number(WEIGHT, old.weight) });
   const parts = { gpu: part(quota.gpu), cpu: part(quota.cpu), memory: part(quota.memory) };
   for (const { label, of, part, unit } of AMOUNTS) {
-    const text = now[label]!.trim();
-    if (touched(label)) parts[of][part] = text === "" ? null : Math.round(Number(text) * unit);
+    const text = edits[label]?.trim();
+    if (text !== undefined) parts[of][part] = text === "" ? null : Math.round(Number(text) * unit);
   }
-  return {
-    ...parts,
-    priority: touched("Priority") ? Number(now["Priority"]) : (quota.priority ?? 0),
-    min_run_ms: touched("Undisturbed, seconds") ? 1000 * Number(now["Undisturbed, seconds"]) : (quota.min_run_ms ?? 0),
-  };
+  return { ...parts, priority: number(PRIORITY, quota.priority ?? 0), min_run_ms: number(UNDISTURBED, quota.min_run_ms ?? 0, 1000) };
 }
 
 /** Grants a project its quota, or takes it away; without a project, one that has had no task yet. */
 export function QuotaForm({ project }: { project?: ProjectView }) {
   const old = project?.quota ?? NO_QUOTA;
   const [name, setName] = useState("");
-  const [fields, setFields] = useState(texts(old));
-  const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, texts(old), fields));
+  // Only what was typed: what others grant meanwhile shows in the other fields.
+  const [edits, setEdits] = useState<Texts>({});
+  const fields = { ...texts(old), ...edits };
+  const action = setQuota(project?.name ?? name.trim(), old, (quota) => granted(quota, edits));
+  const save = { ...action, run: () => action.run().then(() => setEdits({})) };
   const field = (label: string, rest: object) => (
     <label key={label}>
       {label}
-      <input type="number" value={fields[label]} onInput={(event) => setFields({ ...fields, [label]: event.currentTarget.value })} {...rest} />
+      <input type="number" value={fields[label]} onInput={(event) => setEdits({ ...edits, [label]: event.currentTarget.value })} {...rest} />
     </label>
   );
   const amounts = (of: Amount["of"]) =>
@@ -73,7 +76,7 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
       aria-label={project ? `Quota of ${project.name}` : "Quota of another project"}
       onSubmit={(event) => {
         event.preventDefault();
-        perform(action);
+        perform(save);
       }}
     >
       {!project && (
@@ -83,9 +86,9 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
         </label>
       )}
       {amounts("gpu")}
-      {field("Weight", { min: 0, step: 1, required: true, title: "Part of what is left over, beside the weights of the other projects" })}
-      {field("Priority", { step: 1, required: true, title: "Higher ones get what is left over first" })}
-      {field("Undisturbed, seconds", { min: 0, step: 1, required: true, title: "Its tasks run at least so long before they may be stopped for others" })}
+      {field(WEIGHT, { min: 0, step: 1, required: true, title: "Part of what is left over, beside the weights of the other projects" })}
+      {field(PRIORITY, { step: 1, required: true, title: "Higher ones get what is left over first" })}
+      {field(UNDISTURBED, { min: 0, step: 1, required: true, title: "Its tasks run at least so long before they may be stopped for others" })}
       {amounts("cpu")}
       {amounts("memory")}
       <div class="row">
