@@ -1,0 +1,40 @@
+"""Takes GPU memory that no allocation function mentions: CUDA's heap for kernels, which the driver makes larger when told to.
+
+Reads commands from stdin, and answers each with what CUDA and NVML say then: `heap MIB`, `fill` (2 MiB at a time, until it is
+refused), `look`.
+"""
+
+import ctypes
+import json
+import sys
+
+MIB = 1 << 20
+HEAP = 2
+FRESH_HEAP_MIB = 8
+cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+pointer, free, total = ctypes.c_ulonglong(), ctypes.c_size_t(), ctypes.c_size_t()
+device, memory = ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
+
+
+def must(status):
+    assert status == 0, f"error {status}"
+
+
+def fill():
+    granted = 0
+    while not cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(2 * MIB)):
+        granted += 2 * MIB
+    return granted
+
+
+must(cuda.cuInit(0))
+must(cuda.cuCtxCreate_v2(ctypes.byref(pointer), 0, 0))
+must(nvml.nvmlInit_v2())
+must(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)))
+for words in map(str.split, sys.stdin):
+    if words[0] == "heap":
+        must(cuda.cuCtxSetLimit(HEAP, ctypes.c_size_t((FRESH_HEAP_MIB + int(words[1])) * MIB)))
+    granted = fill() if words[0] == "fill" else 0
+    must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+    must(nvml.nvmlDeviceGetMemoryInfo(device, memory))
+    print(json.dumps({"granted": granted, "free": free.value, "total": total.value, "nvml": list(memory)}), flush=True)
