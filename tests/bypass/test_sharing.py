@@ -2,15 +2,18 @@
 
 import sys
 
+import pytest
+
 from conftest import CONTEXT, HERE, LIMIT, MIB
 
 HELD = 3000
 CONTEXT_MIB = CONTEXT // MIB
 
 
-def test_opening_a_neighbours_memory_costs_nothing(machine):
+@pytest.mark.parametrize("way", ["ipc", "descriptor"])
+def test_opening_a_neighbours_memory_costs_nothing(machine, way):
     """Two processes of one slice: 3000 MiB in one, opened by the other, is more than the slice if it counts twice."""
-    running = machine.start([sys.executable, HERE / "share.py", HELD])
+    running = machine.start([sys.executable, HERE / "share.py", way, HELD])
     record = running.record()
     assert record["opened"] == 0, "refused, although nothing new is taken"
     used = machine.truth()["used_bytes"]
