@@ -146,6 +146,72 @@ def test_an_instance_that_will_not_go_away_is_named(mig):
     mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")
 
 
+def test_instances_of_others_are_used_as_they_are(mig):
+    mig.truth()
+    foreign(mig, profile=14, start=2, size=2)
+    foreign(mig, profile=19, start=0, size=1)
+    before = instances(mig)
+    small, large = before
+    # NVML counts MIG devices by their GPU instances' ids, where larger places come first.
+    for name, found in (("0:0", large), ("0:1", small), (small["uuid"], small)):
+        done = mig.cli("run", "--gpus", name, "--", *SEEN)
+        assert json.loads(done.stdout) == {"cuda": found["uuid"], "nvidia": found["uuid"], "nvml": [found["uuid"]]}
+        assert f"got MIG instance {found['profile']}," in done.stderr
+    filled = json.loads(mig.cli("run", "--gpus", "0:1", "--", *FILL).stdout)
+    assert filled["total_bytes"] == 4864 * MIB and filled["refused_code"] == 2
+    holder = mig.start("run", "--gpus", "0:0", "--", *FILL, "--hold", "60", log="holder.log")
+    wait_until(lambda: mig.used() == [9856 * MIB], 20, lambda: mig.log("holder.log"))
+    assert "no room" in mig.cli("run", "--gpus", "0:0", "--", "true", code=6).stderr
+    mig.cli("run", "--gpus", "0:0,0:1", "--isolation", "mig", "--", "true", code=6)
+    mig.cli("run", "--gpus", "0:1", "--", "true")
+    holder.send_signal(signal.SIGTERM)
+    holder.wait(timeout=15)
+    assert instances(mig) == before, "nothing was made or destroyed"
+    made = mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    assert "got MIG instance 1g.5gb" in made.stderr and len(instances(mig)) == 3, "others still get instances of their own"
+
+
+def test_an_instance_that_is_not_there_is_refused(mig, make_cantle):
+    mig.truth()
+    assert "0:0: there is no such MIG instance; none is there" in mig.cli("run", "--gpus", "0:0", "--", "true", code=2).stderr
+    foreign(mig, profile=19, start=0, size=1)
+    (only,) = instances(mig)
+    told = mig.cli("run", "--gpus", "0:3", "--", "true", code=2).stderr
+    assert f"--gpus 0:3: there is no such MIG instance; there are 0:0 ({only['uuid']})" in told
+    assert "there are 0:0" in mig.cli("run", "--gpus", "MIG-none", "--", "true", code=2).stderr
+    assert "there is no GPU 4 on this machine" in mig.cli("run", "--gpus", "4:0", "--", "true", code=2).stderr
+    assert "mixes GPUs and MIG instances" in mig.cli("daemon", "--queue", "q", "--gpus", "0:0,1", code=2).stderr
+    assert "only run and daemon take" in mig.cli("mig", "plan", "--gpus", "0:0", code=2).stderr
+    foreign(mig, profile=19, start=1, size=1)
+    several = mig.cli("daemon", "--queue", "q", "--gpus", "0:0,0:1", code=2).stderr
+    assert "names 2 MIG instances of GPU 0, and a program can use only one; add --dynamic-gpus" in several
+
+
+def test_daemons_that_use_instances_as_they_are(mig):
+    """As ClearML's agent is used on MIG GPUs: `--dynamic-gpus --gpus 0:0,0:1`, a queue's "1" means an instance."""
+    mig.truth()
+    for start in (0, 1, 2):
+        foreign(mig, profile=19, start=start, size=1)
+    before = instances(mig)
+    mig.up("--queue", "quarter=0.25", "single=1", "eighth=0.125", "--gpus", "0:0,0:1", "--mig-adopt", "destroy")
+    queues = ("single", "single", "eighth", "quarter")
+    tasks = [mig.submit(queue, *FILL, "--hold", "600") for queue in queues]
+    for task in tasks[:2]:
+        mig.wait_state(task, "in_progress")
+        wait_until(lambda t=task: len(mig.filled(t)) == 1, 30, lambda t=task: mig.output(t))
+        assert mig.filled(task)[0]["total_bytes"] == 4864 * MIB
+    (gpu,) = mig.json("gpus")
+    assert {piece["mig"]["uuid"] for piece in gpu["slices"]} == {found["uuid"] for found in before[:2]}
+    wait_until(lambda: mig.task(tasks[2])["reason"] and mig.task(tasks[3])["reason"], 10, lambda: mig.task(tasks[3]))
+    assert "no MIG instance given to this agent has 2 of 8 memory slices; it has 1g.5gb" in mig.task(tasks[3])["reason"]
+    taken = mig.cli("daemon", "--queue", "single=1", "--dynamic-gpus", "--gpus", "0:1", code=8).stderr
+    assert "GPU 0 is taken by agent" in taken
+    mig.cli("run", "--gpus", "0:2", "--", "true")  # which the agent was not given
+    mig.cli("stop", tasks[0])
+    mig.wait_state(tasks[2], "in_progress", seconds=40)
+    assert [found["uuid"] for found in instances(mig)] == [found["uuid"] for found in before], "none was made or destroyed"
+
+
 KILLED_IN = [
     "nvmlDeviceCreateGpuInstanceWithPlacement",  # noted as ours, not made
     "nvmlGpuInstanceCreateComputeInstance",  # the GPU instance is made

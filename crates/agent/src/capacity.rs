@@ -1,7 +1,7 @@
 //! This node as the scheduler sees it: what the driver shows, minus what is leased, minus what others use.
 
 use cantle_driver::{Driver, DriverError};
-use cantle_model::{Gpu, Lease};
+use cantle_model::{Gpu, Lease, Slice};
 use cantle_sched::{GpuState, Node, Plan, Policy, Queue, Running, State, audit, plan};
 
 use crate::clock::now_ms;
@@ -27,9 +27,25 @@ pub(crate) fn state(
         }
         state
     };
-    let gpus = gpus.iter().map(gpu_state).collect();
-    let running = leases.iter().map(|lease| Running::of_lease(lease, name, 0)).collect();
+    let gpus: Vec<GpuState> = gpus.iter().map(gpu_state).collect();
+    let running = |lease: &Lease| {
+        let mut running = Running::of_lease(lease, name, 0);
+        running.slices.retain(|slice| counts(&gpus, slice));
+        running
+    };
+    let running = leases.iter().map(running).collect();
     State::new(vec![Node::new(name, gpus)], running, queues)
+}
+
+/// On a GPU of which only some instances are ours to use, others' tasks take nothing of ours.
+fn counts(gpus: &[GpuState], slice: &Slice) -> bool {
+    let geometry = gpus.iter().find(|gpu| gpu.gpu.uuid == slice.gpu).and_then(|gpu| gpu.mig.as_ref());
+    let (Some(geometry), Some(mig)) = (geometry, &slice.mig) else { return true };
+    let stands = || {
+        let profile = geometry.table.profiles.iter().find(|profile| profile.name == mig.profile);
+        profile.is_some_and(|profile| profile.starts.contains(&mig.start))
+    };
+    !geometry.table.fixed || stands()
 }
 
 /// A plan that breaks no rule; whatever is carried out comes from here.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{GpuListError, LeaseId};
+use cantle_model::{GpuListError, LeaseId, MigName};
 
 /// An error of the agent.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +50,36 @@ pub enum AgentError {
     /// `--gpus` names what is not there.
     #[error(transparent)]
     Gpus(#[from] GpuListError),
+    /// `--gpus` names an instance that is not there.
+    #[error("--gpus {name}: there is no such MIG instance{}", instances_there(there))]
+    NoInstance {
+        /// As given.
+        name: MigName,
+        /// Those that there are.
+        there: String,
+    },
+    /// `--gpus` names one of several compute instances of a GPU instance.
+    #[error(
+        "--gpus {name}: is one of {count} compute instances that share the memory of one GPU instance; nothing keeps their \
+         tasks apart, give instances of their own"
+    )]
+    SharedInstance {
+        /// As given.
+        name: MigName,
+        /// So many share it.
+        count: usize,
+    },
+    /// Several instances for one task.
+    #[error(
+        "--gpus names {count} MIG instances of GPU {index}, and a program can use only one; add --dynamic-gpus to give each \
+         task one of them, or name one"
+    )]
+    SeveralInstances {
+        /// NVML index of the GPU.
+        index: u32,
+        /// So many.
+        count: usize,
+    },
     /// A queue that the GPUs can't serve.
     #[error(transparent)]
     Queues(#[from] cantle_sched::DemandError),
@@ -145,6 +175,9 @@ impl AgentError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Gpus(_)
+            | Self::NoInstance { .. }
+            | Self::SharedInstance { .. }
+            | Self::SeveralInstances { .. }
             | Self::Queues(_)
             | Self::UnknownQueue { .. }
             | Self::QueueTwice(_)
@@ -165,6 +198,14 @@ impl AgentError {
             | Self::LeaseGone(_)
             | Self::Server(_) => 1,
         }
+    }
+}
+
+fn instances_there(there: &str) -> String {
+    if there.is_empty() {
+        "; none is there (nvidia-smi -L lists them)".to_owned()
+    } else {
+        format!("; there are {there}")
     }
 }
 

@@ -17,7 +17,7 @@ use crate::Docker;
 use crate::capacity;
 use crate::clock::now_ms;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
-use crate::mig::make_instances;
+use crate::mig::{self, make_instances};
 use crate::node::{Locked, Node};
 use crate::refusals::Refusals;
 use crate::watchdog::{Finding, Watchdog};
@@ -34,6 +34,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct RunRequest {
     /// How much GPU.
     pub request: GpuRequest,
+    /// Of which GPUs, or in which MIG instances as they are.
+    pub gpus: GpuList,
     /// What must keep it apart from its neighbours.
     pub isolation: Isolation,
     /// How compute time is divided.
@@ -84,12 +86,12 @@ async fn run(
         ComputeMode::Strict => return Err(AgentError::Compute("strict".to_owned())),
     }
     let driver = cantle_driver::open(&request.source)?;
+    let wanted = match docker {
+        Some(docker) => GpuList::Indices(vec![docker.gpu_index().map_err(StartError::from)?]),
+        None => request.gpus.clone(),
+    };
+    let (driver, gpus) = mig::chosen(driver, &wanted)?;
     let driver = driver.as_ref();
-    let mut gpus = driver.gpus()?;
-    if let Some(docker) = docker {
-        let index = docker.gpu_index().map_err(StartError::from)?;
-        gpus = GpuList::Indices(vec![index]).select(&gpus)?;
-    }
     let node = Node::open(&Node::dir_for(&request.source))?;
     let launcher = Launcher::new(driver, &request.source, &request.lib_dir, &node, request.wish)?;
     let lease = wait_for_room(driver, &node, &gpus, &request, talk).await?;
@@ -274,7 +276,8 @@ fn take(
     if let Some(wait) = decided.waits.into_iter().next() {
         return Ok(Err(wait.reason));
     }
-    let slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
+    let mut slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
+    mig::name_given(driver, &mut slices)?;
     let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
     let lease = new_lease(id, name, None, slices);
     locked.put(&lease)?;

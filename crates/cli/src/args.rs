@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cantle_agent::Watch;
-use cantle_model::{Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli};
+use cantle_model::{Bytes, ComputeMode, GpuList, Isolation, Milli};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use clap_complete::ArgValueCompleter;
@@ -12,12 +12,14 @@ use crate::complete;
 use crate::containers::{EngineArgs, ImageArgs, SocketArgs};
 use crate::out::Format;
 
+mod amount;
 mod daemon;
 mod policy;
 mod quota;
 mod simulate;
 mod values;
 
+pub(crate) use amount::Amount;
 pub(crate) use daemon::{DaemonArgs, SdkArgs};
 pub(crate) use policy::PolicyArgs;
 pub(crate) use quota::{Grant, QuotaArgs, QuotaCommand};
@@ -178,31 +180,6 @@ pub(crate) enum Command {
     Reference,
 }
 
-/// How much GPU.
-#[derive(Args, Debug, Clone, Default)]
-#[group(multiple = false)]
-pub(crate) struct Amount {
-    /// A part of one GPU: more than 0, at most 1, in steps of 0.001
-    #[arg(long, value_name = "F", value_parser = values::fraction)]
-    pub(crate) gpu: Option<GpuRequest>,
-    /// Whole GPUs
-    #[arg(long, value_name = "N", value_parser = values::whole)]
-    pub(crate) gpus: Option<GpuRequest>,
-    /// So much GPU memory of one GPU, e.g. 4G or 4Gi
-    #[arg(long, value_name = "M", value_parser = values::memory)]
-    pub(crate) gpu_memory: Option<GpuRequest>,
-    /// A MIG profile, e.g. 2g.10gb
-    #[arg(long, value_name = "P", value_parser = values::profile)]
-    pub(crate) mig_profile: Option<GpuRequest>,
-}
-
-impl Amount {
-    /// The one that was given.
-    pub(crate) fn request(&self) -> Option<GpuRequest> {
-        [&self.gpu, &self.gpus, &self.gpu_memory, &self.mig_profile].into_iter().flatten().next().cloned()
-    }
-}
-
 /// `cantle run`
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
@@ -269,7 +246,7 @@ pub(crate) struct Serve {
     /// Queues in order of priority, with --dynamic-gpus as NAME=SPEC: a=0.25 b=1 c=1-4 d=task
     #[arg(long, value_name = "NAME[=SPEC]", num_args = 1..)]
     pub(crate) queue: Vec<String>,
-    /// GPUs of this machine: 0-2, 0,1 or all
+    /// GPUs of this machine: 0-2, 0,1 or all; or MIG instances as they are: 0:0,0:1 or MIG-…
     #[arg(long, value_name = "LIST", num_args = 1..)]
     pub(crate) gpus: Vec<String>,
     /// Put these GPUs into MIG mode and give out instances of them: 0,2=dynamic. Those in MIG mode are used so anyway

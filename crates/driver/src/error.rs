@@ -58,6 +58,9 @@ pub enum DriverError {
     /// No MIG device of that name.
     #[error("there is no MIG instance {0} on this machine")]
     NoSuchInstance(String),
+    /// Instances that are used as they are.
+    #[error("the MIG instances of GPU {0} are used as they are; none is made or destroyed there")]
+    Fixed(GpuUuid),
     /// A library of the driver is not where libraries are.
     #[error(
         "cannot find the driver's {name} (looked in {looked_in}); is the NVIDIA driver installed completely?"

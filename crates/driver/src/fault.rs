@@ -145,6 +145,10 @@ impl Mig for FaultyDriver {
         self.inner.gpu_instances(gpu)
     }
 
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
+        self.inner.mig_devices(gpu)
+    }
+
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
         self.inner.create_gpu_instance(gpu, profile, start, size)
     }

@@ -6,6 +6,7 @@
 mod context;
 mod error;
 pub mod fault;
+mod fixed;
 mod libraries;
 mod mig;
 mod nodes;
@@ -21,6 +22,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 
 pub use context::{ContextCache, probe_context_main};
 pub use error::DriverError;
+pub use fixed::FixedInstances;
 pub use libraries::{Libraries, Library};
 pub use mig::{Activation, GpuInstance, Mig};
 pub use visible::visible_memory;

@@ -48,6 +48,19 @@ pub trait Mig {
     /// If there is no such GPU, or the driver fails.
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>>;
 
+    /// Numbers and names of its MIG devices, as `nvidia-smi -L` lists them; none if it is not in MIG mode. Slow on a busy
+    /// machine, so for people's numbers only.
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>>;
+
+    /// Names of the MIG devices that are used as they are, if none is made or destroyed on this GPU: see
+    /// [`crate::FixedInstances`].
+    fn fixed_devices(&self, _gpu: &GpuUuid) -> Option<&[String]> {
+        None
+    }
+
     /// Makes a GPU instance at a place, and gives its id.
     ///
     /// # Errors

@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char, c_uint};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t, nvmlReturn_t,
-    nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
+    NvmlLib, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t,
+    nvmlReturn_t, nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
 };
 
 use crate::libraries::{NVML_SONAME, sim_libraries};
@@ -50,6 +50,8 @@ struct Device {
     gpu: Gpu,
     /// What it offers in MIG mode, once that has been asked.
     table: OnceLock<Table>,
+    /// The same of the GPU instances of each profile, by its id.
+    compute: Mutex<BTreeMap<c_uint, Arc<[nvmlComputeInstanceProfileInfo_t]>>>,
 }
 
 pub(crate) struct Session {
@@ -86,7 +88,7 @@ impl Session {
             let memory_bytes = self.memory_of(handle, &uuid)?.total_bytes;
             let mig = self.mig_mode(handle, &uuid)?;
             let gpu = Gpu { uuid: uuid.clone(), index, model, memory_bytes, mig };
-            devices.insert(uuid, Device { handle, gpu, table: OnceLock::new() });
+            devices.insert(uuid, Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default() });
         }
         Ok(devices)
     }

@@ -163,6 +163,11 @@ impl Mig for Patient {
         self.ask(gpu, "its MIG instances", move |session| session.gpu_instances(&uuid))
     }
 
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
+        let uuid = gpu.clone();
+        self.ask(gpu, "its MIG devices", move |session| session.mig_devices(&uuid))
+    }
+
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
         self.session.create_gpu_instance(gpu, profile, start, size)
     }

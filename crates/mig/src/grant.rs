@@ -49,6 +49,9 @@ pub enum MigError {
     /// An instance is always a part of one GPU.
     #[error("{0} GPUs can't be one MIG instance; ask for 1 GPU, a part of one or a profile")]
     SeveralGpus(u32),
+    /// Instances that stand, and none that would do.
+    #[error("no MIG instance given to this agent has {0} of {1} memory slices; it has {2}")]
+    NoneSoLarge(u32, u32, String),
     /// Nothing to choose from.
     #[error("this GPU offers no MIG profiles")]
     NoProfiles,
@@ -58,7 +61,8 @@ pub enum MigError {
 ///
 /// A fraction gets the smallest profile with at least that part of the memory slices (0.375 of 8 is 3, so the 4 of
 /// `3g`), an amount of memory the smallest with at least that much, the fewer compute slices where two are equal; a
-/// whole GPU gets the profile that takes all of it. Profiles with extra engines only by name.
+/// whole GPU gets the profile that takes all of it. Profiles with extra engines only by name. Where instances are used as
+/// they stand ([`Table::fixed`]), one GPU means the largest of them.
 ///
 /// # Errors
 /// Says what was asked and what the GPU has.
@@ -68,7 +72,7 @@ pub fn grant(table: &Table, request: &GpuRequest) -> Result<Granted, MigError> {
             table.position(name).ok_or_else(|| MigError::NoProfile(name.clone(), table.names()))?
         }
         GpuRequest::Fraction(milli) => by_size(table, (milli.0 * table.units).div_ceil(1000))?,
-        GpuRequest::Gpus(1) => by_size(table, table.units)?,
+        GpuRequest::Gpus(1) => by_size(table, table.whole())?,
         GpuRequest::Gpus(count) => return Err(MigError::SeveralGpus(*count)),
         GpuRequest::Memory(bytes) => by_memory(table, *bytes)?,
     };
@@ -85,7 +89,10 @@ pub fn grant(table: &Table, request: &GpuRequest) -> Result<Granted, MigError> {
 fn by_size(table: &Table, size: u32) -> Result<usize, MigError> {
     let enough = table.plain().filter(|&at| table.profiles[at].size >= size);
     let smallest = enough.min_by_key(|&at| (table.profiles[at].size, table.profiles[at].compute_slices));
-    smallest.ok_or(MigError::NoProfiles)
+    smallest.ok_or_else(|| match table.profiles.as_slice() {
+        [] => MigError::NoProfiles,
+        _ => MigError::NoneSoLarge(size, table.units, table.names()),
+    })
 }
 
 fn by_memory(table: &Table, bytes: Bytes) -> Result<usize, MigError> {

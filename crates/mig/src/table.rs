@@ -36,6 +36,9 @@ pub struct Table {
     pub units: u32,
     /// Its profiles.
     pub profiles: Vec<Profile>,
+    /// These instances stand and no other is made: their profiles are all there is, their places all starts.
+    #[serde(default)]
+    pub fixed: bool,
 }
 
 impl Table {
@@ -51,9 +54,28 @@ impl Table {
         mask(start, self.profiles[profile].size)
     }
 
-    /// Positions of plain profiles.
+    /// What is left of it if the instances at these places (id of the profile, first unit) are used as they are.
+    #[must_use]
+    pub fn of_fixed(&self, places: &[(u32, u32)]) -> Self {
+        let standing = |profile: &Profile| {
+            let of_it = places.iter().filter(|(id, _)| *id == profile.id);
+            let starts: Vec<u32> = of_it.map(|(_, start)| *start).collect();
+            let max_instances = u32::try_from(starts.len()).unwrap_or(u32::MAX);
+            (max_instances > 0).then(|| Profile { starts, max_instances, ..profile.clone() })
+        };
+        Self { units: self.units, profiles: self.profiles.iter().filter_map(standing).collect(), fixed: true }
+    }
+
+    /// Positions of the profiles that are chosen by size: the plain ones; of instances that stand, all.
     pub(crate) fn plain(&self) -> impl Iterator<Item = usize> + '_ {
-        self.profiles.iter().enumerate().filter(|(_, profile)| profile.is_plain()).map(|(at, _)| at)
+        let chosen = |(_, profile): &(usize, &Profile)| self.fixed || profile.is_plain();
+        self.profiles.iter().enumerate().filter(chosen).map(|(at, _)| at)
+    }
+
+    /// Units that one GPU means: all; of instances that stand, the largest of them.
+    pub(crate) fn whole(&self) -> u32 {
+        let largest = || self.profiles.iter().map(|profile| profile.size).max().unwrap_or(self.units);
+        if self.fixed { largest() } else { self.units }
     }
 
     /// Names of plain profiles, the smallest first.

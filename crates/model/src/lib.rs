@@ -15,7 +15,7 @@ mod task;
 
 pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli};
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
-pub use gpulist::{GpuList, GpuListError};
+pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};

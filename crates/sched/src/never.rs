@@ -37,8 +37,19 @@ impl Cluster {
             ask if ask.devices().0 > self.most_on_a_node(&eligible) => {
                 format!("the largest node has {}", GpuRequest::Gpus(self.most_on_a_node(&eligible)))
             }
+            Ask::Part { request, .. }
+                if gpus().filter(|class| eligible(*class)).all(|class| self.has_none(class, request)) =>
+            {
+                let refused = tables().find_map(|table| grant(table, request).err());
+                refused.map_or_else(String::new, |refused| refused.to_string())
+            }
             _ => "no node with such GPUs has that much CPU and memory".to_owned(),
         }
+    }
+
+    /// Is this a kind of GPU in MIG mode that has no instance for `request`?
+    fn has_none(&self, class: usize, request: &GpuRequest) -> bool {
+        self.classes()[class].table.as_deref().is_some_and(|table| grant(table, request).is_err())
     }
 
     fn most_on_a_node(&self, eligible: &dyn Fn(usize) -> bool) -> u32 {

@@ -29,17 +29,22 @@ const WORKER_TIMEOUT_S: u64 = 600;
 /// # Errors
 /// In one line what is wrong.
 pub fn check(config: &Config) -> Result<(), AgentError> {
-    let (_, gpus) = fitting_gpus(config)?;
+    let (driver, gpus) = fitting_gpus(config)?;
     let node = Node::open(&Node::dir_for(&config.source))?;
-    node.lock()?.check_claims(&gpus)
+    node.lock()?.check_claims(&gpus, &mig::fixed_by_gpu(driver.as_ref(), &gpus))
 }
 
 /// The agent's GPUs, if they can serve its queues.
 fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentError> {
     let driver = cantle_driver::open(&config.source)?;
-    let gpus = config.gpus.select(&driver.gpus()?)?;
+    let (driver, gpus) = mig::chosen(driver, &config.gpus)?;
     if gpus.is_empty() {
         return Err(AgentError::NoGpu);
+    }
+    let given = |gpu: &&Gpu| driver.fixed_devices(&gpu.uuid).is_some_and(|devices| devices.len() > 1);
+    if let Some(gpu) = gpus.iter().find(given).filter(|_| !config.dynamic) {
+        let count = driver.fixed_devices(&gpu.uuid).map_or(0, <[String]>::len);
+        return Err(AgentError::SeveralInstances { index: gpu.index, count });
     }
     if config.dynamic {
         cantle_sched::validate_queues(&config.queues, &gpus)?;
@@ -62,7 +67,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
 
     let node = Node::open(&Node::dir_for(&config.source))?;
     let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
-    let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus)?;
+    let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
+    let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus, given)?;
     if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config) {
         claim.release(&node)?;
         return Err(error);

@@ -17,7 +17,7 @@ use super::{Agent, fleet};
 use crate::clock::{local_now, now_ms};
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
-use crate::{AgentError, capacity, own_holder};
+use crate::{AgentError, capacity, mig, own_holder};
 
 /// Tasks of one queue that a plan looks at: those behind them wait for them anyway.
 const HEAD: usize = 64;
@@ -147,7 +147,8 @@ impl Agent {
         Ok((placed, decided.evictions))
     }
 
-    fn write_down(&mut self, locked: &crate::Locked<'_>, start: Start) -> Result<LeaseId, AgentError> {
+    fn write_down(&mut self, locked: &crate::Locked<'_>, mut start: Start) -> Result<LeaseId, AgentError> {
+        mig::name_given(self.driver.as_ref(), &mut start.slices)?;
         let served = self.queues.iter().find(|queue| queue.spec.name == start.queue);
         let queue = served.map_or_else(|| QueueId(start.queue.clone()), |queue| queue.id.clone());
         let lease = new_lease(start.task.clone(), String::new(), Some(start.queue), start.slices.clone());

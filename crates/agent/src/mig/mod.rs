@@ -16,7 +16,11 @@
 //!
 //! Whoever makes or destroys holds the lock of that GPU ([`Writer`]), which may take seconds; whoever plans holds the
 //! node's lock, for milliseconds. The node's is taken inside the GPU's, never the other way round.
+//!
+//! Instances that an administrator names are used as they are ([`fixed`]): the driver then shows these and no other, and
+//! refuses to make or to destroy one.
 
+mod fixed;
 mod journal;
 mod mode;
 mod view;
@@ -26,6 +30,7 @@ use cantle_driver::Driver;
 use cantle_mig::{GpuGeometry, Instance};
 use cantle_model::{Gpu, Lease};
 
+pub(crate) use fixed::{chosen, fixed_by_gpu, name_given};
 pub(crate) use journal::Journal;
 pub(crate) use mode::{sweep, turn_on};
 pub use view::{MigGpu, MigPlace, PlaceState, mig_gpus};
@@ -58,7 +63,8 @@ pub(crate) fn geometry(
         let profile = table.profiles.iter().position(|profile| profile.id == found.profile_id);
         let profile = profile.ok_or(AgentError::UnknownProfile(gpu.index, found.profile_id))?;
         let in_use = processes.iter().any(|process| process.instance == Some(found.id));
-        let busy = in_use || !journal.is_ours(&found);
+        let given = driver.fixed_devices(&gpu.uuid).is_some();
+        let busy = in_use || !(given || journal.is_ours(&found));
         instances.push(Instance { id: found.id, profile, start: found.start, busy });
     }
     let mut geometry = GpuGeometry { table: table.into(), instances };

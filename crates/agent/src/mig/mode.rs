@@ -38,10 +38,12 @@ pub(crate) fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -
     Ok(())
 }
 
-/// Destroys what nobody holds on the GPUs that are in MIG mode. A GPU that can't be asked now takes nothing new anyway.
+/// Destroys what nobody holds on the GPUs that are in MIG mode, except instances that are used as they are. A GPU that can't be asked now takes nothing new anyway.
 pub(crate) fn sweep(driver: &dyn Driver, node: &Node, gpus: &[Gpu], adopt: Adopt) {
     for gpu in gpus.iter().filter(|gpu| gpu.mig) {
-        let swept = Writer::open(driver, node, gpu).and_then(|mut writer| writer.sweep(adopt));
+        let given = driver.fixed_devices(&gpu.uuid).is_some();
+        let swept = Writer::open(driver, node, gpu)
+            .and_then(|mut writer| if given { writer.disown() } else { writer.sweep(adopt) });
         if let Err(error) = swept {
             tracing::warn!(gpu = gpu.index, %error, "its MIG instances are as they were");
         }

@@ -67,6 +67,9 @@ impl<'a> Writer<'a> {
     }
 
     fn device_for(&mut self, wanted: &MigInstance) -> Result<String, AgentError> {
+        if self.driver.fixed_devices(&self.gpu.uuid).is_some() {
+            return self.given(wanted);
+        }
         let Some(table) = self.driver.mig_table(&self.gpu.uuid)? else {
             return Err(self.lost(wanted, "it is not in MIG mode any more".to_owned()));
         };
@@ -87,6 +90,18 @@ impl<'a> Writer<'a> {
             self.make_way(instance, wanted)?;
         }
         self.create(&table, at, wanted)
+    }
+
+    /// An instance that is used as it is: it has to be there, and empty.
+    fn given(&self, wanted: &MigInstance) -> Result<String, AgentError> {
+        let found = self.driver.gpu_instances(&self.gpu.uuid)?;
+        match found.iter().find(|instance| instance.devices == [wanted.uuid.as_str()]) {
+            None => Err(self.lost(wanted, "it is not there any more".to_owned())),
+            Some(instance) if self.processes_in(instance.id)?.is_empty() => Ok(wanted.uuid.clone()),
+            Some(instance) => {
+                Err(self.lost(wanted, "it is in use".to_owned() + &self.who_is_in(instance.id)))
+            }
+        }
     }
 
     /// An instance that is just right, complete, ours, and nobody's.
@@ -186,6 +201,17 @@ impl<'a> Writer<'a> {
         }
         let left = self.driver.gpu_instances(&self.gpu.uuid)?;
         self.journal.keep_only(&left);
+        self.journal.write(self.node, &self.gpu.uuid)
+    }
+
+    /// Instances that are to be used as they are belong to who named them, even if we made them once.
+    ///
+    /// # Errors
+    /// If the driver can't say what there is, or a file can't be written.
+    pub(crate) fn disown(&mut self) -> Result<(), AgentError> {
+        for instance in self.driver.gpu_instances(&self.gpu.uuid)? {
+            self.journal.drop_place(instance.profile_id, instance.start);
+        }
         self.journal.write(self.node, &self.gpu.uuid)
     }
 

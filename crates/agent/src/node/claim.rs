@@ -1,5 +1,7 @@
 //! A daemon answers for its GPUs alone: two on one GPU would each count only the other's leases, not its plans.
 
+use std::collections::BTreeMap;
+
 use cantle_driver::Source;
 use cantle_model::{Gpu, GpuUuid, Holder};
 use serde::{Deserialize, Serialize};
@@ -16,13 +18,26 @@ pub struct Claim {
     pub holder: Holder,
     /// Its GPUs.
     pub gpus: Vec<GpuUuid>,
+    /// Names of MIG devices, on the GPUs of which it has only these.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub instances: BTreeMap<GpuUuid, Vec<String>>,
 }
 
 impl Claim {
     fn path(&self, node: &Node) -> std::path::PathBuf {
         // One process may run several daemons (tests do); the GPU makes the name unique, the worker id is free text.
         let gpu = self.gpus.first().map_or("none", |gpu| gpu.0.as_str());
-        node.dir().join("agents").join(format!("{}-{gpu}.json", self.holder.pid))
+        let device = self.instances.values().flatten().next().map_or(gpu, String::as_str);
+        node.dir().join("agents").join(format!("{}-{device}.json", self.holder.pid))
+    }
+
+    /// Would a daemon with `gpu`, or with these instances of it, get in this one's way?
+    fn has(&self, gpu: &GpuUuid, instances: Option<&Vec<String>>) -> bool {
+        let apart = match (self.instances.get(gpu), instances) {
+            (Some(ours), Some(theirs)) => !ours.iter().any(|device| theirs.contains(device)),
+            _ => false,
+        };
+        self.gpus.contains(gpu) && !apart
     }
 
     /// Does the daemon still run?
@@ -57,30 +72,40 @@ pub fn agents(source: &Source) -> Result<Vec<Claim>, AgentError> {
 }
 
 impl Locked<'_> {
-    /// Claims `gpus` for the daemon `worker`.
+    /// Claims `gpus` for the daemon `worker`; of those that `instances` names only these MIG devices.
     ///
     /// # Errors
     /// [`AgentError::GpuTaken`] names the daemon that has one of them already.
-    pub fn claim(&self, worker: &str, holder: Holder, gpus: &[Gpu]) -> Result<Claim, AgentError> {
-        self.check_claims(gpus)?;
-        let claim =
-            Claim { worker: worker.to_owned(), holder, gpus: gpus.iter().map(|g| g.uuid.clone()).collect() };
+    pub fn claim(
+        &self,
+        worker: &str,
+        holder: Holder,
+        gpus: &[Gpu],
+        instances: BTreeMap<GpuUuid, Vec<String>>,
+    ) -> Result<Claim, AgentError> {
+        self.check_claims(gpus, &instances)?;
+        let gpus = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
+        let claim = Claim { worker: worker.to_owned(), holder, gpus, instances };
         files::write_json(&claim.path(self.node), &claim, files::Keep::UntilBoot)?;
         Ok(claim)
     }
 
-    /// Is one of `gpus` claimed already?
+    /// Is one of `gpus` claimed already, or one of the MIG devices in `instances`?
     ///
     /// # Errors
     /// [`AgentError::GpuTaken`] names the daemon that has it.
-    pub fn check_claims(&self, gpus: &[Gpu]) -> Result<(), AgentError> {
+    pub fn check_claims(
+        &self,
+        gpus: &[Gpu],
+        instances: &BTreeMap<GpuUuid, Vec<String>>,
+    ) -> Result<(), AgentError> {
         let standing: Vec<Claim> = files::read_all(&self.node.dir.join("agents"))?;
         for other in standing {
             if !other.is_alive() {
                 other.release(self.node)?;
                 continue;
             }
-            if let Some(gpu) = gpus.iter().find(|gpu| other.gpus.contains(&gpu.uuid)) {
+            if let Some(gpu) = gpus.iter().find(|gpu| other.has(&gpu.uuid, instances.get(&gpu.uuid))) {
                 let (index, worker, pid) = (gpu.index, other.worker, other.holder.pid);
                 return Err(AgentError::GpuTaken { index, worker, pid });
             }

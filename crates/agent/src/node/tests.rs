@@ -1,4 +1,6 @@
-use cantle_model::{Gpu, Holder, Milli, Slice, TaskId};
+use std::collections::BTreeMap;
+
+use cantle_model::{Gpu, GpuUuid, Holder, Milli, Slice, TaskId};
 
 use super::*;
 use crate::launch::new_lease;
@@ -15,6 +17,11 @@ fn node() -> (tempfile::TempDir, Node) {
 fn lease(gpu: &str) -> Lease {
     let slice = Slice { gpu: gpu.into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None };
     new_lease(TaskId::from("t"), "train".to_owned(), None, vec![slice])
+}
+
+/// All of each GPU.
+fn whole() -> BTreeMap<GpuUuid, Vec<String>> {
+    BTreeMap::new()
 }
 
 fn gpu(index: u32) -> Gpu {
@@ -100,8 +107,9 @@ fn the_second_daemon_on_a_gpu_is_refused_and_told_who_was_first() {
     let (_root, node) = node();
     let (one, two, three) = (gpu(0), gpu(1), gpu(2));
     let locked = node.lock().unwrap();
-    let first = locked.claim("node1:dgpu0-1", own_holder(), &[one.clone(), two.clone()]).unwrap();
-    let error = locked.claim("node1:dgpu1-2", own_holder(), &[two.clone(), three.clone()]).unwrap_err();
+    let first = locked.claim("node1:dgpu0-1", own_holder(), &[one.clone(), two.clone()], whole()).unwrap();
+    let error =
+        locked.claim("node1:dgpu1-2", own_holder(), &[two.clone(), three.clone()], whole()).unwrap_err();
     let pid = std::process::id();
     assert_eq!(
         error.to_string(),
@@ -110,15 +118,27 @@ fn the_second_daemon_on_a_gpu_is_refused_and_told_who_was_first() {
         )
     );
     assert_eq!(error.exit_code(), 8);
-    assert!(locked.check_claims(&[three]).is_ok());
+    assert!(locked.check_claims(&[three], &whole()).is_ok());
     first.release(&node).unwrap();
-    locked.claim("node1:dgpu1", own_holder(), &[two]).unwrap();
+    locked.claim("node1:dgpu1", own_holder(), &[two], whole()).unwrap();
+}
+
+#[test]
+fn daemons_on_instances_of_their_own_share_a_gpu() {
+    let (_root, node) = node();
+    let locked = node.lock().unwrap();
+    let only = |device: &str| BTreeMap::from([(gpu(0).uuid, vec![device.to_owned()])]);
+    let claim = |worker: &str, instances| locked.claim(worker, own_holder(), &[gpu(0)], instances);
+    claim("node1:gpu0.0", only("MIG-a")).unwrap();
+    claim("node1:gpu0.1", only("MIG-b")).unwrap();
+    assert!(claim("node1:gpu0.0", only("MIG-a")).unwrap_err().to_string().contains("node1:gpu0.0"));
+    assert!(claim("node1:dgpu0", whole()).is_err(), "all of a GPU of which others have a part");
 }
 
 #[test]
 fn a_claim_ends_with_its_daemon() {
     let (_root, node) = node();
     let locked = node.lock().unwrap();
-    locked.claim("node1:dgpu0", NOBODY, &[gpu(0)]).unwrap();
-    locked.claim("node1:dgpu0", own_holder(), &[gpu(0)]).unwrap();
+    locked.claim("node1:dgpu0", NOBODY, &[gpu(0)], whole()).unwrap();
+    locked.claim("node1:dgpu0", own_holder(), &[gpu(0)], whole()).unwrap();
 }

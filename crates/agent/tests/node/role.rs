@@ -37,6 +37,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
     let place = Path::new(place);
     let timeout_s: u64 = timeout_s.to_str().unwrap().parse().unwrap();
     let request = RunRequest {
+        gpus: GpuList::All,
         request: match gpu.to_str().unwrap() {
             memory if memory.ends_with('i') => GpuRequest::from_memory(memory).unwrap(),
             fraction => GpuRequest::from_fraction(fraction).unwrap(),

@@ -1,14 +1,26 @@
 //! What flags take besides text and numbers.
 
 use cantle_agent::Watch;
-use cantle_model::{ComputeMode, GpuRequest, Isolation, RequestError};
+use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation, RequestError};
 
 pub(super) fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
     GpuRequest::from_fraction(text)
 }
 
-pub(super) fn whole(text: &str) -> Result<GpuRequest, RequestError> {
-    GpuRequest::from_gpus(text)
+/// `--gpus` of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Gpus {
+    /// So many whole ones.
+    Count(GpuRequest),
+    /// MIG instances as they are.
+    Instances(GpuList),
+}
+
+pub(super) fn gpus(text: &str) -> Result<Gpus, String> {
+    if text.contains(':') || text.starts_with("MIG-") {
+        return GpuList::parse(&[text.to_owned()]).map(Gpus::Instances).map_err(|error| error.to_string());
+    }
+    GpuRequest::from_gpus(text).map(Gpus::Count).map_err(|error| error.to_string())
 }
 
 pub(super) fn memory(text: &str) -> Result<GpuRequest, RequestError> {

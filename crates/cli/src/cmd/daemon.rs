@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use cantle_agent::{Claim, Config, Hours, Schedule};
 use cantle_clearml::Conf;
+use cantle_model::GpuUuid;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
@@ -192,12 +193,15 @@ fn log_path(state: &Path, worker: &str) -> Result<PathBuf, CliError> {
 const AGENT_COLUMNS: [Column<Claim>; 3] = [
     Column { head: "WORKER", wide: false, cell: |agent| agent.worker.clone() },
     Column { head: "PID", wide: false, cell: |agent| agent.holder.pid.to_string() },
-    Column {
-        head: "GPUS",
-        wide: false,
-        cell: |agent| agent.gpus.iter().map(|gpu| gpu.0.clone()).collect::<Vec<_>>().join(","),
-    },
+    Column { head: "GPUS", wide: false, cell: devices },
 ];
+
+/// Its GPUs, or its MIG instances where it has not all of a GPU.
+fn devices(agent: &Claim) -> String {
+    let of =
+        |gpu: &GpuUuid| agent.instances.get(gpu).map_or_else(|| gpu.0.clone(), |devices| devices.join(","));
+    agent.gpus.iter().map(of).collect::<Vec<_>>().join(",")
+}
 
 fn status(context: &Context, config: &Config) -> Outcome {
     let agents = cantle_agent::agents(&config.source).map_err(from_agent)?;

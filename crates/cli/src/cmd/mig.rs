@@ -67,7 +67,7 @@ pub(crate) fn mig(context: &Context, command: &MigCommand) -> Outcome {
         MigCommand::Profiles => profiles(context, &gpus),
         MigCommand::Status => status(context, &gpus),
         MigCommand::Plan(amount) => {
-            return plan(context, &gpus, &amount.request().unwrap_or(GpuRequest::Gpus(1)));
+            return plan(context, &gpus, &amount.request()?.unwrap_or(GpuRequest::Gpus(1)));
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
-use cantle_model::{ComputeMode, GpuRequest, Isolation};
+use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation};
 use cantle_runtime::{BackendWish, DockerRun, inside_slice};
 
 use super::{Context, runtime};
@@ -21,8 +21,10 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
         }
         None => None,
     };
+    let (request, gpus) = args.amount.place()?;
     let request = RunRequest {
-        request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
+        request,
+        gpus,
         isolation: args.isolation,
         compute: args.compute,
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
@@ -41,7 +43,8 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
     refuse_inside_a_slice()?;
     let docker = DockerRun::parse(&args.command).map_err(as_kind(Kind::Usage))?;
     let request = RunRequest {
-        request: args.amount.request().unwrap_or(GpuRequest::Gpus(1)),
+        request: args.amount.request()?.unwrap_or(GpuRequest::Gpus(1)),
+        gpus: GpuList::All,
         isolation: Isolation::Any,
         compute: ComputeMode::default(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },

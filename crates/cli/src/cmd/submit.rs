@@ -22,7 +22,7 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Outcome {
         None => Some(std::env::current_dir().map_err(as_kind(Kind::Failed))?),
     };
     let request = TaskRequest {
-        gpu: args.amount.request(),
+        gpu: args.amount.request()?,
         isolation: args.isolation,
         cwd: cwd.map(|cwd| cwd.display().to_string()),
         cpu_milli: args.cpu.0.into(),

@@ -3,6 +3,7 @@
 
 use std::ffi::c_uint;
 use std::mem::{size_of, zeroed};
+use std::sync::{Arc, PoisonError};
 
 use cantle_mig::{Profile, Table};
 use cantle_model::GpuUuid;
@@ -85,7 +86,7 @@ impl Session {
                 memory_bytes: info.memorySizeMB << 20,
             });
         }
-        Ok(Table { units, profiles })
+        Ok(Table { units, profiles, fixed: false })
     }
 
     fn instances_of(&self, gpu: &GpuUuid, profile: &Profile) -> Result<Vec<nvmlGpuInstance_t>> {
@@ -103,8 +104,24 @@ impl Session {
         Ok(instance)
     }
 
-    /// Profiles of compute instances that a GPU instance can be cut into.
+    /// Profiles of compute instances that a GPU instance can be cut into. They are the same for all of a profile, and asking
+    /// takes more calls than all else that is asked of an instance.
     fn compute_profiles(
+        &self,
+        gpu: &GpuUuid,
+        instance: nvmlGpuInstance_t,
+        profile: c_uint,
+    ) -> Result<Arc<[nvmlComputeInstanceProfileInfo_t]>> {
+        let known = || self.devices[gpu].compute.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(profiles) = known().get(&profile) {
+            return Ok(Arc::clone(profiles));
+        }
+        let profiles: Arc<[_]> = self.read_compute_profiles(gpu, instance)?.into();
+        known().insert(profile, Arc::clone(&profiles));
+        Ok(profiles)
+    }
+
+    fn read_compute_profiles(
         &self,
         gpu: &GpuUuid,
         instance: nvmlGpuInstance_t,
@@ -128,9 +145,10 @@ impl Session {
         &self,
         gpu: &GpuUuid,
         instance: nvmlGpuInstance_t,
+        profile: c_uint,
     ) -> Result<Vec<nvmlComputeInstance_t>> {
         let mut all = Vec::new();
-        for profile in self.compute_profiles(gpu, instance)? {
+        for profile in self.compute_profiles(gpu, instance, profile)?.iter() {
             let mut found = vec![std::ptr::null_mut(); profile.instanceCount as usize];
             let (mut count, buffer): (c_uint, _) = (0, found.as_mut_ptr());
             let id = profile.id;
@@ -157,11 +175,16 @@ impl Session {
         found.map(|instance| instance.id).ok_or_else(|| DriverError::NoSuchInstance(name.to_owned()))
     }
 
-    fn describe(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<GpuInstance> {
+    fn info(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<nvmlGpuInstanceInfo_t> {
         // SAFETY: a pointer and numbers, for which zero is a value.
         let mut info: nvmlGpuInstanceInfo_t = unsafe { zeroed() };
         nvml!(self, Some(gpu), nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
-        let compute = self.compute_instances(gpu, instance)?;
+        Ok(info)
+    }
+
+    fn describe(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<GpuInstance> {
+        let info = self.info(gpu, instance)?;
+        let compute = self.compute_instances(gpu, instance, info.profileId)?;
         let devices = compute.into_iter().map(|compute| self.name_of(gpu, compute)).collect::<Result<_>>()?;
         let nvmlGpuInstancePlacement_t { start, size } = info.placement;
         Ok(GpuInstance { id: info.id, profile_id: info.profileId, start, size, devices })
@@ -199,20 +222,33 @@ impl Mig for Session {
         Ok(found)
     }
 
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
+        let handle = self.device(gpu)?;
+        if !self.mig_mode(handle, gpu)? {
+            return Ok(Vec::new());
+        }
+        let mut most: c_uint = 0;
+        nvml!(self, Some(gpu), nvmlDeviceGetMaxMigDeviceCount(handle, &raw mut most))?;
+        let name = |number| {
+            let mut device: nvmlDevice_t = std::ptr::null_mut();
+            nvml!(self, Some(gpu), nvmlDeviceGetMigDeviceHandleByIndex(handle, number, &raw mut device))?;
+            text(|buf, len| nvml!(self, Some(gpu), nvmlDeviceGetUUID(device, buf, len)))
+        };
+        let named = (0..most).map(|number| Ok((number, name(number)?)));
+        named.filter(|named| !named.as_ref().is_err_and(DriverError::is_gone)).collect()
+    }
+
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
         let (handle, mut instance) = (self.device(gpu)?, std::ptr::null_mut());
         let place = nvmlGpuInstancePlacement_t { start, size };
         let (at, out) = (&raw const place, &raw mut instance);
         nvml!(self, Some(gpu), nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, at, out))?;
-        // SAFETY: as in `describe`.
-        let mut info: nvmlGpuInstanceInfo_t = unsafe { zeroed() };
-        nvml!(self, Some(gpu), nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
-        Ok(info.id)
+        Ok(self.info(gpu, instance)?.id)
     }
 
     fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
         let handle = self.instance(gpu, instance)?;
-        let profiles = self.compute_profiles(gpu, handle)?;
+        let profiles = self.compute_profiles(gpu, handle, self.info(gpu, handle)?.profileId)?;
         // The one that takes all: the most slices, and of two with as many the one with more multiprocessors (the full
         // one of a double-memory 1g is a profile of its own).
         let whole = profiles.iter().max_by_key(|profile| (profile.sliceCount, profile.multiprocessorCount));
@@ -223,7 +259,9 @@ impl Mig for Session {
     }
 
     fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
-        for compute in self.compute_instances(gpu, self.instance(gpu, instance)?)? {
+        let handle = self.instance(gpu, instance)?;
+        let profile = self.info(gpu, handle)?.profileId;
+        for compute in self.compute_instances(gpu, handle, profile)? {
             nvml!(self, Some(gpu), nvmlComputeInstanceDestroy(compute))?;
         }
         Ok(())

@@ -1,0 +1,120 @@
+//! MIG instances that others have made, used as they are: a driver that shows these and no other, and that can neither make
+//! nor destroy one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cantle_mig::Table;
+use cantle_model::{Gpu, GpuUuid, Slice};
+
+use crate::{
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
+    ProcessMemory, Result, Versions,
+};
+
+/// Another driver's GPUs, of which only these MIG devices are ours to use.
+pub struct FixedInstances {
+    inner: Arc<dyn Driver>,
+    devices: BTreeMap<GpuUuid, Vec<String>>,
+}
+
+impl FixedInstances {
+    /// `devices` are the names (`MIG-…`) of the instances, by GPU; other GPUs are as `inner` shows them.
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>, devices: BTreeMap<GpuUuid, Vec<String>>) -> Self {
+        Self { inner, devices }
+    }
+
+    fn unless_fixed(&self, gpu: &GpuUuid) -> Result<&dyn Driver> {
+        if self.devices.contains_key(gpu) {
+            return Err(DriverError::Fixed(gpu.clone()));
+        }
+        Ok(self.inner.as_ref())
+    }
+}
+
+impl Mig for FixedInstances {
+    fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
+        let Some(table) = self.inner.mig_table(gpu)? else { return Ok(None) };
+        if !self.devices.contains_key(gpu) {
+            return Ok(Some(table));
+        }
+        let standing = self.gpu_instances(gpu)?;
+        let places: Vec<(u32, u32)> = standing.iter().map(|one| (one.profile_id, one.start)).collect();
+        Ok(Some(table.of_fixed(&places)))
+    }
+
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
+        let mut found = self.inner.gpu_instances(gpu)?;
+        if let Some(devices) = self.devices.get(gpu) {
+            found.retain(|instance| instance.devices.iter().any(|device| devices.contains(device)));
+        }
+        Ok(found)
+    }
+
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
+        self.inner.mig_devices(gpu)
+    }
+
+    fn fixed_devices(&self, gpu: &GpuUuid) -> Option<&[String]> {
+        self.devices.get(gpu).map(Vec::as_slice)
+    }
+
+    fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
+        self.unless_fixed(gpu)?.create_gpu_instance(gpu, profile, start, size)
+    }
+
+    fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
+        self.unless_fixed(gpu)?.create_compute_instance(gpu, instance)
+    }
+
+    fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        self.unless_fixed(gpu)?.destroy_compute_instances(gpu, instance)
+    }
+
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
+        self.unless_fixed(gpu)?.destroy_gpu_instance(gpu, instance)
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
+        self.unless_fixed(gpu)?.set_mig_mode(gpu, on)
+    }
+}
+
+impl Driver for FixedInstances {
+    fn gpus(&self) -> Result<Vec<Gpu>> {
+        self.inner.gpus()
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
+        self.inner.memory(gpu)
+    }
+
+    fn load(&self, gpu: &GpuUuid) -> Result<Load> {
+        self.inner.load(gpu)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
+        self.inner.processes(gpu)
+    }
+
+    fn location(&self, gpu: &GpuUuid) -> Result<Location> {
+        self.inner.location(gpu)
+    }
+
+    fn versions(&self) -> Versions {
+        self.inner.versions()
+    }
+
+    fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
+        self.inner.context_bytes(gpu, device)
+    }
+
+    fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
+        self.inner.container_parts(slices)
+    }
+
+    fn libraries(&self) -> Result<Libraries> {
+        self.inner.libraries()
+    }
+}
