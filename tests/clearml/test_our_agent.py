@@ -66,9 +66,8 @@ def test_our_agent_on_a_server_without_anything_of_cantles(server):
     assert "the server has no cantle.* service" in server.text("daemon.log")
 
 
-def test_a_task_has_its_time_to_tidy_up(server):
-    server.queue("single_gpu")
-    daemon(server, "--queue", "single_gpu=1")
+def tidy_task(server, name, **fields):
+    """A task that takes 3 seconds to tidy up when it is stopped, once it is up."""
     (server.home / "job.py").write_text("""
 import time
 from clearml import Task
@@ -81,13 +80,43 @@ task.register_abort_callback(tidy_up, callback_execution_timeout=60)
 print('up', flush=True)
 time.sleep(600)
 """)
-    task = command(server, "tidy", sys.executable, str(server.home / "job.py"))
+    task = command(server, name, sys.executable, str(server.home / "job.py"))
+    if fields:
+        server.api("tasks.edit", task=task, **fields)
     server.api("tasks.enqueue", task=task, queue_name="single_gpu")
     wait_until(lambda: server.text("daemon.log") and "up" in server.log_of(task).split(), 60, "the task is up")
+    return task
+
+
+def test_a_task_has_its_time_to_tidy_up(server):
+    server.queue("single_gpu")
+    daemon(server, "--queue", "single_gpu=1")
+    task = tidy_task(server, "tidy")
     server.api("tasks.stop", task=task)
     assert ended(server, task) == ["stopped"]
     wait_until(lambda: "tidied up" in server.log_of(task), 10, "the last words")
     assert "it has" in server.text("daemon.log") and "s to tidy up" in server.text("daemon.log")
+
+
+def test_a_task_that_makes_room_for_another_has_its_time_too(server):
+    """Its abort callback is called, then the owner runs, then it runs again: it was never stopped for good."""
+    queue = server.queue("single_gpu")
+    daemon(server, "--queue", "single_gpu=1", gpus="0")
+    projects = {name: server.api("projects.create", name=name, description="")["id"] for name in ("lent", "owner")}
+    for name, milli in (("lent", 0), ("owner", 1000)):
+        server.api("cantle.set_quota", project=name, quota={"gpu": {"deserved": milli, "weight": 1}})
+    victim = tidy_task(server, "victim", project=projects["lent"])
+    owner = command(server, "owner", "sh", "-c", "echo the owner ran")
+    server.api("tasks.edit", task=owner, project=projects["owner"])
+    server.api("tasks.enqueue", task=owner, queue=queue)
+    assert ended(server, owner) == ["completed"]
+    wait_until(lambda: server.log_of(victim).split().count("up") >= 4, 60, "it is up again")
+    assert "tidied up" in server.log_of(victim), server.log_of(victim)
+    story = [event["kind"] for event in server.api("cantle.get_events", task=victim)["events"]]
+    assert [story.count(kind) for kind in ("reclaim", "requeue", "place")] == [1, 1, 2], story
+    told = [event["message"] for event in server.api("cantle.get_events", task=victim)["events"]]
+    assert any("s to tidy up" in message for message in told), told
+    assert server.status(victim) == "in_progress"
 
 
 def test_code_of_the_sdk_is_run_by_clearmls_agent_inside_the_slice(server):

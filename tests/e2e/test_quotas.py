@@ -65,7 +65,8 @@ def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
         assert [event["kind"] for event in story].count("requeue") == 1
     why = cantle.cli("why", back[0]).stdout
     assert "reclaimed by project speech" in why and "needs 0.5 GPU" in why, why
-    assert "would start with: " in why, why
+    assert "project vision holds 1.5 GPUs and its share is 1.5 GPUs (quota 1.5)" in why, why
+    assert "would start with: " in why and "others are stopped for it once project vision holds less" in why, why
     share = project(cantle, "vision")
     assert (share["deserved_milli"], share["fair_share_milli"], share["allocated_milli"]) == (1500, 1500, 1500)
     assert (share["running"], share["waiting"]) == (3, 3)
@@ -98,6 +99,7 @@ def test_a_limit_and_protection_hold(cantle, tmp_path):
         cantle.wait_state(task, "in_progress")
     over = cantle.submit("q", *for_ever, flags=flags)
     wait_reason(cantle, over, "project a holds 1.5 GPUs and its limit is 1.5 GPUs")
+    assert "would start with: tasks of project a that hold 0.5 GPUs ending, or a higher limit" in cantle.cli("why", over).stdout
 
     # b is owed 2.5, but a's tasks have not run for their minimum: b gets what is free, and waits for the rest.
     owed = [cantle.submit("q", *for_ever, flags=("--gpu", "0.5", "--project", "b")) for _ in range(4)]
@@ -206,7 +208,7 @@ def test_quotas_count_over_all_nodes(make_cantle, tmp_path):
     capped = submit("capped", 4)
     wait_until(lambda: sorted(states(hub, capped)) == ["in_progress"] * 2 + ["queued"] * 2, 30, "two of four")
     waits = next(task for task in capped if hub.task(task)["state"] == "queued")
-    wait_reason(hub, waits, "project capped holds 1 GPUs and its limit is 1 GPUs")
+    wait_reason(hub, waits, "project capped holds 1 GPU and its limit is 1 GPU")
     for task in capped:
         hub.cli("stop", task)
     for task in capped:

@@ -70,6 +70,13 @@ pub(crate) enum Stop {
     Enforced(String),
 }
 
+impl Stop {
+    /// Does the server say so, again and again?
+    pub(crate) const fn is_told(&self) -> bool {
+        matches!(self, Self::Aborted | Self::Preempted(_))
+    }
+}
+
 /// The directory of a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct JobDir(PathBuf);

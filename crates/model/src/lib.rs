@@ -21,4 +21,4 @@ pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
 pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};
-pub use task::TaskStatus;
+pub use task::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, TaskStatus};

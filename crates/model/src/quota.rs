@@ -27,6 +27,7 @@ impl Resource {
     pub fn text(self, amount: u64) -> String {
         let number = self.number(amount);
         match self {
+            Self::Gpu if amount == 1000 => "1 GPU".to_owned(),
             Self::Gpu => format!("{number} GPUs"),
             Self::Cpu => format!("{number} CPU cores"),
             Self::Memory => format!("{number} of memory"),
@@ -226,7 +227,7 @@ mod tests {
         let error = ProjectQuota { gpu, ..ProjectQuota::default() }.check().unwrap_err();
         assert_eq!(
             error.to_string(),
-            "the limit of 1 GPUs is below the quota of 1.5 GPUs; raise the limit or lower the quota"
+            "the limit of 1 GPU is below the quota of 1.5 GPUs; raise the limit or lower the quota"
         );
         assert_eq!(ProjectQuota::default().check(), Ok(()));
         assert!(ProjectQuota { min_run_ms: -1, ..ProjectQuota::default() }.check().is_err());

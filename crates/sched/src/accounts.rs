@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::fairshare::{Claim, divide};
-use crate::{Amounts, Project, Quota, RESOURCES, Resource};
+use crate::{Amounts, Project, Quota, RESOURCES, Resource, UsedShare};
 
 /// Position of the root, which stands for the cluster.
 pub(crate) const ROOT: usize = 0;
@@ -59,6 +59,8 @@ pub(crate) struct Binding {
     pub(crate) resource: Resource,
     pub(crate) most: u64,
     pub(crate) held: u64,
+    /// How much the task asks for.
+    pub(crate) asked: u64,
 }
 
 impl Accounts {
@@ -182,11 +184,29 @@ impl Accounts {
                 let (held, asked) = (held(account).0[resource], amounts.0[resource]);
                 let Some(most) = most(account, resource) else { continue };
                 if asked > 0 && held.saturating_add(asked) > most {
-                    return Some(Binding { project: account.name.clone(), resource: name, most, held });
+                    return Some(Binding {
+                        project: account.name.clone(),
+                        resource: name,
+                        most,
+                        held,
+                        asked,
+                    });
                 }
             }
         }
         None
+    }
+
+    /// The first fair share that `amounts` more would go beyond, if any: nobody is stopped for such a task, see
+    /// [`Self::may_lose`].
+    pub(crate) fn over_share(&self, project: usize, amounts: Amounts) -> Option<UsedShare> {
+        let most = |account: &Account, resource: usize| Some(account.fair.0[resource]);
+        let Binding { project, resource, most, held, .. } =
+            self.binding(project, amounts, |account| account.held, most)?;
+        let account = &self.accounts[self.by_name[&project]];
+        let at = RESOURCES.iter().position(|known| *known == resource)?;
+        let (deserved, limit) = (account.deserved.0[at], account.quotas[at].limit);
+        Some(UsedShare { project, resource, held, fair: most, deserved, limit })
     }
 
     /// May `amounts` be taken from `victim` for `claimant`, which wants `wanted` more? Compared where their paths part:

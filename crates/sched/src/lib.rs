@@ -47,7 +47,7 @@ pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
 pub use project::Project;
 pub use ranking::{Offer, Rank, Ranking};
-pub use reason::{FreePart, Reason, Use};
+pub use reason::{FreePart, Reason, Use, UsedShare};
 pub use standard::Standard;
 pub use state::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, State, Waiting};
 pub use stock::allocation_bound;

@@ -41,6 +41,36 @@ impl fmt::Display for FreePart {
     }
 }
 
+/// A project's fair share that is used up.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UsedShare {
+    /// The project.
+    pub project: String,
+    /// Of what; the amounts are in its unit.
+    pub resource: Resource,
+    /// What the project's tasks hold.
+    pub held: u64,
+    /// What is fair at the moment, given what all ask for.
+    pub fair: u64,
+    /// Guaranteed.
+    pub deserved: u64,
+    /// Never more than this.
+    pub limit: Option<u64>,
+}
+
+/// `project a holds 1.5 GPUs and its share is 1.5 GPUs (quota 1, limit 2)`.
+impl fmt::Display for UsedShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { project, resource, held, fair, deserved, limit } = self;
+        let (held, fair, quota) = (resource.text(*held), resource.text(*fair), resource.number(*deserved));
+        write!(f, "project {project} holds {held} and its share is {fair} (quota {quota}")?;
+        match limit {
+            Some(limit) => write!(f, ", limit {})", resource.number(*limit)),
+            None => write!(f, ")"),
+        }
+    }
+}
+
 /// Why a task does not start now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
@@ -52,6 +82,8 @@ pub enum Reason {
         free: Vec<FreePart>,
         /// How much is in use.
         in_use: Use,
+        /// The share of its project, if that is why nobody is stopped for it.
+        share: Option<UsedShare>,
     },
     /// GPUs would do, but no node with them has the CPU or memory that it needs beside them.
     NoHost {
@@ -90,6 +122,8 @@ pub enum Reason {
         limit: u64,
         /// What the project's tasks hold of it.
         held: u64,
+        /// What it needs of it.
+        asked: u64,
     },
     /// It can't be stopped for others, so it must fit its project's quota.
     OverQuota {
@@ -103,6 +137,8 @@ pub enum Reason {
         quota: u64,
         /// What the project's tasks that can't be stopped hold of it.
         held: u64,
+        /// What it needs of it.
+        asked: u64,
     },
     /// Others have been asked to stop for it.
     Freeing {
@@ -142,10 +178,11 @@ const NAMED: usize = 3;
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoRoom { needs, free, in_use } => {
+            Self::NoRoom { needs, free, in_use, share } => {
                 write!(f, "needs {needs}, ")?;
                 parts(f, free)?;
-                write!(f, " ({} of {} in use)", in_use.used, in_use.total)
+                write!(f, " ({} of {} in use)", in_use.used, in_use.total)?;
+                share.as_ref().map_or(Ok(()), |share| write!(f, "; {share}"))
             }
             Self::NoHost { needs, cpu_milli, memory_bytes } => {
                 let memory = cantle_model::Bytes(*memory_bytes);
@@ -158,11 +195,11 @@ impl fmt::Display for Reason {
             Self::Behind { task, queue, needs } => {
                 write!(f, "behind task {task} of queue {queue}, which needs {needs}")
             }
-            Self::OverLimit { needs, project, resource, limit, held } => {
+            Self::OverLimit { needs, project, resource, limit, held, .. } => {
                 let (limit, held) = (resource.text(*limit), resource.text(*held));
                 write!(f, "needs {needs}, project {project} holds {held} and its limit is {limit}")
             }
-            Self::OverQuota { needs, project, resource, quota, held } => {
+            Self::OverQuota { needs, project, resource, quota, held, .. } => {
                 let (quota, held) = (resource.text(*quota), resource.text(*held));
                 write!(
                     f,
@@ -188,19 +225,31 @@ impl Reason {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            Self::NoRoom { needs, .. } => {
+            Self::NoRoom { needs, share: None, .. } => {
                 format!("a running task that ends and leaves {needs} free on one node")
+            }
+            Self::NoRoom { needs, share: Some(share), .. } => {
+                let project = &share.project;
+                format!(
+                    "a running task that ends and leaves {needs} free on one node; others are stopped for it once \
+                     project {project} holds less, or has a larger share"
+                )
             }
             Self::NoHost { .. } => {
                 "a running task that ends on a node with free GPUs, or asking less CPU and memory".into()
             }
             Self::Reserved { task, .. } => format!("task {task} starting, or more free GPUs"),
             Self::Behind { task, .. } => format!("task {task} starting, or backfill switched on"),
-            Self::OverLimit { project, .. } => {
-                format!("a task of project {project} ending, or a higher limit")
+            Self::OverLimit { project, resource, limit, held, asked, .. } => {
+                let over = resource.text((held + asked).saturating_sub(*limit));
+                format!("tasks of project {project} that hold {over} ending, or a higher limit")
             }
-            Self::OverQuota { project, .. } => {
-                format!("being preemptible, a higher quota of project {project}, or one of its tasks ending")
+            Self::OverQuota { project, resource, quota, held, asked, .. } => {
+                let over = resource.text((held + asked).saturating_sub(*quota));
+                format!(
+                    "being preemptible, a higher quota of project {project}, or such tasks of it that hold {over} \
+                     ending"
+                )
             }
             Self::Freeing { .. } | Self::FreeingOn { .. } => {
                 "those tasks having stopped; nothing else is needed".into()

@@ -191,21 +191,22 @@ impl<'a> Round<'a> {
 
     fn refused_by_quota(&self, group: &Group, task: &Waiting) -> Option<Reason> {
         let needs = || group.needs.clone();
-        if let Some(Binding { project, resource, most, held }) =
+        if let Some(Binding { project, resource, most, held, asked }) =
             self.tally.now.over_limit(group.project, group.amounts)
         {
-            return Some(Reason::OverLimit { needs: needs(), project, resource, limit: most, held });
+            return Some(Reason::OverLimit { needs: needs(), project, resource, limit: most, held, asked });
         }
         if task.preemptible {
             return None;
         }
         let over = self.tally.now.over_quota_for_good(group.project, group.amounts);
-        over.map(|Binding { project, resource, most, held }| Reason::OverQuota {
+        over.map(|Binding { project, resource, most, held, asked }| Reason::OverQuota {
             needs: needs(),
             project,
             resource,
             quota: most,
             held,
+            asked,
         })
     }
 
@@ -280,6 +281,8 @@ impl<'a> Round<'a> {
                     places.iter().for_each(|place| self.boards.later.give_back(place));
                     return None;
                 }
+                // Or its project could ask for more than its share while others still have their grace.
+                self.tally.later.hold(group.project, group.amounts, false);
                 (places, tasks)
             }
             None => self.evict(group)?,
@@ -349,9 +352,10 @@ impl<'a> Round<'a> {
         {
             return Reason::Reserved { needs, task: self.waiting(head.position).task.clone() };
         }
+        let share = self.tally.later.over_share(group.project, group.amounts);
         let [shape] = group.shapes.as_slice() else {
             let free = self.boards.open.cluster.free_parts(&group.shapes[0]);
-            return Reason::NoRoom { needs, free, in_use: self.boards.open.cluster.in_use() };
+            return Reason::NoRoom { needs, free, in_use: self.boards.open.cluster.in_use(), share };
         };
         self.full.insert(shape.clone());
         let open = &self.boards.open.cluster;
@@ -360,7 +364,7 @@ impl<'a> Round<'a> {
             let Host { cpu_milli, memory_bytes } = group.demand.host;
             return Reason::NoHost { needs, cpu_milli, memory_bytes };
         }
-        Reason::NoRoom { needs, free: open.free_parts(shape), in_use: open.in_use() }
+        Reason::NoRoom { needs, free: open.free_parts(shape), in_use: open.in_use(), share }
     }
 
     fn finish(self) -> (Plan, Vec<Position>) {

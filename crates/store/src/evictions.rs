@@ -1,10 +1,10 @@
 //! Tasks that are stopped for others: decided one after the other, and back in front of their queue in one step.
 
-use cantle_model::{Cause, TaskStatus};
+use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, Cause, TaskStatus};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, Happening, TaskRow, Victim};
-use crate::flow::{ASKED_TO_STOP, about, entry, prepend, queue_name, set_status};
+use crate::flow::{about, entry, prepend, queue_name, set_message, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -57,6 +57,10 @@ impl Store {
             .bind(now_us.max(last_us + 1))
             .execute(&mut *write.tx)
             .await?;
+            // Its abort callback, if it has one, is called inside the task: that looks at the message.
+            let told =
+                Change { now_us, reason: reason.clone(), message: ASKED_TO_MAKE_ROOM.into(), force: true };
+            set_message(&mut write.tx, task, &told).await?;
             let happening = about(&old, word(*cause), &Change { now_us, ..Change::default() }, reason);
             self.record(&mut write.tx, Happening { node: Some(node.to_owned()), ..happening }).await?;
         }

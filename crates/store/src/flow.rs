@@ -1,18 +1,15 @@
 //! How tasks move: into queues, out of them, and from state to state. Each function is one transaction, and records
 //! what happened in it.
 
-use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
+use cantle_model::{ASKED_TO_STOP, Amounts};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, Claim, TaskRow};
 use crate::tasks::load;
 use crate::{Happening, Store, StoreError, Write, quotas, row};
-
-/// Status message of a running task that somebody asked to stop; ClearML's agent looks for it, too.
-pub(crate) const ASKED_TO_STOP: &str = "stopping";
 
 /// May a task go from one state to another without force? Staying where it is is always right: clients repeat calls.
 #[must_use]
@@ -359,7 +356,11 @@ pub(crate) async fn set_status(
     set_message(tx, task, change).await
 }
 
-async fn set_message(tx: &mut SqliteConnection, task: &str, change: &Change) -> Result<(), StoreError> {
+pub(crate) async fn set_message(
+    tx: &mut SqliteConnection,
+    task: &str,
+    change: &Change,
+) -> Result<(), StoreError> {
     sqlx::query(
         "UPDATE tasks SET status_reason = $2, status_message = $3, last_update_us = $4 WHERE id = $1",
     )

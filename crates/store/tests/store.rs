@@ -124,7 +124,7 @@ async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
     f.started("1", Terms::default()).await.unwrap();
     f.started("2", Terms::default()).await.unwrap();
     let refusal = f.started("3", Terms::default()).await.unwrap_err().to_string();
-    assert_eq!(refusal, "project a holds 1 GPUs of its limit of 1 GPUs; task 3 needs 0.5 GPUs more");
+    assert_eq!(refusal, "project a holds 1 GPU of its limit of 1 GPU; task 3 needs 0.5 GPUs more");
     f.started("5", Terms::default()).await.unwrap();
     let again = half("2", Terms::default());
     f.store.claim(&again, 5).await.unwrap();

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use cantle_clearml::{Error as WireError, Listing, tasks};
-use cantle_model::{LeaseId, TaskStatus};
+use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, LeaseId, TaskStatus};
 use serde_json::{Map, Value};
 use tokio::time::Instant;
 
 use super::Agent;
+use super::entry::{Entry, Tidying};
 use crate::job::Stop;
 
 /// In a task's `runtime`, written by ClearML's SDK (`register_abort_callback`).
@@ -44,58 +45,73 @@ impl AbortCallback {
 impl Agent {
     /// Asks the server, in one call, whether somebody wants one of our tasks stopped.
     pub(crate) async fn heed_aborts(&mut self) -> Result<(), WireError> {
-        let watched: Vec<(LeaseId, String)> = self
-            .entries
-            .iter()
-            .filter(|(_, entry)| entry.is_running() && entry.stop.is_none())
-            .map(|(lease, entry)| (lease.clone(), entry.job.task.0.clone()))
-            .collect();
-        if watched.is_empty() {
-            return Ok(());
-        }
-        let ids = watched.iter().map(|(_, task)| task.clone()).collect();
-        let fields = [TIMEOUT, POLL, COMPLETED].map(|name| format!("runtime.{name}"));
-        let fields = ["id", "status", "status_message"].into_iter().chain(fields.iter().map(String::as_str));
-        let list = Listing::fields(ids, &fields.collect::<Vec<_>>());
-        let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
-        for (lease, id) in watched {
-            let task = answer.iter().find(|task| task.id == id);
-            let Some(stop) = wanted_stop(task) else { continue };
-            if stop == Stop::Aborted && !task.is_none_or(|task| self.has_tidied(&lease, task)) {
-                continue;
+        let watched = self.leases_where(|entry| {
+            // Whatever becomes of a task that makes room, the server knows it better than its state says.
+            let makes_room = matches!(entry.tidying, Some(Tidying { then: Stop::Preempted(_), .. }));
+            entry.is_running() && entry.stop.is_none() && !makes_room
+        });
+        for (lease, id, task) in self.look_at(watched).await? {
+            let Some(stop) = wanted_stop(task.as_ref()) else { continue };
+            if self.entries.get(&lease).is_some_and(|entry| entry.tidying.is_none()) {
+                // The server has noted the wish itself.
+                tracing::info!(task = %id, "{}", stop_words(&stop));
             }
-            // The server has noted the wish itself.
-            tracing::info!(task = %id, "{}", stop_words(&stop));
-            self.stop(&lease, stop);
+            match task {
+                Some(task) if stop == Stop::Aborted => self.stop_when_tidy(&lease, &task, stop),
+                _ => self.stop(&lease, stop),
+            }
         }
         Ok(())
     }
 
-    /// Has a task that somebody stopped tidied up, if it wanted to, or had its time for it?
-    fn has_tidied(&mut self, lease: &LeaseId, task: &tasks::Task) -> bool {
-        let Some(callback) = AbortCallback::of(&task.runtime, self.config.abort_callback_max) else {
-            return true;
-        };
-        let Some(entry) = self.entries.get_mut(lease) else { return true };
-        let is_news = entry.tidy_until.is_none();
-        let until = *entry.tidy_until.get_or_insert_with(|| Instant::now() + callback.within);
-        if is_news && !callback.completed {
-            let words = format!("to be stopped; it has {:.0} s to tidy up", callback.within.as_secs_f64());
-            self.note("stop", Some(&task.id), None, words);
+    /// The tasks under these leases, with what stopping them depends on; `None` for one that is gone.
+    pub(crate) async fn look_at(
+        &self,
+        leases: Vec<LeaseId>,
+    ) -> Result<Vec<(LeaseId, String, Option<tasks::Task>)>, WireError> {
+        let id = |lease: LeaseId| Some((self.entries.get(&lease)?.job.task.0.clone(), lease));
+        let watched: Vec<(String, LeaseId)> = leases.into_iter().filter_map(id).collect();
+        if watched.is_empty() {
+            return Ok(Vec::new());
         }
-        callback.completed || Instant::now() >= until
+        let ids = watched.iter().map(|(id, _)| id.clone()).collect();
+        let fields = [TIMEOUT, POLL, COMPLETED].map(|name| format!("runtime.{name}"));
+        let fields = ["id", "status", "status_message"].into_iter().chain(fields.iter().map(String::as_str));
+        let list = Listing::fields(ids, &fields.collect::<Vec<_>>());
+        let answer = self.link.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
+        let found = |id: &String| answer.iter().find(|task| task.id == *id).cloned();
+        Ok(watched.into_iter().map(|(id, lease)| (lease, id.clone(), found(&id))).collect())
     }
 
-    /// A task that tidied up and ended by itself was stopped all the same.
-    pub(crate) fn note_tidied(&mut self, lease: &LeaseId) {
+    /// Stops who has had its time to tidy up, whatever the server says meanwhile.
+    pub(crate) fn end_tidying(&mut self) {
+        let now = Instant::now();
+        let over = |entry: &Entry| entry.tidying.as_ref().is_some_and(|tidying| now >= tidying.until);
+        let leases = self.leases_where(|entry| entry.is_running() && entry.stop.is_none() && over(entry));
+        for lease in leases {
+            if let Some(tidying) = self.entries.get_mut(&lease).and_then(|entry| entry.tidying.take()) {
+                self.stop(&lease, tidying.then);
+            }
+        }
+    }
+
+    /// Stops a task once it has tidied up; at once if it never asked for time to do so.
+    pub(crate) fn stop_when_tidy(&mut self, lease: &LeaseId, task: &tasks::Task, stop: Stop) {
+        let callback = AbortCallback::of(&task.runtime, self.config.abort_callback_max);
         let Some(entry) = self.entries.get_mut(lease) else { return };
-        if entry.tidy_until.is_none() || entry.stop.is_some() {
+        let Some(callback) = callback.filter(|callback| !callback.completed) else {
+            return self.stop(lease, stop);
+        };
+        if entry.tidying.is_some() {
             return;
         }
-        if let Err(error) = entry.dir.set_stop(&Stop::Aborted) {
-            tracing::error!(%error, "why a task ended is not on disk");
+        // Now, so that one that ends by itself meanwhile is known to have been stopped, whoever sees its end.
+        if let Err(error) = entry.dir.set_stop(&stop) {
+            tracing::error!(%error, "why a task is stopped is not on disk");
         }
-        entry.stop = Some(Stop::Aborted);
+        entry.tidying = Some(Tidying { until: Instant::now() + callback.within, then: stop });
+        let words = format!("to be stopped; it has {:.0} s to tidy up", callback.within.as_secs_f64());
+        self.note("stop", Some(&task.id), None, words);
     }
 }
 
@@ -103,7 +119,9 @@ impl Agent {
 fn wanted_stop(task: Option<&tasks::Task>) -> Option<Stop> {
     let Some(task) = task else { return Some(Stop::Superseded) };
     match task.status? {
-        TaskStatus::InProgress if task.status_message.contains("stopping") => Some(Stop::Aborted),
+        // The server says so with every answer about the fleet, and for whom.
+        TaskStatus::InProgress if task.status_message == ASKED_TO_MAKE_ROOM => None,
+        TaskStatus::InProgress if task.status_message.contains(ASKED_TO_STOP) => Some(Stop::Aborted),
         TaskStatus::InProgress | TaskStatus::Completed | TaskStatus::Publishing | TaskStatus::Unknown => None,
         TaskStatus::Created
         | TaskStatus::Queued
@@ -138,6 +156,7 @@ mod tests {
         let wanted = |status, message: &str| wanted_stop(Some(&task(status, message)));
         assert_eq!(wanted(TaskStatus::InProgress, ""), None);
         assert_eq!(wanted(TaskStatus::InProgress, "stopping"), Some(Stop::Aborted));
+        assert_eq!(wanted(TaskStatus::InProgress, ASKED_TO_MAKE_ROOM), None, "it is queued again");
         assert_eq!(wanted(TaskStatus::Completed, "stopping"), None, "the task itself says it is done");
         assert_eq!(wanted(TaskStatus::Queued, ""), Some(Stop::Superseded));
         assert_eq!(wanted(TaskStatus::Stopped, ""), Some(Stop::Superseded));

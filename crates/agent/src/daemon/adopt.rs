@@ -36,7 +36,8 @@ impl Agent {
             None => Stage::Unsure(Instant::now()),
         };
         let mut entry = Entry::new(dir, job, stage);
-        entry.stop = entry.dir.stop()?;
+        // What the server wants it says again; it may be tidying up.
+        entry.stop = entry.dir.stop()?.filter(|stop| !stop.is_told());
         self.entries.insert(lease.clone(), entry);
         self.readopt(&lease);
         Ok(())

@@ -16,12 +16,20 @@ pub(crate) struct Entry {
     pub(crate) stage: Stage,
     /// Why it is being stopped.
     pub(crate) stop: Option<Stop>,
-    /// It asked for time to tidy up when it is stopped, and somebody stopped it: it has until then.
-    pub(crate) tidy_until: Option<Instant>,
+    /// It is to be stopped and asked for time to tidy up before that.
+    pub(crate) tidying: Option<Tidying>,
     /// When the server last heard of it.
     pub(crate) pinged: Instant,
     /// What was refused to it, while it runs.
     pub(crate) refusals: Option<Refusals>,
+}
+
+/// What a task that tidies up has before it.
+pub(crate) struct Tidying {
+    /// It has until then.
+    pub(crate) until: Instant,
+    /// Why it is stopped.
+    pub(crate) then: Stop,
 }
 
 /// How far a task has come.
@@ -43,7 +51,7 @@ pub(crate) enum Stage {
 
 impl Entry {
     pub(crate) fn new(dir: JobDir, job: Job, stage: Stage) -> Self {
-        Self { dir, job, stage, stop: None, tidy_until: None, pinged: Instant::now(), refusals: None }
+        Self { dir, job, stage, stop: None, tidying: None, pinged: Instant::now(), refusals: None }
     }
 
     pub(crate) const fn is_running(&self) -> bool {

@@ -21,16 +21,25 @@ impl Agent {
         Ok(self.link.call_extended(&request).await?.unwrap_or_default())
     }
 
-    /// Stops our tasks that have to make room for others.
-    pub(crate) fn heed_evictions(&mut self, fleet: &Fleet) {
-        for held in &fleet.held {
-            let (Some(stopping), lease) = (&held.stopping, LeaseId(held.lease.clone())) else { continue };
-            if self.entries.get(&lease).is_some_and(|entry| entry.is_running() && entry.stop.is_none()) {
-                self.note("stop", Some(&held.task), None, format!("stopping: {}", stopping.reason));
+    /// Stops our tasks that have to make room for others, as gently as if somebody had asked for it.
+    pub(crate) async fn heed_evictions(&mut self, fleet: &Fleet) -> Result<(), WireError> {
+        let why = |held: &HeldTask| {
+            let reason = held.stopping.as_ref()?.reason.clone();
+            Some((LeaseId(held.lease.clone()), reason))
+        };
+        let mut evicted: BTreeMap<LeaseId, String> = fleet.held.iter().filter_map(why).collect();
+        let runs = |lease: &LeaseId| self.entries.get(lease).filter(|entry| entry.is_running());
+        evicted.retain(|lease, _| runs(lease).is_some_and(|entry| entry.stop.is_none()));
+        for (lease, id, task) in self.look_at(evicted.keys().cloned().collect()).await? {
+            // Of one that is gone the next look for aborts knows what to do.
+            let (Some(task), Some(reason)) = (task, evicted.remove(&lease)) else { continue };
+            if self.entries.get(&lease).is_some_and(|entry| entry.tidying.is_none()) {
+                self.note("stop", Some(&id), None, format!("stopping: {reason}"));
                 self.meter.counts().preemptions += 1;
-                self.stop(&lease, Stop::Preempted(stopping.reason.clone()));
             }
+            self.stop_when_tidy(&lease, &task, Stop::Preempted(reason));
         }
+        Ok(())
     }
 
     /// Has the server decide on what the plan asks to stop, and carries out what it accepts.
@@ -52,7 +61,7 @@ impl Agent {
             Err(error) => tracing::info!(%error, "nobody is stopped"),
             Ok(_) => {
                 let fleet = self.read_fleet().await?;
-                self.heed_evictions(&fleet);
+                self.heed_evictions(&fleet).await?;
             }
         }
         Ok(())

@@ -50,6 +50,7 @@ impl Agent {
         for (lease, line) in news {
             self.tell_task("refuse", &lease, &line);
         }
+        self.end_tidying();
         if self.looked.is_none_or(|looked| now.duration_since(looked) >= LOOK_EVERY) {
             self.looked = Some(now);
             if self.config.metrics_listen.is_some() {
@@ -95,7 +96,6 @@ impl Agent {
     }
 
     pub(crate) fn task_ended(&mut self, lease: &LeaseId, exit: Exit) {
-        self.note_tidied(lease);
         let outcome = match exit {
             Exit::Lost => Outcome {
                 code: None,

@@ -60,7 +60,7 @@ impl Agent {
     /// Starts whatever can start now, and asks for room for what could start if others stopped.
     pub(crate) async fn fill(&mut self) -> Result<(), WireError> {
         let fleet = self.read_fleet().await?;
-        self.heed_evictions(&fleet);
+        self.heed_evictions(&fleet).await?;
         let waits = self.read_queues().await?;
         if waits.values().all(Vec::is_empty) {
             self.set_waits(&Plan::default());

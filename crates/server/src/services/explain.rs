@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{Explanation, NodeReason};
-use cantle_model::TaskStatus;
+use cantle_model::{ASKED_TO_STOP, TaskStatus};
 use cantle_store::{QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
@@ -48,7 +48,9 @@ impl Board {
         match task.index.status {
             TaskStatus::Created => None,
             TaskStatus::Queued => Some(self.why_it_waits(task)),
-            TaskStatus::InProgress if task.status_message == "stopping" => Some("asked to stop".to_owned()),
+            TaskStatus::InProgress if task.status_message == ASKED_TO_STOP => {
+                Some("asked to stop".to_owned())
+            }
             TaskStatus::InProgress => self.silent_node(task).or_else(|| was_evicted(task, "stopping")),
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()

@@ -5,7 +5,7 @@ use cantle_clearml::tasks::{
     Started, StartedReply, Stop, Stopped,
 };
 use cantle_clearml::{Empty, Updated};
-use cantle_model::TaskStatus;
+use cantle_model::{ASKED_TO_STOP, TaskStatus};
 use cantle_store::{StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -110,7 +110,7 @@ async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
     let change = call.change(request.force, request.status_reason, request.status_message);
     if status == TaskStatus::InProgress && is_run_by_agent(&call, &row).await? {
         call.store.ask_to_stop(&request.task, &change).await?;
-        let fields = Map::from_iter([("status_message".to_owned(), json!("stopping"))]);
+        let fields = Map::from_iter([("status_message".to_owned(), json!(ASKED_TO_STOP))]);
         return Ok(Updated { updated: 1, fields });
     }
     if status.is_final() {

@@ -1,0 +1,207 @@
+//! Quotas over the wire: what is refused and with which code, and that a restart forgets nothing that is decided from.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
+
+mod common;
+
+use cantle_clearml::cantle::{ExplainTask, GpuView, NodeQueue, ReportNode, ReportTask};
+use cantle_clearml::quotas::{
+    Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, ProjectViews, SetQuota, Victim,
+};
+use cantle_clearml::tasks::{Create, Edit, GetById, Started, Stop};
+use cantle_clearml::{TaskRequest, projects};
+use cantle_model::{ASKED_TO_MAKE_ROOM, Cause, GpuMode, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use common::TestServer;
+use serde_json::{Map, json};
+
+fn grant(project: &str, deserved: u64, limit: Option<u64>) -> SetQuota {
+    let gpu = Quota { deserved: Some(deserved), limit, weight: 1 };
+    SetQuota { project: project.into(), quota: Some(ProjectQuota { gpu, ..ProjectQuota::default() }) }
+}
+
+async fn project(server: &TestServer, name: &str) -> String {
+    let create = projects::Create { name: name.into(), ..projects::Create::default() };
+    server.client.call(&create).await.unwrap().id
+}
+
+/// A waiting task of a project.
+async fn submit(server: &TestServer, queue: &str, project: &str, name: &str) -> String {
+    let id = server.task(name).await;
+    let fields = Map::from_iter([("project".to_owned(), json!(project))]);
+    server.client.call(&Edit { task: id.clone(), force: false, fields }).await.unwrap();
+    server.enqueue(&id, queue).await;
+    id
+}
+
+fn claim(task: &str, milli: u32) -> ReportTask {
+    let slice = Slice { gpu: "GPU-a".into(), milli: Milli(milli), memory_limit_bytes: 1 << 30, mig: None };
+    let (task, node, lease) = (task.to_owned(), "n".to_owned(), format!("lease of {task}"));
+    ReportTask { task, node, lease, slices: vec![slice], ..ReportTask::default() }
+}
+
+/// A task that holds half a GPU.
+async fn run(server: &TestServer, queue: &str, project: &str, name: &str) -> String {
+    let id = submit(server, queue, project, name).await;
+    assert_eq!(server.take(queue).await.as_ref(), Some(&id));
+    server.client.call(&claim(&id, 500)).await.unwrap();
+    server.client.call(&Started { task: id.clone(), ..Started::default() }).await.unwrap();
+    id
+}
+
+async fn node(server: &TestServer) {
+    let gpu = GpuView {
+        index: 0,
+        uuid: "GPU-a".into(),
+        model: "A100".into(),
+        memory_bytes: 40 << 30,
+        mode: GpuMode::Shared,
+        allocated_milli: 0,
+        slices: Vec::new(),
+    };
+    let queues = vec![NodeQueue { name: "q".into(), spec: "task".into() }];
+    let (node, worker) = ("n".to_owned(), "n:dgpu0".to_owned());
+    // Long enough that it does not fall silent while the test runs.
+    let report =
+        ReportNode { node, worker, queues, gpus: vec![gpu], interval_ms: 600_000, ..ReportNode::default() };
+    server.client.call(&report).await.unwrap();
+}
+
+async fn fleet(server: &TestServer, queue: &str) -> Fleet {
+    let request = GetFleet { node: "n".into(), queues: vec![queue.to_owned()] };
+    server.client.call(&request).await.unwrap()
+}
+
+async fn views(server: &TestServer) -> ProjectViews {
+    server.client.call(&GetProjects {}).await.unwrap()
+}
+
+#[tokio::test]
+async fn what_cannot_be_granted_is_refused() {
+    let server = TestServer::start().await;
+    assert_eq!(server.refused(&grant("a", 2000, Some(1000))).await, (400, 12), "a limit below the quota");
+    assert_eq!(server.refused(&grant(" ", 1000, None)).await, (400, 12), "no name");
+    assert_eq!(
+        server.refused(&SetQuota { project: "a".into(), quota: None }).await,
+        (400, 401),
+        "no such project"
+    );
+    let of = |project: &str| GetQuotas { project: Some(project.into()) };
+    assert_eq!(server.refused(&of("a")).await, (400, 401), "what was refused has made nothing");
+    for (body, what) in [
+        (r#"{"project": "a", "quota": {}}"#, "no GPU part"),
+        (r#"{"project": "a", "quota": {"gpu": {"deserved": -1}}}"#, "less than nothing"),
+        (r#"{"project": "a", "quota": {"gpu": {"deserved": 0.5}}}"#, "not in thousandths"),
+        (r#"{"project": "a", "quota": {"gpu": {"deserved": 1}, "min_run_ms": -5}}"#, "a time before now"),
+        (r#"{"project": 7, "quota": {"gpu": {"deserved": 1}}}"#, "a number for a name"),
+    ] {
+        let (status, subcode, answer) = server.raw("cantle.set_quota", body).await;
+        assert_eq!((status, subcode), (400, 12), "{what}: {answer}");
+    }
+    server.client.call(&grant("a", 1000, Some(2000))).await.unwrap();
+    let granted = server.client.call(&of("a")).await.unwrap().quotas;
+    assert_eq!(granted[0].quota.gpu, Quota { deserved: Some(1000), limit: Some(2000), weight: 1 });
+    server.client.call(&SetQuota { project: "a".into(), quota: None }).await.unwrap();
+    assert_eq!(server.client.call(&of("a")).await.unwrap().quotas, [], "the project stays");
+}
+
+#[tokio::test]
+async fn a_claim_beyond_the_limit_and_an_eviction_out_of_date_are_refused() {
+    let server = TestServer::start().await;
+    let queue = server.queue("q").await;
+    let lent = project(&server, "lent").await;
+    server.client.call(&grant("lent", 0, Some(1000))).await.unwrap();
+    let victim = run(&server, &queue, &lent, "victim").await;
+    let over = submit(&server, &queue, &lent, "over").await;
+    server.take(&queue).await.unwrap();
+    assert_eq!(server.refused(&claim(&over, 501)).await, (400, 9001), "501 + 500 of 1000");
+    server.client.call(&claim(&over, 500)).await.unwrap();
+
+    server.client.call(&grant("owner", 1000, None)).await.unwrap();
+    let owner = project_id(&server, "owner").await;
+    let owner = submit(&server, &queue, &owner, "for it").await;
+    let seen = fleet(&server, &queue).await.evictions;
+    let wish = |task: &str, lease: String, for_task: &str, evictions: i64| {
+        let (task, for_task) = (task.to_owned(), for_task.to_owned());
+        Evict {
+            node: "n".into(),
+            victims: vec![Victim { task, lease, for_task, cause: Cause::Reclaim }],
+            evictions,
+        }
+    };
+    let lease = |task: &str| format!("lease of {task}");
+    let refused = [
+        (wish(&victim, "another lease".into(), &owner, seen), "it does not run under that lease"),
+        (wish(&owner, lease(&owner), &owner, seen), "it does not run"),
+        (wish(&victim, lease(&victim), &over, seen), "that one does not wait"),
+        (wish(&victim, lease(&victim), &owner, seen + 1), "decided on another state"),
+    ];
+    for (request, why) in refused {
+        assert_eq!(server.refused(&request).await, (400, 110), "{why}");
+    }
+    assert_eq!(server.refused(&wish("nope", lease("nope"), &owner, seen)).await, (400, 101));
+    server.client.call(&wish(&victim, lease(&victim), &owner, seen)).await.unwrap();
+    let told = server.client.call(&GetById { task: victim.clone() }).await.unwrap().task;
+    assert_eq!(told.status_message, ASKED_TO_MAKE_ROOM, "its abort callback is called");
+    assert_eq!(server.refused(&wish(&victim, lease(&victim), &owner, seen)).await, (400, 110), "once");
+    let back = |lease: String| GiveBack { task: victim.clone(), lease, reason: "it stopped".into() };
+    server.client.call(&back("another lease".into())).await.unwrap();
+    assert_eq!(told.status, Some(TaskStatus::InProgress));
+    server.client.call(&back(lease(&victim))).await.unwrap();
+    let back = server.client.call(&GetById { task: victim }).await.unwrap().task;
+    assert_eq!((back.status, back.status_message.as_str()), (Some(TaskStatus::Queued), "it stopped"));
+}
+
+async fn project_id(server: &TestServer, name: &str) -> String {
+    let views = server.client.call(&projects::GetAll::default()).await.unwrap().projects;
+    views.into_iter().find(|view| view.name == name).unwrap().id
+}
+
+/// Agents decide from [`Fleet`], people from the views: both say the same before and after, in the middle of a reclaim.
+#[tokio::test]
+async fn a_restart_changes_no_decision() {
+    let server = TestServer::start().await;
+    node(&server).await;
+    let queue = server.queue("q").await;
+    let (lent, owner) = (project(&server, "lent/deep").await, project(&server, "owner").await);
+    server.client.call(&grant("lent", 250, Some(3000))).await.unwrap();
+    server.client.call(&grant("owner", 750, None)).await.unwrap();
+    let runs = [run(&server, &queue, &lent, "r1").await, run(&server, &queue, &lent, "r2").await];
+    let waits = submit(&server, &queue, &owner, "waits").await;
+    let non_preemptible =
+        TaskRequest { priority: 7, non_preemptible: true, cpu_milli: 500, ..TaskRequest::default() };
+    let fields = Map::from_iter([("hyperparams".to_owned(), json!(non_preemptible.to_hyperparams()))]);
+    let create = Create { name: "late".into(), kind: "training".into(), fields };
+    let late = server.client.call(&create).await.unwrap().id;
+    server.enqueue(&late, &queue).await;
+    let victim = Victim {
+        task: runs[0].clone(),
+        lease: format!("lease of {}", runs[0]),
+        for_task: waits.clone(),
+        cause: Cause::Reclaim,
+    };
+    let evictions = fleet(&server, &queue).await.evictions;
+    server.client.call(&Evict { node: "n".into(), victims: vec![victim], evictions }).await.unwrap();
+
+    let why = ExplainTask { task: waits.clone() };
+    let before =
+        (fleet(&server, &queue).await, views(&server).await, server.client.call(&why).await.unwrap());
+    assert_eq!(before.0.held.iter().filter(|held| held.stopping.is_some()).count(), 1, "{before:?}");
+    assert_eq!(before.0.waiting.len(), 2);
+    assert_eq!(before.1.projects.iter().map(|view| view.allocated_milli).max(), Some(1000));
+    let server = server.restart().await;
+    let after = (fleet(&server, &queue).await, views(&server).await, server.client.call(&why).await.unwrap());
+    assert_eq!(before.0, after.0);
+    assert_eq!(before.1.projects, after.1.projects);
+    assert_eq!(before.2.reason, after.2.reason);
+
+    // What was on its way goes on: and who is stopped by somebody meanwhile is not queued again.
+    server.client.call(&Stop { task: runs[0].clone(), ..Stop::default() }).await.unwrap();
+    let (task, lease) = (runs[0].clone(), format!("lease of {}", runs[0]));
+    server.client.call(&GiveBack { task, lease, reason: "it stopped".into() }).await.unwrap();
+    let stopped = server.client.call(&GetById { task: runs[0].clone() }).await.unwrap().task;
+    assert_eq!(stopped.status, Some(TaskStatus::Stopped));
+}
