@@ -237,7 +237,7 @@ async fn wait_for_room(
     talk: &dyn Fn(&str),
 ) -> Result<Lease, AgentError> {
     let until = request.timeout.map(|timeout| Instant::now() + timeout);
-    let mut told = false;
+    let mut told = String::new();
     loop {
         let reason = match take(driver, &node.lock()?, gpus, request)? {
             Ok(lease) => return Ok(lease),
@@ -249,9 +249,10 @@ async fn wait_for_room(
         if until.is_none_or(|until| Instant::now() >= until) {
             return Err(AgentError::NoRoom(reason.to_string()));
         }
-        if !told {
+        let reason = reason.to_string();
+        if reason != told {
             talk(&format!("waiting: {reason}"));
-            told = true;
+            told = reason;
         }
         sleep(ROOM_EVERY).await;
     }

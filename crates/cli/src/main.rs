@@ -7,6 +7,7 @@ mod complete;
 mod connect;
 mod containers;
 mod error;
+mod otlp;
 mod out;
 mod place;
 
@@ -14,6 +15,10 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::Parser;
+use tracing::Metadata;
+use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
+use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
+use tracing_subscriber::util::SubscriberInitExt as _;
 
 use args::{Cli, Color, Command, Global, SimCommand};
 use cmd::Context;
@@ -33,14 +38,18 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
-    log_to_stderr(&cli.global);
+    let spans = observe(&cli.global);
     if cli.global.background {
         cantle_agent::leave_terminal();
     }
-    dispatch(cli).unwrap_or_else(|error| {
+    let code = dispatch(cli).unwrap_or_else(|error| {
         out::complain(error.text());
         error.code()
-    })
+    });
+    if let Some(spans) = spans {
+        spans.finish();
+    }
+    code
 }
 
 fn dispatch(cli: Cli) -> Outcome {
@@ -121,17 +130,35 @@ fn refuse(error: &clap::Error) -> ExitCode {
     error.code()
 }
 
-fn log_to_stderr(global: &Global) {
+/// Log lines go to stderr, spans to a collector if there is one.
+fn observe(global: &Global) -> Option<otlp::Exporter> {
     let level = match (global.quiet, global.verbose) {
         (true, _) => "error",
         (false, 0) => "warn,cantle=info",
         (false, 1) => "info,cantle=debug",
         (false, _) => "trace",
     };
-    tracing_subscriber::fmt()
-        .with_env_filter(tracing_subscriber::EnvFilter::new(level))
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(wants_color(global.color))
         .with_target(false)
-        .init();
+        // A line says what it has to say without the spans around it.
+        .with_filter(EnvFilter::new(level).and(filter_fn(is_line)));
+    let (layer, exporter, problem) = match otlp::from_environment() {
+        Ok(found) => {
+            let (layer, exporter) = found.unzip();
+            (layer, exporter, None)
+        }
+        Err(problem) => (None, None, Some(problem)),
+    };
+    let spans = layer.map(|layer| layer.with_filter(filter_fn(otlp::SpanLayer::wants)));
+    tracing_subscriber::registry().with(lines).with(spans).init();
+    if let Some(problem) = problem {
+        tracing::warn!("no spans are sent: {problem}");
+    }
+    exporter
+}
+
+fn is_line(metadata: &Metadata<'_>) -> bool {
+    metadata.is_event()
 }

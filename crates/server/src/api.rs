@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
 use serde_json::{Map, Value, json};
+use tracing::Instrument as _;
 
 use crate::app::{App, Call};
 use crate::clock::new_id;
@@ -113,7 +114,9 @@ pub(crate) async fn answer(
         },
         ..Meta::default()
     };
-    let result = dispatch(&api, &peer, endpoint, query.as_deref(), &headers, &body).await;
+    let span = tracing::info_span!("request", endpoint, status = tracing::field::Empty);
+    let result = dispatch(&api, &peer, endpoint, query.as_deref(), &headers, &body);
+    let result = result.instrument(span.clone()).await;
     let data = match result {
         Ok(data) => {
             (meta.result_code, meta.result_msg) = (200, "OK".to_owned());
@@ -125,6 +128,7 @@ pub(crate) async fn answer(
             json!({})
         }
     };
+    span.record("status", meta.result_code);
     let status = StatusCode::from_u16(meta.result_code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     (status, axum::Json(Envelope { meta, data })).into_response()
 }

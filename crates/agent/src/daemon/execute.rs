@@ -10,6 +10,7 @@ use cantle_model::{Gpu, Lease, LeaseId};
 use cantle_runtime::{ContainerSpec, Engine, Exit, Output, Running, TaskSpec, start_detached};
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::container::{Docker, container_spec};
 use super::entry::Stage;
@@ -112,8 +113,9 @@ impl Agent {
         match command.and_then(|command| self.prepare(lease, task, command)) {
             Ok((launch, dir)) => {
                 let (news, lease) = (self.news_sender.clone(), lease.clone());
+                let span = tracing::info_span!("launch", task = task.id, %lease);
                 tokio::spawn(async move {
-                    let started = launch.start(dir).await;
+                    let started = launch.start(dir).instrument(span).await;
                     // The receiver is gone only when the daemon is; then the next one finds the task by its files.
                     let _ = news.send((lease, News::Started(Box::new(started))));
                 });

@@ -9,6 +9,8 @@ use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, s
 use cantle_model::{LeaseId, QueueId, TaskId};
 use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Wait, Waiting};
 use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::{Instrument as _, info_span};
 
 use super::entry::{Entry, Stage};
 use super::meter::count;
@@ -83,7 +85,8 @@ impl Agent {
         });
         let mut placed = placed.into_iter();
         while let Some(lease) = placed.next() {
-            if let Err(error) = self.claim(&lease).await {
+            let span = info_span!("claim", task = self.task_of(&lease), %lease);
+            if let Err(error) = self.claim(&lease).instrument(span).await {
                 // Of the others nobody has been told yet.
                 placed.for_each(|lease| self.forget(&lease));
                 return Err(error);
@@ -116,6 +119,8 @@ impl Agent {
         wishes: &BTreeMap<String, TaskRequest>,
         fleet: &Fleet,
     ) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
+        let waiting_count = heads.values().map(Vec::len).sum::<usize>();
+        let span = info_span!("plan", waiting = waiting_count, placed = Empty, evictions = Empty).entered();
         let told: BTreeMap<&str, &WaitingTask> =
             fleet.waiting.iter().map(|told| (told.task.as_str(), told)).collect();
         let queue = |served: &super::queues::Served| {
@@ -139,6 +144,7 @@ impl Agent {
         if let Some(queue) = decided.last_served() {
             self.planning.last_served = Some(queue.to_owned());
         }
+        span.record("placed", decided.starts.len()).record("evictions", decided.evictions.len());
         self.set_waits(&decided);
         let mut placed = Vec::new();
         for start in decided.starts {
@@ -219,7 +225,8 @@ impl Agent {
     /// Starts what is claimed: freshly, or again after the server was away.
     pub(crate) async fn begin_claimed(&mut self) -> Result<(), WireError> {
         for lease in self.leases_where(Entry::is_claimed) {
-            self.begin(&lease).await?;
+            let span = info_span!("start", task = self.task_of(&lease), %lease);
+            self.begin(&lease).instrument(span).await?;
         }
         Ok(())
     }
@@ -250,6 +257,10 @@ impl Agent {
             self.execute(lease, &found.task, command);
         }
         Ok(())
+    }
+
+    fn task_of(&self, lease: &LeaseId) -> Option<&str> {
+        self.entries.get(lease).map(|entry| entry.job.task.0.as_str())
     }
 
     fn queue_of(&self, lease: &LeaseId) -> String {

@@ -56,11 +56,18 @@ pub(crate) fn logs(context: &Context, args: &LogsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for a task's end, printing its output if `follow`; ends with its exit code.
+/// Waits for a task's end, printing its output if `follow`; ends with its exit code. Says meanwhile why it waits and where
+/// it runs.
 pub(crate) fn wait(server: &Server, printer: &Printer, task: &str, follow: bool) -> Outcome {
     let mut position = 0;
+    let mut told = String::new();
     loop {
-        let ended = Some(view(server, task)?).filter(|t| t.state.is_final());
+        let found = view(server, task)?;
+        if let Some(news) = progress(&found).filter(|news| *news != told) {
+            printer.say(&news);
+            told = news;
+        }
+        let ended = Some(found).filter(|t| t.state.is_final());
         if follow {
             position = print_log(server, printer, task, position)?;
         }
@@ -68,6 +75,14 @@ pub(crate) fn wait(server: &Server, printer: &Printer, task: &str, follow: bool)
             return exit_of(&ended);
         }
         server.pause();
+    }
+}
+
+fn progress(task: &TaskView) -> Option<String> {
+    match (task.state, &task.reason, &task.node) {
+        (TaskStatus::Queued, Some(reason), _) => Some(format!("{}: waits: {reason}", task.id)),
+        (TaskStatus::InProgress, _, Some(node)) => Some(format!("{}: runs on {node}", task.id)),
+        _ => None,
     }
 }
 
