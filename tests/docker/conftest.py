@@ -1,9 +1,11 @@
 """A whole cantle whose tasks run in containers of the engine that `run.sh` started."""
 
+import contextlib
 import importlib.util
 import json
 import os
 import pathlib
+import signal
 import subprocess
 
 import pytest
@@ -51,6 +53,16 @@ class Engine:
     def restart(self):
         """Kills the engine and starts it again."""
         subprocess.run([HERE / "engine.sh", "restart", self.folder], check=True, timeout=120)
+
+    @contextlib.contextmanager
+    def hanging(self):
+        """It takes connections and answers nobody."""
+        pid = int((self.folder / "docker.pid").read_text())
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
 
 class Cantle(installation.Cantle):

@@ -22,14 +22,19 @@ def held_until(file):
     return ["sh", "-c", f"{' '.join(hold(600))} & while [ ! -e {file} ]; do sleep 0.1; done; kill $!; echo let go"]
 
 
-def edit(cantle, task, **fields):
-    """What ClearML's SDK does to a task that waits: `tasks.edit`."""
+def call(cantle, endpoint, **fields):
+    """What ClearML's SDK does: one request to the server; gives the answer's data."""
     (keys,) = cantle.json("credentials")
     basic = base64.b64encode(f"{keys['access_key']}:{keys['secret_key']}".encode()).decode()
     headers = {"Content-Type": "application/json", "Authorization": f"Basic {basic}"}
-    body = json.dumps({"task": task, "force": True, **fields}).encode()
-    answer = urllib.request.urlopen(urllib.request.Request(f"{keys['url']}/tasks.edit", body, headers), timeout=10)
-    assert json.load(answer)["meta"]["result_code"] == 200
+    request = urllib.request.Request(f"{keys['url']}/{endpoint}", json.dumps(fields).encode(), headers)
+    answer = json.load(urllib.request.urlopen(request, timeout=10))
+    assert answer["meta"]["result_code"] == 200
+    return answer["data"]
+
+
+def container_in(cantle, task):
+    return call(cantle, "tasks.get_by_id", task=task)["task"]["container"]
 
 
 def test_four_queues_on_three_gpus(make_cantle, engine):
@@ -55,6 +60,8 @@ def test_four_queues_on_three_gpus(make_cantle, engine):
     assert len(engine.containers()) == 3
     (command,) = (line for line in cantle.output(half).splitlines() if line.startswith("cantle: docker run "))
     assert f"--volume={ROOT}/examples:/examples:ro --ipc=host" in command and f"{IMAGE} python3" in command
+    (keys,) = cantle.json("credentials")
+    assert "CLEARML_API_SECRET_KEY=***" in command and keys["secret_key"] not in cantle.output(half)
 
     engine.client("exec", engine.container_of(dual), "touch", "/tmp/go")
     cantle.wait_state(dual, "completed", seconds=60)
@@ -102,7 +109,7 @@ def test_a_tasks_own_container(make_cantle, engine):
     second = cantle.submit("q", *["sleep", "600"], flags=["--image", IMAGE])
     edited = cantle.submit("q", "sh", "-c", say)
     container = {"image": "cantle-test:own", "arguments": "-e OWN=edited", "setup_shell_script": "export SET_UP=done"}
-    edit(cantle, edited, container=container)
+    call(cantle, "tasks.edit", task=edited, force=True, container=container)
     for task in (first, second):
         cantle.wait_state(task, "in_progress", seconds=60)
         cantle.cli("stop", task)
@@ -113,6 +120,45 @@ def test_a_tasks_own_container(make_cantle, engine):
     cantle.wait_state(lifting, "failed", seconds=60)
     assert "container option --privileged is refused" in cantle.cli("why", lifting).stdout
     engine.client("rmi", "cantle-test:own")
+
+
+def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
+    """ClearML's agent does so. This image has no Python packages, so that such a task fails; its container is told before."""
+    cantle = make_cantle("1xA100-40GB")
+    cantle.up("--queue", "q=0.5", "--docker", IMAGE, "-e", "A=two words")
+    script = {"entry_point": "train.py", "diff": "print(1)", "binary": "python3"}
+    sdk = call(cantle, "tasks.create", name="train", type="training", script=script)["id"]
+    call(cantle, "tasks.enqueue", task=sdk, queue_name="q")
+    plain = cantle.submit("q", "sh", "-c", "exit 3")
+
+    assert cantle.wait_state(sdk, "failed", seconds=60)["exit_code"] == 127
+    assert cantle.wait_state(plain, "failed", seconds=60)["exit_code"] == 3
+    container = container_in(cantle, sdk)
+    assert (container["image"], container["arguments"]) == (IMAGE, "-e 'A=two words'")
+    assert not container_in(cantle, plain).get("image"), "it can run without an image elsewhere"
+
+
+def test_an_engine_that_hangs_holds_up_nobody_else(make_cantle, engine, tmp_path):
+    """The next task waits for the engine; the one on the other GPU goes on, and the agent looks after it."""
+    cantle = make_cantle("2xA100-40GB")
+    go = tmp_path / "go"
+    go.mkdir()
+    cantle.up("--queue", "one=1", "--docker", IMAGE, *EXAMPLES, "-v", f"{go}:/go:ro")
+    first = cantle.submit("one", "sh", "-c", f"echo up; while [ ! -e /go/go ]; do sleep 0.1; done; {' '.join(hold(600))}")
+    wait_until(lambda: cantle.task(first)["state"] == "in_progress" and cantle.said(first) == ["up"], 60, "the first is up")
+
+    with engine.hanging():
+        second = cantle.submit("one", *hold(0))
+        cantle.wait_state(second, "in_progress", seconds=60)
+        (go / "go").touch()
+        wait_until(lambda: cantle.used() == [40 * GIB, 0], 60, cantle.used)
+        refusals = lambda: [event["task"] for event in cantle.json("events") if event["kind"] == "refuse"]
+        wait_until(lambda: refusals() == [first], 60, refusals)
+        assert cantle.filled(second) == []
+
+    assert cantle.wait_state(second, "completed", seconds=120)["exit_code"] == 0
+    cantle.cli("stop", first)
+    cantle.wait_state(first, "stopped", seconds=60)
 
 
 def test_the_engine_dies_and_comes_back(make_cantle, engine):

@@ -117,6 +117,56 @@ def test_who_builds_on_it_inherits_it(machine, limited, engine, tmp_path):
     engine.client("rmi", "cantle-test:custom")
 
 
+@pytest.fixture
+def standin(engine, limited):
+    """What the examples' Dockerfiles fetch can't be had without a network: this has stand-ins for it."""
+    engine.client("build", "--build-arg", f"BASE={limited}", "--tag", "cantle-test:standin", HERE / "standin")
+    yield "cantle-test:standin"
+    engine.client("rmi", "--force", "cantle-test:standin")
+
+
+def example(engine, name, base):
+    image = f"cantle-test:{name}"
+    engine.client("build", "--build-arg", f"BASE={base}", "--tag", image, ROOT / "images/examples" / name)
+    return image
+
+
+def test_the_notebook_example(machine, engine, standin):
+    notebook = example(engine, "notebook", standin)
+    assert machine.run(notebook).strip() == "jupyter lab --ip=0.0.0.0 --no-browser as notebook in /home/notebook"
+    assert machine.fill(notebook) == [8192 - 512, 2, 8192]
+    engine.client("rmi", notebook)
+
+
+POST = """
+import sys, urllib.error, urllib.request
+try:
+    answer = urllib.request.urlopen("http://127.0.0.1:8000/", b"." * int(sys.argv[1]))
+except urllib.error.HTTPError as error:
+    answer = error
+except urllib.error.URLError:
+    sys.exit(1)
+print(answer.status, answer.read().decode())
+"""
+
+
+def test_the_inference_example(machine, engine, standin):
+    """Its own server, with a model that takes 1 MiB for each character: what is over the limit is answered, not crashed."""
+    inference = example(engine, "inference", standin)
+    words = machine.words(inference)
+    container = engine.client(words[0], "--detach", *words[1:]).stdout.strip()
+    try:
+        post = lambda size: engine.client("exec", container, "python3", "-c", POST, size, code=None)
+        installation.wait_until(lambda: post(1).returncode == 0, 60, lambda: engine.client("logs", container).stderr)
+        assert post(7000).stdout == '200 {"label": "POSITIVE", "score": 1.0}\n'
+        assert post(8192).stdout == '503 {"error": "no 8192 MiB left"}\n'
+        assert post(7000).stdout.startswith("200 "), "it goes on"
+        assert engine.client("exec", container, "id", "-un").stdout.strip() == "server"
+    finally:
+        engine.client("rm", "--force", container)
+        engine.client("rmi", inference)
+
+
 # What a program that is not root may try; root could take the files away (docs/images.md).
 ATTEMPTS = [
     "env -i CANTLE_SIM_DIR=/sim python3 /tools/fill.py",

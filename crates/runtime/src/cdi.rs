@@ -2,7 +2,7 @@
 //! a container. A slice is such a device. Each slice has a file of its own, so that nothing else has to be written anew when
 //! one comes or goes.
 //!
-//! The format is that of CDI 0.6.0, which every engine that does CDI can read.
+//! The format is that of CDI 0.5.0, the first in which a name may begin with a digit: engines refuse what is newer than they.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -78,7 +78,7 @@ impl Spec {
     /// The slices of one lease or claim.
     #[must_use]
     pub fn of_slices(devices: Vec<Device>) -> Self {
-        Self { cdi_version: "0.6.0".to_owned(), kind: SLICE_KIND.to_owned(), devices }
+        Self { cdi_version: "0.5.0".to_owned(), kind: SLICE_KIND.to_owned(), devices }
     }
 
     /// Puts it into `dir`, whole or not at all, in place of an earlier one with the same id; makes the folder if need be.
@@ -89,6 +89,29 @@ impl Spec {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
         // The folder and the devices are the machine's; a restart takes both.
         write_json(&file(dir, id), self, Survives::Crash)
+    }
+
+    /// [`Self::write`] for as long as the result lives.
+    ///
+    /// # Errors
+    /// If the file can't be written.
+    pub(crate) fn publish(&self, dir: &Path, id: &str) -> io::Result<Published> {
+        self.write(dir, id)?;
+        Ok(Published { dir: dir.to_owned(), id: id.to_owned() })
+    }
+}
+
+/// A spec that is there for now.
+#[derive(Debug)]
+pub(crate) struct Published {
+    dir: PathBuf,
+    id: String,
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // One that stays names files that go with the slice; the folder is emptied when the machine starts.
+        let _ = remove(&self.dir, &self.id);
     }
 }
 
@@ -152,7 +175,7 @@ mod tests {
         spec().write(&specs, "lease-1").unwrap();
         let text = fs::read_to_string(specs.join("cantle-lease-1.json")).unwrap();
         let expected = serde_json::json!({
-            "cdiVersion": "0.6.0",
+            "cdiVersion": "0.5.0",
             "kind": "cantle.dev/slice",
             "devices": [{
                 "name": "lease-1",
@@ -182,6 +205,7 @@ mod tests {
         assert_eq!(ids(dir.path()).unwrap(), ["a"]);
         remove(dir.path(), "a").unwrap();
         remove(dir.path(), "a").unwrap();
+        drop(spec().publish(dir.path(), "b").unwrap());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the other one's stays");
     }
 }

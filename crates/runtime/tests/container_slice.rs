@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cantle_runtime::{Exit, Output, Running, TaskSpec};
+use cantle_runtime::{Exit, Output, Running, TaskSpec, cdi, slice_edits};
 use common::docker::{Docker, lease, output, spec};
 use common::{Bench, eventually, stdout};
 
@@ -163,4 +163,53 @@ async fn a_container_cannot_lift_its_limit() {
         let taken_mib: u64 = line.split(' ').next().unwrap().parse().unwrap();
         assert!(taken_mib < LIMIT_MIB && line.contains(" 2 "), "{attempt}: {line}");
     }
+}
+
+/// Where Debian's Podman looks for specs of devices, and nowhere else.
+const CDI_DIR: &str = "/var/run/cdi";
+
+/// Podman's own client, on the storage that `tests/docker/podman.sh` made.
+fn podman_run(dir: &Path, options: &[&str]) -> std::process::Output {
+    let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
+    Command::new("podman")
+        .env("CONTAINERS_CONF", dir.join("containers.conf"))
+        .env("CONTAINERS_STORAGE_CONF", dir.join("storage.conf"))
+        .args(["run", "--rm", "-v", &tools])
+        .args(options)
+        .args(["localhost/cantle-test:base", "sh", "-c"])
+        .arg("test -c /dev/kmsg && echo node; env -i CANTLE_SIM_DIR=/run/cantle/sim python3 /tools/fill.py")
+        .output()
+        .unwrap()
+}
+
+/// What an engine makes of the spec that it reads.
+#[test]
+fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
+    let Some(podman) = std::env::var_os("CANTLE_TEST_PODMAN").map(PathBuf::from) else {
+        eprintln!("skipped: no podman; run tests/docker/run.sh where it can be installed");
+        return;
+    };
+    let Some(slice) = SimSlice::new() else { return };
+    let lease = slice.spec.lease.0.as_str();
+    let is_new = !Path::new(CDI_DIR).exists();
+    let container_edits = slice_edits(&slice.spec, &[PathBuf::from("/dev/kmsg")], &[]);
+    let device = cdi::Device { name: lease.to_owned(), container_edits };
+    cdi::Spec::of_slices(vec![device]).write(Path::new(CDI_DIR), lease).unwrap();
+
+    let with = podman_run(&podman, &["--device", &cdi::qualified(lease)]);
+    cdi::remove(Path::new(CDI_DIR), lease).unwrap();
+    let after = podman_run(&podman, &["--device", &cdi::qualified(lease)]);
+    let without = podman_run(&podman, &[]);
+    if is_new {
+        std::fs::remove_dir(CDI_DIR).unwrap();
+    }
+
+    let text = stdout(&with);
+    let (node, filled) =
+        text.trim().split_once('\n').unwrap_or_else(|| panic!("{text}{}", common::stderr(&with)));
+    assert_eq!(node, "node");
+    let taken_mib: u64 = filled.split(' ').next().unwrap().parse().unwrap();
+    assert!(taken_mib < LIMIT_MIB && filled.ends_with(&format!(" 2 {LIMIT_MIB}")), "{filled}");
+    assert!(!after.status.success(), "a device that is gone is unknown to the engine");
+    assert!(stdout(&without).is_empty() && !without.status.success(), "without it there is no GPU");
 }

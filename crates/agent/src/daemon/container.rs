@@ -11,6 +11,7 @@ use cantle_runtime::{ContainerSpec, TaskSpec};
 use super::Agent;
 use super::entry::Entry;
 use crate::AgentError;
+use crate::launch::Command;
 
 /// ClearML's own default.
 const DEFAULT_IMAGE: &str = "nvidia/cuda:12.6.3-cudnn-runtime-ubuntu20.04";
@@ -46,7 +47,35 @@ pub(super) fn container_spec(
     Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
 }
 
+/// What to write into a task that names no image: the one that it gets, as ClearML's agent does, so that it can be run again
+/// the same way. Not into a plain command, which runs without an image on agents that have none, but with one only there.
+pub(super) fn written_back(
+    docker: Option<&Docker>,
+    task: &tasks::Task,
+    command: &Command,
+) -> Option<tasks::Container> {
+    let is_sdk = command.argv.first().is_some_and(|program| program == super::command::CLEARML_AGENT);
+    let docker = docker.filter(|_| is_sdk && task.container.image.is_empty())?;
+    let options = docker.options.iter().map(String::as_str);
+    Some(tasks::Container {
+        image: docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
+        // A word with a NUL in it can't have come from a command line.
+        arguments: shlex::try_join(options).unwrap_or_default(),
+        setup_shell_script: task.container.setup_shell_script.clone(),
+    })
+}
+
 impl Agent {
+    /// Tells the server what [`written_back`] says. Only people read it: the task starts all the same.
+    pub(crate) async fn write_back(&self, task: &tasks::Task, command: &Command) {
+        let Some(container) = written_back(self.config.docker.as_ref(), task, command) else { return };
+        let fields = [("container".to_owned(), serde_json::json!(container))].into_iter().collect();
+        let edit = tasks::Edit { task: task.id.clone(), force: true, fields };
+        if let Err(error) = self.link.call(&edit).await {
+            tracing::warn!(task = %task.id, %error, "its image is not written into the task");
+        }
+    }
+
     /// Removes containers of a former daemon that it made but did not live to write down: their tasks start anew.
     /// Containers of others on the same engine are none of our business.
     ///
@@ -125,6 +154,22 @@ mod tests {
             image_and_options(&Docker::default(), &tasks::Container::default()).unwrap().0,
             DEFAULT_IMAGE
         );
+    }
+
+    #[test]
+    fn the_image_of_the_daemon_is_written_into_tasks_of_the_sdk() {
+        let options = ["-e", "A=two words"].map(str::to_owned).to_vec();
+        let docker = Docker { image: Some("base:1".into()), options, ..Docker::default() };
+        let running = |program: &str| Command { argv: vec![program.into()], ..Command::default() };
+        let mut task = tasks::Task::default();
+        task.container.setup_shell_script = "true".into();
+        let written = written_back(Some(&docker), &task, &running("clearml-agent")).unwrap();
+        assert_eq!((written.image.as_str(), written.arguments.as_str()), ("base:1", "-e 'A=two words'"));
+        assert_eq!(written.setup_shell_script, "true");
+        assert_eq!(written_back(Some(&docker), &task, &running("python3")), None);
+        assert_eq!(written_back(None, &task, &running("clearml-agent")), None);
+        task.container.image = "own:1".into();
+        assert_eq!(written_back(Some(&docker), &task, &running("clearml-agent")), None);
     }
 
     #[test]

@@ -254,6 +254,9 @@ impl Agent {
             tasks::Started { task, force: true, status_reason: words.clone(), status_message: words };
         let started = self.link.call(&started).await;
         if self.unless_refused(lease, started)?.is_some() {
+            if let Ok(command) = &command {
+                self.write_back(&found.task, command).await;
+            }
             self.execute(lease, &found.task, command);
         }
         Ok(())

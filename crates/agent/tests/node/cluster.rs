@@ -1,7 +1,6 @@
 //! A server in this process, and daemons that are processes of their own.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::process::{Child, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -16,14 +15,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
 use crate::place::{Place, eventually};
-use crate::role::{DAEMON, ENGINE, async_runtime};
+use crate::role::{DAEMON, async_runtime};
 
 pub(crate) struct Cluster<'a> {
     pub(crate) place: &'a Place,
     runtime: Runtime,
     client: Client,
     keys: [String; 3],
-    engine: Option<OsString>,
     server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -34,13 +32,7 @@ impl<'a> Cluster<'a> {
         let credentials =
             cantle_clearml::Credentials { access_key: keys[1].clone(), secret_key: keys[2].clone() };
         let client = Client::new(&keys[0], credentials).unwrap();
-        Self { place, runtime, client, keys, engine: None, server: Some(server) }
-    }
-
-    /// Daemons run their tasks in containers of the engine in `dir`.
-    pub(crate) fn in_containers(mut self, dir: OsString) -> Self {
-        self.engine = Some(dir);
-        self
+        Self { place, runtime, client, keys, server: Some(server) }
     }
 
     pub(crate) fn stop_server(&mut self) {
@@ -65,9 +57,6 @@ impl<'a> Cluster<'a> {
 
     pub(crate) fn daemon_that_may_fail(&self, gpus: &str, queues: &[&str]) -> Daemon {
         let mut command = self.place.role(DAEMON);
-        if let Some(engine) = &self.engine {
-            command.env(ENGINE, engine);
-        }
         command.args(&self.keys).arg(gpus).args(queues);
         Daemon(command.stderr(Stdio::piped()).spawn().unwrap())
     }

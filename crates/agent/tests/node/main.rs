@@ -12,7 +12,6 @@
 )]
 
 mod cluster;
-mod containers;
 mod crash;
 mod daemon;
 mod place;
@@ -38,20 +37,8 @@ fn main() -> ExitCode {
         Some(role::DAEMON) => return role::serve(&args[2..]),
         _ => {}
     }
-    // What the suite `docker` sets where it has started an engine.
-    let engine = std::env::var_os("CANTLE_TEST_ENGINE");
-    if engine.is_none() {
-        println!("tests in containers are left to tests/docker/run.sh, which starts an engine");
-    }
-    let containers = if engine.is_some() { containers::TESTS } else { &[] };
     let filter = args.iter().skip(1).filter_map(|arg| arg.to_str()).find(|arg| !arg.starts_with('-'));
-    let tests = run::TESTS
-        .iter()
-        .chain(daemon::TESTS)
-        .chain(watch::TESTS)
-        .chain(crash::TESTS)
-        .chain(containers)
-        .copied();
+    let tests = run::TESTS.iter().chain(daemon::TESTS).chain(watch::TESTS).chain(crash::TESTS).copied();
     let tests = tests.filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter)));
     run_all(tests.collect())
 }

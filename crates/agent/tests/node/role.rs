@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{Command, Config, Docker, RunRequest, daemon, run_here};
+use cantle_agent::{Command, Config, RunRequest, daemon, run_here};
 use cantle_clearml::Credentials;
 use cantle_driver::Source;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, QueueSpec};
@@ -17,11 +17,6 @@ use tokio::sync::watch;
 pub(crate) const RUN: &str = "__test-run";
 /// First argument: be `cantle daemon`.
 pub(crate) const DAEMON: &str = "__test-daemon";
-
-/// Set for a daemon that runs its tasks in containers: the folder of the tests' own engine (`tests/docker/engine.sh`).
-pub(crate) const ENGINE: &str = "CANTLE_TEST_DAEMON_ENGINE";
-/// The image that this engine has.
-const IMAGE: &str = "cantle-test:base";
 
 pub(crate) fn async_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -79,12 +74,6 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
     config.state_dir = place.join("agent");
     config.poll = Duration::from_millis(100);
     config.stop_grace = Duration::from_secs(1);
-    config.docker = std::env::var_os(ENGINE).map(|dir| Docker {
-        image: Some(IMAGE.to_owned()),
-        options: vec!["--network=none".to_owned()],
-        socket: Some(Path::new(&dir).join("docker.sock")),
-        ..Docker::default()
-    });
     let served = async_runtime().block_on(async {
         let (stop, stopping) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).unwrap();

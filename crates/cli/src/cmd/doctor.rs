@@ -191,11 +191,8 @@ fn of_engine(info: &EngineInfo) -> Vec<Finding> {
             "run the engine as root, or delegate cgroup controllers to it",
         ),
     };
-    // cantle mounts the driver and its device nodes by itself. These two are for what is started without it.
-    let found =
-        |is_there: bool, what: String| if is_there { what } else { "none; tasks need none".to_owned() };
+    // cantle gives the driver and its device nodes by itself: no task needs NVIDIA's runtime.
     let has_nvidia = info.runtimes.iter().any(|runtime| runtime.contains("nvidia"));
-    let runtimes = info.runtimes.join(", ");
     vec![
         good("engine", format!("version {} at {}", info.version, info.socket.display())),
         cgroup,
@@ -205,12 +202,15 @@ fn of_engine(info: &EngineInfo) -> Vec<Finding> {
                  nvidia-container-toolkit and run nvidia-ctk runtime configure"
                     .to_owned()
             }),
-            ..good("NVIDIA runtime", found(has_nvidia, runtimes))
+            ..good(
+                "NVIDIA runtime",
+                if has_nvidia { info.runtimes.join(", ") } else { "none; tasks need none".to_owned() },
+            )
         },
-        good(
-            "engine CDI",
-            found(!info.cdi_dirs.is_empty(), format!("specs in {}", info.cdi_dirs.join(", "))),
-        ),
+        match info.cdi_dirs.last() {
+            Some(dir) => good("engine CDI", format!("tasks get their slice as a device, by a spec in {dir}")),
+            None => good("engine CDI", "none; tasks get their slice by mounts"),
+        },
     ]
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use bollard::models::{ContainerCreateBody, HostConfig, Mount};
+use bollard::models::{ContainerCreateBody, DeviceRequest, HostConfig};
 use cantle_model::TaskId;
 use serde::{Deserialize, Serialize};
 
@@ -12,8 +12,8 @@ use super::AdmissionError;
 use super::admission::{Admitted, Protected};
 use super::config::{self, Extra};
 use super::contents::{device, mount_option, mounts, variables};
-use crate::TaskSpec;
 use crate::namespace::CANTLE_DIR;
+use crate::{TaskSpec, cdi};
 
 /// Which container a task runs in.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -32,6 +32,15 @@ pub struct ContainerSpec {
 
 pub(super) const LABEL_LEASE: &str = "cantle.dev/lease";
 pub(super) const LABEL_TASK: &str = "cantle.dev/task";
+
+/// How a slice gets into the container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// By mounts and device nodes that the container names itself.
+    Mounts,
+    /// As a device that the engine knows from a spec.
+    Device,
+}
 
 #[derive(Debug)]
 pub(super) struct Plan {
@@ -61,6 +70,7 @@ pub(super) fn plan(
     spec: &TaskSpec,
     container: &ContainerSpec,
     admitted: &Admitted,
+    way: Way,
 ) -> Result<Plan, AdmissionError> {
     let mut body = ContainerCreateBody {
         image: Some(container.image.clone()),
@@ -76,13 +86,36 @@ pub(super) fn plan(
     body.labels
         .get_or_insert_default()
         .extend(labels.map(|(name, value)| (name.to_owned(), value.to_owned())));
-    let ours = mounts(spec, &container.driver_files);
     let host = body.host_config.get_or_insert_default();
-    host.mounts.get_or_insert_default().extend(ours.iter().cloned());
-    host.devices.get_or_insert_default().extend(container.devices.iter().map(|path| device(path)));
+    let given = match way {
+        Way::Mounts => by_mounts(spec, container, host),
+        Way::Device => by_device(spec, host),
+    };
     let name = name_of(&spec.lease.0);
-    let log_head = log_head(&name, container, admitted, &variables, &ours, spec);
+    let log_head = log_head(&name, container, admitted, &variables, given, spec);
     Ok(Plan { name, body, extra, log_head })
+}
+
+/// Gives the options of docker's client that do the same.
+fn by_mounts(spec: &TaskSpec, container: &ContainerSpec, host: &mut HostConfig) -> Vec<String> {
+    let ours = mounts(spec, &container.driver_files);
+    let mut words: Vec<String> = ours.iter().map(mount_option).collect();
+    words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
+    host.mounts.get_or_insert_default().extend(ours);
+    host.devices.get_or_insert_default().extend(container.devices.iter().map(|path| device(path)));
+    words
+}
+
+/// As [`by_mounts`].
+fn by_device(spec: &TaskSpec, host: &mut HostConfig) -> Vec<String> {
+    let name = cdi::qualified(&spec.lease.0);
+    let word = format!("--device={name}");
+    host.device_requests.get_or_insert_default().push(DeviceRequest {
+        driver: Some("cdi".to_owned()),
+        device_ids: Some(vec![name]),
+        ..Default::default()
+    });
+    vec![word]
 }
 
 /// One container per lease: a second one can't be created, even if the engine's answer to the first got lost.
@@ -95,7 +128,7 @@ fn log_head(
     container: &ContainerSpec,
     admitted: &Admitted,
     variables: &BTreeMap<String, String>,
-    mounts: &[Mount],
+    slice: Vec<String>,
     spec: &TaskSpec,
 ) -> String {
     let mut words = vec!["docker".to_owned(), "run".to_owned(), format!("--name={name}")];
@@ -104,8 +137,7 @@ fn log_head(
         words.push(format!("--{}{value}", given.name));
     }
     words.extend(variables.iter().map(|(name, value)| format!("--env={name}={}", shown(name, value))));
-    words.extend(mounts.iter().map(mount_option));
-    words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
+    words.extend(slice);
     words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
     words.push(format!("--label={LABEL_TASK}={}", container.task));
     words.push(container.image.clone());
@@ -136,7 +168,64 @@ fn quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::quoted;
+    use super::*;
+    use crate::{Confinement, DriverLibraries, DriverLibrary};
+    use cantle_model::{GpuUuid, LeaseId, Milli, Slice};
+
+    fn planned(way: Way) -> Plan {
+        let library = |name: &str| DriverLibrary { real: format!("/real/{name}").into(), names: Vec::new() };
+        let slice = Slice {
+            gpu: GpuUuid("GPU-a".to_owned()),
+            milli: Milli(500),
+            memory_limit_bytes: 20 << 30,
+            mig: None,
+        };
+        let spec = TaskSpec {
+            lease: LeaseId("lease-1".to_owned()),
+            slices: vec![slice],
+            argv: vec!["true".into()],
+            env: BTreeMap::new(),
+            clear_env: false,
+            cwd: None,
+            confinement: Confinement {
+                shim_dir: "/shim".into(),
+                slice_dir: "/slice".into(),
+                libraries: DriverLibraries {
+                    cuda: library("libcuda.so.550"),
+                    nvml: library("libnvidia-ml.so.550"),
+                },
+                sim_dir: None,
+                wish: crate::BackendWish::Auto,
+            },
+        };
+        let container = ContainerSpec {
+            task: TaskId::from("task-1"),
+            image: "img:1".to_owned(),
+            options: Vec::new(),
+            devices: vec!["/dev/nvidia0".into()],
+            driver_files: Vec::new(),
+        };
+        plan(&spec, &container, &Admitted::default(), way).unwrap()
+    }
+
+    #[test]
+    fn a_slice_comes_by_mounts_or_as_a_device() {
+        let by_mounts = planned(Way::Mounts);
+        let host = by_mounts.body.host_config.unwrap();
+        assert!(host.mounts.unwrap().iter().any(|mount| mount.source.as_deref() == Some("/slice/limits")));
+        assert_eq!(host.devices.unwrap()[0].path_on_host.as_deref(), Some("/dev/nvidia0"));
+        assert!(host.device_requests.is_none());
+        assert!(by_mounts.log_head.contains(" --device=/dev/nvidia0 "), "{}", by_mounts.log_head);
+
+        let as_device = planned(Way::Device);
+        let host = as_device.body.host_config.unwrap();
+        assert!(host.mounts.is_none() && host.devices.is_none());
+        let request = &host.device_requests.unwrap()[0];
+        assert_eq!(request.driver.as_deref(), Some("cdi"));
+        assert_eq!(request.device_ids.as_deref(), Some(&["cantle.dev/slice=lease-1".to_owned()][..]));
+        let head = &as_device.log_head;
+        assert!(head.contains(" --device=cantle.dev/slice=lease-1 ") && !head.contains("--mount"), "{head}");
+    }
 
     #[test]
     fn the_logged_command_can_be_pasted() {

@@ -1,0 +1,6 @@
+"""As much of PyTorch as the inference example names."""
+
+
+class cuda:
+    class OutOfMemoryError(RuntimeError):
+        """As PyTorch's."""
