@@ -12,6 +12,10 @@ use cantle_ledger::{Attachment, GRANULE_BYTES, OpenError};
 const GPU: [u8; 16] = [7; 16];
 const LIMIT: u32 = 10;
 const STEP_BYTES: usize = 12;
+/// Parts of `usage`.
+const HEAD_BYTES: u64 = 64;
+const WORDS_BYTES: u64 = 16 * 64;
+const SLOTS_AT: u64 = HEAD_BYTES + WORDS_BYTES + 64 * 64;
 
 /// One slice and its neighbour, each with its agent.
 struct Machine {
@@ -60,10 +64,20 @@ impl Machine {
         );
     }
 
+    /// Somewhere in the file; most places of it are slots that nobody uses, so those that matter have a choice of their own.
+    fn place(&self, part: u8, at: u64) -> u64 {
+        match part {
+            0 => at % HEAD_BYTES,
+            1 => HEAD_BYTES + at % WORDS_BYTES,
+            2 => SLOTS_AT + at % (4 << 10),
+            _ => at % self.fresh.len() as u64,
+        }
+    }
+
     /// One step of the tenant. Cutting a file that one has mapped kills whoever cuts; so that is done only while detached.
     fn step(&self, step: &[u8; STEP_BYTES], attached: Option<&Attachment>) {
         let [what, a, b, c, value @ ..] = *step;
-        let at = u64::from(u32::from_le_bytes([a, b, c, 0])) % self.fresh.len() as u64;
+        let at = self.place(what >> 6, u64::from(u32::from_le_bytes([a, b, c, 0])));
         match (what % 8, attached.and_then(|attached| attached.account(0))) {
             (0, Some(mut account)) => {
                 let asked = u32::from_le_bytes([value[0], value[1], value[2], value[3]]);
