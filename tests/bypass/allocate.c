@@ -118,16 +118,18 @@ static int from_default_pool(size_t *bytes) {
     return status ? status : cuMemAllocFromPoolAsync(&pointer, CHUNK, pool, NULL);
 }
 
-static int create(unsigned long long *handle) {
+enum { ON_DEVICE = 1, ON_HOST_NODE = 3 };
+
+static int create(unsigned long long *handle, int location) {
     DRIVER(cuMemCreate, unsigned long long *, size_t, struct allocation_properties *, unsigned long long);
-    struct allocation_properties properties = {.type = 1, .location = {1, 0}};
+    struct allocation_properties properties = {.type = 1, .location = {location, 0}};
     return cuMemCreate(handle, CHUNK, &properties, 0);
 }
 
 static int physical(size_t *bytes) {
     unsigned long long handle;
     *bytes = CHUNK;
-    return create(&handle);
+    return create(&handle, ON_DEVICE);
 }
 
 /* The handle goes, the mapping stays: PyTorch's expandable segments do this. */
@@ -137,7 +139,7 @@ static int physical_mapped(size_t *bytes) {
     DRIVER(cuMemRelease, unsigned long long);
     unsigned long long handle;
     int status = reserved ? 0 : cuMemAddressReserve(&reserved, 64ull << 30, 0, 0, 0);
-    if (!status) status = create(&handle);
+    if (!status) status = create(&handle, ON_DEVICE);
     if (status) return status;
     status = cuMemMap(reserved + mapped, CHUNK, 0, handle, 0);
     mapped += CHUNK;
@@ -196,6 +198,16 @@ static int in_primary_context(size_t *bytes) {
 }
 
 /* Not GPU memory: must not be charged, so it is never refused. */
+static int physical_on_host(size_t *bytes) {
+    DRIVER(cuMemRelease, unsigned long long);
+    static int created;
+    unsigned long long handle;
+    *bytes = CHUNK;
+    int status = create(&handle, ON_HOST_NODE);
+    /* Half of it stays. */
+    return status || created++ % 2 ? status : cuMemRelease(handle);
+}
+
 static int host(size_t *bytes) {
     DRIVER(cuMemHostAlloc, void **, size_t, unsigned);
     DRIVER(cuMemFreeHost, void *);
@@ -260,7 +272,7 @@ static const struct { const char *name; int (*allocate)(size_t *); } kinds[] = {
     {"linear", linear}, {"small", small}, {"odd", odd}, {"pitch", pitch}, {"managed", managed}, {"async", async},
     {"async_odd", async_odd}, {"async_ptsz", async_ptsz}, {"from_own_pool", from_own_pool}, {"from_own_pool_ptsz", from_own_pool_ptsz}, {"from_default_pool", from_default_pool},
     {"physical", physical}, {"physical_mapped", physical_mapped}, {"array", array}, {"array_3d", array_3d},
-    {"mipmapped", mipmapped}, {"graph", graph}, {"in_primary_context", in_primary_context}, {"host", host}, {"crosswise", crosswise},
+    {"mipmapped", mipmapped}, {"graph", graph}, {"in_primary_context", in_primary_context}, {"host", host}, {"physical_on_host", physical_on_host}, {"crosswise", crosswise},
     {"context_after_context", context_after_context}, {"primary_context_reset", primary_context_reset},
 };
 

@@ -6,7 +6,7 @@ from conftest import CONTEXT, GRANULE, LIMIT, assert_held_to_its_slice, assert_n
 from paths import KINDS
 
 # Never more than the slice at a time, so never refused, however much in sum.
-GIVEN_BACK = ["host", "crosswise", "context_after_context", "primary_context_reset"]
+GIVEN_BACK = ["host", "physical_on_host", "crosswise", "context_after_context", "primary_context_reset"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -114,6 +114,16 @@ def test_physical_memory_is_refused_and_located(machine, client):
     assert machine.used(2) == 0
 
 
+@pytest.mark.parametrize("location", [2, 3, 4])
+def test_physical_memory_of_the_host_takes_nothing_of_a_device(machine, client, location):
+    where = f"byref(Properties(1, 1, {location}, 0))"
+    code, handle = client(f"number('cuMemCreate', c_size_t({8 * MIB}), {where}, c_uint64(0), kind=c_uint64)")
+    assert code == 0 and held(machine) == 0
+    _, address = client(f"reserve({8 * MIB})")
+    assert client(f"vmm_map({address}, {8 * MIB}, {handle})") == 0
+    assert client(f"[unmap({address}, {8 * MIB}), release({handle})]") == [0, 0] and held(machine) == 0
+
+
 def test_expandable_segments(machine, client):
     """How PyTorch uses it: one large reservation, grown and shrunk by mapping 20 MiB pieces."""
     _, address = client(f"reserve({40 * GIB})")

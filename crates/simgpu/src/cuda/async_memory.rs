@@ -50,6 +50,11 @@ impl PoolProps {
 }
 
 impl Location {
+    /// Host memory: anywhere, on a NUMA node, or on that of the calling thread.
+    pub(super) const fn is_host(self) -> bool {
+        matches!(self.kind, 2..=4)
+    }
+
     /// The device meant, if it is one.
     pub(super) fn device(self) -> CuResult<usize> {
         if self.kind != LOCATION_DEVICE {

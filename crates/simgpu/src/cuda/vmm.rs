@@ -37,8 +37,8 @@ struct Physical {
     properties: Properties,
     handles: u32,
     mappings: u32,
-    /// Created by another process, which is the one that pays for it.
-    imported: bool,
+    /// Taken from the device by this process: not if another one created it, nor if it is host memory.
+    is_ours: bool,
 }
 
 struct Mapping {
@@ -98,11 +98,14 @@ impl Inner {
         if size_bytes == 0 || !size_bytes.is_multiple_of(GRANULE_BYTES) || properties.kind != TYPE_PINNED {
             return Err(CuError::INVALID_VALUE);
         }
-        let device = properties.location.device()?;
-        self.register(session()?.sim)?;
-        let (registration, account) = self.account(device)?;
-        account.take(registration, granules(size_bytes))?;
-        let new = Physical { device, size_bytes, properties, handles: 1, mappings: 0, imported: false };
+        let is_ours = !properties.location.is_host();
+        let device = if is_ours { properties.location.device()? } else { 0 };
+        if is_ours {
+            self.register(session()?.sim)?;
+            let (registration, account) = self.account(device)?;
+            account.take(registration, granules(size_bytes))?;
+        }
+        let new = Physical { device, size_bytes, properties, handles: 1, mappings: 0, is_ours };
         Ok(self.vmm.insert(new))
     }
 
@@ -112,9 +115,9 @@ impl Inner {
         if p.handles > 0 || p.mappings > 0 {
             return Ok(());
         }
-        let (device, size_bytes, imported) = (p.device, p.size_bytes, p.imported);
+        let (device, size_bytes, is_ours) = (p.device, p.size_bytes, p.is_ours);
         self.vmm.physical.remove(&handle);
-        if imported {
+        if !is_ours {
             return Ok(());
         }
         let (registration, account) = self.account(device)?;
@@ -166,7 +169,7 @@ impl Inner {
             properties,
             handles: 1,
             mappings: 0,
-            imported: true,
+            is_ours: false,
         }))
     }
 }
@@ -193,7 +196,10 @@ fn export(handle: u64, size_bytes: u64) -> CuResult<OwnedFd> {
 
 driver_api! {
     fn cuMemGetAllocationGranularity(bytes: Out<usize>, properties: In<Properties>, _option: i32) {
-        properties.get()?.location.device()?;
+        let location = properties.get()?.location;
+        if !location.is_host() {
+            location.device()?;
+        }
         Ok(bytes.set(GRANULE_BYTES as usize)?)
     }
 
