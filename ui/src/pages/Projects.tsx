@@ -1,7 +1,7 @@
 import { useEffect } from "preact/hooks";
 import { readOnly } from "../api";
 import { cantle } from "../cli";
-import { gpus as inGpus } from "../format";
+import { gpuAmount, gpus as inGpus } from "../format";
 import { connection, events, loadProjects, nodes, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
@@ -64,7 +64,6 @@ function Fact({ name, value, swatch }: { name: string; value: string; swatch?: s
 
 function Project({ project, whole }: { project: ProjectView; whole: number }) {
   const { quota, limit_milli } = project;
-  const amount = (value: number) => `${inGpus(value)} GPUs`;
   return (
     <section class="card" aria-label={`Project ${project.name}`} data-project={project.name}>
       <h2>
@@ -75,11 +74,11 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
       </h2>
       <ShareBar project={project} whole={whole} />
       <dl class="facts">
-        <Fact name="Allocated" value={amount(project.allocated_milli)} swatch="within" />
-        {quota && <Fact name="Over quota" value={amount(project.over_quota_milli)} swatch="over" />}
-        {quota && <Fact name="Deserved" value={amount(project.deserved_milli)} swatch="mark deserved" />}
-        {quota && <Fact name="Fair share" value={amount(project.fair_share_milli)} swatch="mark fair" />}
-        {limit_milli !== undefined && <Fact name="Limit" value={amount(limit_milli)} swatch="mark limit" />}
+        <Fact name="Allocated" value={gpuAmount(project.allocated_milli)} swatch="within" />
+        {quota && <Fact name="Over quota" value={gpuAmount(project.over_quota_milli)} swatch="over" />}
+        {quota && <Fact name="Deserved" value={gpuAmount(project.deserved_milli)} swatch="mark deserved" />}
+        {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
+        {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
       </dl>
       {!readOnly.value && (
         <details>

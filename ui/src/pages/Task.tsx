@@ -164,7 +164,7 @@ export function TaskPage({ id }: { id: string }) {
   if (!task) return problem ? <h1>{problem}</h1> : <h1 class="muted">…</h1>;
   return (
     <>
-      <p>
+      <p class="crumbs">
         <a href={link("tasks")}>Tasks</a> /
       </p>
       <div class="title">

@@ -19,6 +19,11 @@ function resolved(color: string, element: HTMLElement): string {
   return value;
 }
 
+/** Without a pointer the legend tells what is true now. */
+function tellLast(plot: uPlot): void {
+  if (plot.cursor.idx == null && plot.data[0].length > 0) plot.setLegend({ idx: plot.data[0].length - 1 });
+}
+
 function options(props: { lines: Line[]; format: (value: number) => string; label: string }, element: HTMLElement): uPlot.Options {
   const grid = { stroke: resolved("var(--line)", element), width: 1 };
   const time = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
@@ -28,6 +33,7 @@ function options(props: { lines: Line[]; format: (value: number) => string; labe
     height: 180,
     cursor: { y: false },
     legend: { live: true },
+    hooks: { ready: [tellLast], setData: [tellLast], setCursor: [tellLast] },
     scales: { y: { range: (_plot, _low, high) => [0, Math.max(high * 1.08, 1)] } },
     axes: [
       { ...axis, space: 80, values: (_plot, ticks) => ticks.map((tick) => time.format(tick * 1000)) },
