@@ -80,6 +80,7 @@ def test_the_way_of_a_task_is_one_trace(cantle, collector):
 
 def test_a_collector_that_is_away_is_named_once_and_harms_nothing(cantle, collector):
     gone = collector.url
+    collector.shutdown()
     collector.server_close()
     cantle.env |= {"OTEL_EXPORTER_OTLP_ENDPOINT": gone}
     cantle.up(*UP)
