@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import urllib.request
 
 import pytest
 
@@ -272,7 +273,7 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     foreign(mig, profile=19, start=0, size=1)
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
     assert len(places(mig)) == 2
-    up = mig.up("--queue", "default=task")
+    up = mig.up("--queue", "default=task", "--metrics-listen", "127.0.0.1:0")
     assert places(mig) == [("1g.5gb", 0)], "what cantle itself had left is gone, what others made is not"
     task = mig.submit("default", *FILL, "--hold", "60", flags=["--mig-profile", "2g.10gb"])
     small = mig.submit("default", "sleep", "60", flags=["--gpu-memory", "4G"])
@@ -287,6 +288,10 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     wait_until(lambda: len(mig.filled(task)) == 1, 20, lambda: mig.output(task))
     assert mig.filled(task)[0]["total_bytes"] == 9856 * MIB
     wait_until(lambda: "in MIG mode" in mig.task(shared)["reason"], 10, lambda: mig.task(shared))
+    (address,) = re.findall(r"serving metrics address=(\S+)", mig.log())
+    metrics = urllib.request.urlopen(f"http://{address}/metrics", timeout=10).read().decode()
+    counted = dict(re.findall(r'^cantle_agent_mig_stage_seconds_count\{stage="(\w+)"\} (\d+)$', metrics, re.M))
+    assert counted == {"journal": counted["journal"], "gpu_instance": "2", "compute_instance": "2", "ready": "2", "destroy": "1"}
     port = re.search(r"cantle is up: http://127.0.0.1:(\d+)", mig.log())[1]
     up.kill()
     up.wait()
@@ -319,6 +324,20 @@ def test_four_queues_on_mig_gpus(make_cantle, gpus):
         assert made >= {piece["mig"]["uuid"] for piece in gpu["slices"] if piece["mig"]}
     cantle.cli("stop", dual)
     assert cantle.wait_state(single, "completed", seconds=40)["exit_code"] == 0
+
+
+def test_whole_gpus_wait_for_one_without_mig_by_policy(make_cantle):
+    cantle = make_cantle("1xA100-40GB:mig,1xA100-40GB")
+    cantle.up("--queue", "default=task", "--mig-whole-gpu", "wait")
+    first, second = (cantle.submit("default", "sleep", "600") for _ in range(2))
+    part = cantle.submit("default", "sleep", "600", flags=["--gpu", "0.5", "--isolation", "mig"])
+    cantle.wait_state(first, "in_progress")
+    wait_until(lambda: cantle.task(second)["reason"], 20, lambda: cantle.task(second))
+    assert "needs 1 GPU" in cantle.task(second)["reason"] and cantle.task(second)["state"] == "queued"
+    assert [gpu["allocated_milli"] for gpu in sorted(cantle.json("gpus"), key=lambda gpu: gpu["index"])] == [0, 1000]
+    cantle.cli("stop", second)
+    cantle.wait_state(part, "in_progress")
+    cantle.cli("stop", first)
 
 
 def test_a_stalled_gpu_holds_up_nobody(make_cantle):

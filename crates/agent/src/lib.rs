@@ -25,7 +25,7 @@ pub use cantle_runtime::leave_terminal;
 pub use daemon::{Config, Docker, Hours, Schedule, ScheduleError, check, daemon};
 pub use error::AgentError;
 pub use launch::Command;
-pub use mig::{Adopt, MigGpu, MigPlace, PlaceState, mig_gpus};
+pub use mig::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
 pub use node::{Claim, Locked, Node, agents};
 pub use run_here::{RunRequest, run_docker, run_here};
 pub use watchdog::Watch;

@@ -17,7 +17,7 @@ use crate::Docker;
 use crate::capacity;
 use crate::clock::now_ms;
 use crate::launch::{Command, Launcher, enforced_by, got, new_lease};
-use crate::mig::{self, make_instances};
+use crate::mig::{self, Stages, make_instances};
 use crate::node::{Locked, Node};
 use crate::refusals::Refusals;
 use crate::watchdog::{Finding, Watchdog};
@@ -117,7 +117,7 @@ async fn run_under(
     talk: &dyn Fn(&str),
 ) -> Result<i32, AgentError> {
     let &Place { driver, node, gpus, launcher } = place;
-    make_instances(driver, node, gpus, &mut lease)?;
+    make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
     let mut task = match (docker, &request.image) {

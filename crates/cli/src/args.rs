@@ -255,6 +255,9 @@ pub(crate) struct Serve {
     /// What becomes of MIG instances that others have made: busy leaves them alone, destroy destroys those not in use
     #[arg(long, value_enum, value_name = "HOW", default_value = "busy")]
     pub(crate) mig_adopt: crate::cmd::mig::MigAdopt,
+    /// What a task gets that wants whole GPUs where some are in MIG mode
+    #[arg(long, value_enum, value_name = "WHAT", default_value = "instance")]
+    pub(crate) mig_whole_gpu: crate::cmd::mig::MigWholeGpu,
     /// Make the queues that do not exist
     #[arg(long)]
     pub(crate) create_queue: bool,

@@ -58,7 +58,7 @@ pub struct Decision {
 }
 
 /// Decides where instances go, given how often each profile is asked for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Planner {
     /// Names of profiles and how often each is asked for; a profile that is not named counts as 1 if none is, else 0.
     pub demand: Vec<(String, f64)>,

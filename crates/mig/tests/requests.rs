@@ -66,6 +66,41 @@ fn without_the_double_memory_profile_it_is_2g() {
 }
 
 #[test]
+fn names_are_those_of_the_driver_that_is_asked() {
+    // An older driver has other names and amounts for the same places of a GB200.
+    let mut older = table("GB200-186GB");
+    for profile in &mut older.profiles {
+        for (name, other) in [("23gb", "24gb"), ("93gb", "95gb"), ("186gb", "189gb")] {
+            profile.name = profile.name.replace(name, other);
+        }
+    }
+    let got = |request| grant(&older, &request).map(|granted| granted.name);
+    assert_eq!(got(GpuRequest::from_fraction("0.125").unwrap()).unwrap(), "1g.24gb");
+    assert_eq!(got(GpuRequest::from_fraction("0.5").unwrap()).unwrap(), "3g.95gb");
+    assert_eq!(got(GpuRequest::Gpus(1)).unwrap(), "7g.189gb");
+    let refused = got(GpuRequest::MigProfile("1g.23gb".into())).unwrap_err().to_string();
+    assert!(refused.starts_with("this GPU has no MIG profile 1g.23gb; it has 1g.24gb, "), "{refused}");
+}
+
+#[test]
+fn instances_that_stand_are_all_there_is() {
+    let a100 = table("A100-40GB");
+    let id = |name: &str| a100.profiles[a100.position(name).unwrap()].id;
+    let standing = a100.of_fixed(&[(id("1g.5gb"), 6), (id("3g.20gb"), 0), (id("1g.5gb"), 4)]);
+    let got = |request: &GpuRequest| grant(&standing, request).map(|granted| granted.name);
+    assert_eq!(got(&GpuRequest::Gpus(1)).unwrap(), "3g.20gb", "a GPU is the largest of them");
+    assert_eq!(got(&GpuRequest::from_fraction("0.125").unwrap()).unwrap(), "1g.5gb");
+    assert_eq!(got(&GpuRequest::from_fraction("0.25").unwrap()).unwrap(), "3g.20gb", "there is none between");
+    let refused = got(&GpuRequest::from_fraction("0.625").unwrap()).unwrap_err().to_string();
+    assert_eq!(
+        refused,
+        "no MIG instance given to this agent has 5 of 8 memory slices; it has 1g.5gb, 3g.20gb"
+    );
+    let small = &standing.profiles[standing.position("1g.5gb").unwrap()];
+    assert_eq!((small.max_instances, small.starts.clone()), (2, vec![6, 4]));
+}
+
+#[test]
 fn what_was_granted_and_what_it_costs() {
     let granted = grant(&table("H100-80GB-SXM5/HBM3"), &GpuRequest::from_fraction("0.375").unwrap()).unwrap();
     assert_eq!(granted.to_string(), "asked 0.375 GPU, got 3g.40gb, 4 of 8 memory slices");

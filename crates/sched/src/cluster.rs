@@ -1,8 +1,9 @@
 //! What is free, GPU by GPU, while a plan is made or a simulation runs.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use cantle_mig::GpuGeometry;
+use cantle_mig::{GpuGeometry, Planner};
 use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
 use crate::{Amounts, Class, Cut, Demand, GpuState, Host, Instance, Node, Running, Shape, State};
@@ -32,12 +33,14 @@ impl GpuFree {
 }
 
 /// What is free of one node.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct NodeFree {
     /// Its GPUs in index order.
     pub gpus: Vec<GpuFree>,
     /// CPU and memory; the greatest numbers if they are not counted.
     pub host: Host,
+    /// Where MIG instances go, by what is expected to be asked for.
+    pub(crate) planner: Arc<Planner>,
 }
 
 /// A choice: a node and what is taken of its GPUs and host.
@@ -111,9 +114,11 @@ impl Cluster {
             gpu.measure(state.gpu.memory_bytes);
             gpu
         };
+        let planner = Arc::default();
         let amounts = nodes.iter().map(|node| NodeFree {
             gpus: node.gpus.iter().map(free).collect(),
             host: node.host.unwrap_or(Host::UNCOUNTED),
+            planner: Arc::clone(&planner),
         });
         let amounts = amounts.collect();
         let names = nodes.iter().map(|node| Names {
@@ -128,6 +133,7 @@ impl Cluster {
     #[must_use]
     pub fn of(state: &State) -> Self {
         let mut cluster = Self::empty(&state.nodes);
+        cluster.expect(&state.expected);
         let index = cluster.by_name();
         for running in &state.running {
             if let Some(place) = cluster.place_of(&index, running) {
@@ -135,6 +141,12 @@ impl Cluster {
             }
         }
         cluster
+    }
+
+    /// MIG instances go where they leave room for these from now on.
+    fn expect(&mut self, mix: &[(Demand, u32)]) {
+        let planner = Arc::new(Planner { demand: expected_profiles(mix, &self.classes) });
+        self.nodes.iter_mut().for_each(|node| node.planner = Arc::clone(&planner));
     }
 
     /// Positions of nodes by name.
@@ -280,6 +292,32 @@ impl Cluster {
     pub(crate) fn gpu_index(&self, node: usize, gpu: usize) -> u32 {
         self.names[node].gpus[gpu].1
     }
+}
+
+/// How often each MIG profile is asked for; empty if that is not known. What has not been asked for yet counts as if it had
+/// been once: there is always a first time.
+fn expected_profiles(mix: &[(Demand, u32)], classes: &[Class]) -> Vec<(String, f64)> {
+    let tables = || classes.iter().filter_map(|class| class.table.as_deref());
+    if tables().next().is_none() {
+        return Vec::new();
+    }
+    let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
+    for (demand, count) in mix {
+        let shape = Shape::new(demand, classes);
+        for (at, class) in classes.iter().enumerate() {
+            let instance = shape.share(at).and_then(|cut| cut.mig);
+            if let (Some(instance), Some(table)) = (instance, &class.table) {
+                *counts.entry(&table.profiles[instance.profile].name).or_default() += f64::from(*count);
+            }
+        }
+    }
+    if counts.is_empty() {
+        return Vec::new();
+    }
+    for profile in tables().flat_map(|table| &table.profiles) {
+        counts.entry(&profile.name).or_insert(1.0);
+    }
+    counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
 fn class_of(state: &GpuState) -> Class {

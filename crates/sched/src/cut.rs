@@ -65,13 +65,13 @@ impl GpuFree {
     }
 
     /// `cut` at the best place of this GPU; `None` if it does not fit.
-    pub(crate) fn placed(&self, cut: Cut) -> Option<Cut> {
+    pub(crate) fn placed(&self, cut: Cut, planner: &Planner) -> Option<Cut> {
         if !self.fits(cut) {
             return None;
         }
         let (Some(geometry), Some(instance)) = (&self.mig, cut.mig) else { return Some(cut) };
         let name = &geometry.table.profiles[instance.profile].name;
-        let decision = Planner::default().decide(std::slice::from_ref(geometry), name)?;
+        let decision = planner.decide(std::slice::from_ref(geometry), name)?;
         Some(cut.at(decision.start))
     }
 
@@ -147,7 +147,7 @@ pub(crate) fn instances(node: &NodeFree, shape: &Shape, most: usize) -> Vec<(usi
         let mut at: Vec<usize> = (0..node.gpus.len()).filter(|at| wanted(*at).is_some()).collect();
         let mut left: Vec<GpuGeometry> = at.iter().filter_map(|at| node.gpus[*at].mig.clone()).collect();
         for _ in 0..most {
-            let Some(decision) = Planner::default().decide(&left, name) else { break };
+            let Some(decision) = node.planner.decide(&left, name) else { break };
             left.remove(decision.gpu);
             let gpu = at.remove(decision.gpu);
             found.extend(shape.share(node.gpus[gpu].class).map(|cut| (gpu, cut.at(decision.start))));

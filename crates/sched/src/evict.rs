@@ -411,8 +411,9 @@ pub(crate) fn elsewhere(cluster: &Cluster, place: &Place) -> Option<Place> {
                 let same = free.class == class(*gpu) && free.fits(share.anywhere());
                 same && !gpus.iter().any(|(taken, _)| taken == at)
             };
-            let (at, free) = free.gpus.iter().enumerate().filter(fits).min_by_key(|(_, free)| free.milli)?;
-            gpus.push((at, free.placed(share.anywhere())?));
+            let found = free.gpus.iter().enumerate().filter(fits).min_by_key(|(_, free)| free.milli);
+            let (at, gpu) = found?;
+            gpus.push((at, gpu.placed(share.anywhere(), &free.planner)?));
         }
         place.host.fits_in(free.host).then_some(Place { node, gpus, host: place.host })
     })

@@ -4,10 +4,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cantle_mig::{GpuGeometry, Table};
+use cantle_mig::{GpuGeometry, Instance, Table};
 use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{
-    GpuState, Node, Plan, Policy, Project, Queue, Running, State, Violation, Waiting, audit, plan,
+    Demand, GpuState, Node, Plan, Policy, Project, Queue, Running, State, Violation, Waiting, audit, plan,
 };
 
 fn table(gpu: &str) -> Arc<Table> {
@@ -180,6 +180,22 @@ fn a_foreign_instance_is_left_alone() {
     geometry.occupy(profile_at, 4);
     assert_eq!(world.run("a", profile("3g.20gb")), got("3g.20gb", 0));
     assert_eq!(world.run("b", profile("1g.5gb")), None);
+}
+
+#[test]
+fn an_instance_goes_where_it_leaves_room_for_what_is_expected() {
+    // Units 0 and 1 are taken. Unit 6 is in no 2g's way but in that of the last 3g; units 2 and 3 the other way round.
+    for (expected, starts) in [("3g.20gb", 2..4), ("2g.10gb", 6..7)] {
+        let mut gpu = gpu(0, Some("A100-40GB"));
+        let geometry = gpu.mig.as_mut().unwrap();
+        let taken = geometry.table.position("2g.10gb").unwrap();
+        geometry.instances.push(Instance { id: 1, profile: taken, start: 0, busy: true });
+        let mut world = World::new(vec![gpu]);
+        let typical = Waiting::new(TaskId::from("typical"), 0).wanting(profile(expected));
+        world.state.expected = vec![(Demand::of(&world.state.queues[0], &typical), 100)];
+        let (_, start) = world.run("small", profile("1g.5gb")).unwrap();
+        assert!(starts.contains(&start), "{expected}: {start}");
+    }
 }
 
 #[test]

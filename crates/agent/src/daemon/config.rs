@@ -12,7 +12,7 @@ use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
 use super::{Docker, Schedule};
-use crate::mig::Adopt;
+use crate::mig::{Adopt, WholeGpu};
 use crate::watchdog::Watch;
 
 /// Settings of [`crate::daemon`].
@@ -70,6 +70,8 @@ pub struct Config {
     pub mig: Option<GpuList>,
     /// What happens to MIG instances that others have made.
     pub mig_adopt: Adopt,
+    /// What a task gets that wants whole GPUs where some are in MIG mode.
+    pub whole_gpu: WholeGpu,
     /// What happens to a task that takes what is not its own.
     pub watch: Watch,
     /// Where the agent's metrics can be read, e.g. `127.0.0.1:9401`; nowhere if `None`.
@@ -107,6 +109,7 @@ impl Config {
             wish: BackendWish::Auto,
             mig: None,
             mig_adopt: Adopt::default(),
+            whole_gpu: WholeGpu::default(),
             watch: Watch::default(),
             metrics_listen: None,
         }

@@ -18,7 +18,7 @@ use super::{Agent, command};
 use crate::AgentError;
 use crate::job::{Outcome, Stop};
 use crate::launch::{Command, Launcher, enforced_by, got};
-use crate::mig::make_instances;
+use crate::mig::{Stages, make_instances};
 use crate::node::Node;
 use crate::refusals::Refusals;
 
@@ -48,6 +48,7 @@ struct Launch {
     node: Node,
     gpus: Vec<Gpu>,
     launcher: Arc<Launcher>,
+    stages: Stages,
     lease: Lease,
     command: Command,
     way: Way,
@@ -72,7 +73,7 @@ impl Launch {
 
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Ready), AgentError> {
         let (driver, node) = (self.driver.as_ref(), &self.node);
-        make_instances(driver, node, &self.gpus, &mut self.lease)?;
+        make_instances(driver, node, &self.gpus, &mut self.lease, &self.stages)?;
         self.launcher.make_region(driver, node, &self.lease, &self.gpus)?;
         node.link_task(&self.lease.id, dir)?;
         let mut spec = self.launcher.spec(node, &self.lease.id, &self.lease.slices, &self.command);
@@ -149,6 +150,7 @@ impl Agent {
             node: self.node.clone(),
             gpus: self.gpus.clone(),
             launcher: Arc::clone(&self.launcher),
+            stages: self.meter.mig(),
             lease: standing,
             command,
             way,

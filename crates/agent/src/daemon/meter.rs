@@ -16,6 +16,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
 use crate::AgentError;
+use crate::mig::Stages;
 
 /// Upper bounds for the time that a decision takes, in seconds.
 const DECISION_S: [f64; 8] = [0.000_1, 0.000_5, 0.001, 0.005, 0.01, 0.05, 0.1, 1.0];
@@ -49,6 +50,7 @@ pub(crate) fn count<K: Ord>(counts: &mut BTreeMap<K, u64>, key: K) {
 pub(crate) struct Meter {
     node: Arc<str>,
     counts: Arc<Mutex<Counts>>,
+    mig: Stages,
 }
 
 impl Meter {
@@ -64,7 +66,12 @@ impl Meter {
             watchdog: BTreeMap::from([("warn", 0), ("kill", 0)]),
             gpus: Vec::new(),
         };
-        Self { node: node.into(), counts: Arc::new(Mutex::new(counts)) }
+        Self { node: node.into(), counts: Arc::new(Mutex::new(counts)), mig: Stages::default() }
+    }
+
+    /// For those who make MIG instances.
+    pub(crate) fn mig(&self) -> Stages {
+        self.mig.clone()
     }
 
     /// Counts, or is looked at.
@@ -107,6 +114,7 @@ impl Meter {
         let mut metrics = Exposition::new(accept);
         let counts = self.counts();
         of_agent(&mut metrics, &counts);
+        self.mig.expose(&mut metrics);
         of_gpus(&mut metrics, &self.node, &counts);
         of_slices(&mut metrics, &self.node, &counts.gpus);
         metrics.finish()
@@ -233,6 +241,8 @@ mod tests {
             "cantle_agent_decision_seconds_bucket{le=\"0.005\"} 1",
             "cantle_agent_watchdog_actions_total{action=\"kill\"} 1",
             "cantle_agent_watchdog_actions_total{action=\"warn\"} 0",
+            "cantle_agent_mig_stage_seconds_count{stage=\"ready\"} 0",
+            "cantle_agent_mig_troubles_total{kind=\"rollback\"} 0",
             "cantle_agent_refused_allocations_total{gpu=\"3\",UUID=\"GPU-a\",Hostname=\"n1\"} 1",
             "cantle_agent_gpu_allocated_ratio{gpu=\"3\",UUID=\"GPU-a\",Hostname=\"n1\"} 0.25",
         ] {

@@ -17,7 +17,7 @@ use super::queues::resolve;
 use super::{Agent, Config, report, start};
 use crate::AgentError;
 use crate::launch::Launcher;
-use crate::mig;
+use crate::mig::{self, Stages};
 use crate::node::Node;
 use crate::watchdog::Watchdog;
 
@@ -69,7 +69,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus, given)?;
-    if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config) {
+    let meter = Meter::new(&config.name);
+    if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config, &meter.mig()) {
         claim.release(&node)?;
         return Err(error);
     }
@@ -105,7 +106,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         reports: report::Reports::default(),
         planning: start::Planning::default(),
         watchdog: Watchdog::default(),
-        meter: Meter::new(&config.name),
+        meter,
         looked: None,
         config,
     })
@@ -118,13 +119,14 @@ fn make_ready(
     launcher: &Launcher,
     gpus: &mut [Gpu],
     config: &Config,
+    stages: &Stages,
 ) -> Result<(), AgentError> {
     if let Some(wanted) = &config.mig {
         mig::turn_on(driver, gpus, wanted)?;
     }
     // First the leases: an instance is held as long as one stands.
     node.lock()?.sweep()?;
-    mig::sweep(driver, node, gpus, config.mig_adopt);
+    mig::sweep(driver, node, gpus, config.mig_adopt, stages);
     launcher.measure(driver, gpus)
 }
 

@@ -125,7 +125,11 @@ impl Agent {
             fleet.waiting.iter().map(|told| (told.task.as_str(), told)).collect();
         let queue = |served: &super::queues::Served| {
             let waiting = heads.get(&served.id).into_iter().flatten().map(|queued| {
-                waiting(queued, wishes.get(&queued.task), told.get(queued.task.as_str()).copied())
+                let told = told.get(queued.task.as_str()).copied();
+                let mut waiting = waiting(queued, wishes.get(&queued.task), told);
+                let request = served.spec.want.request_for(waiting.request.as_ref());
+                waiting.isolation = self.config.whole_gpu.isolation(&request, waiting.isolation);
+                waiting
             });
             Queue::new(served.spec.clone(), waiting.collect())
         };

@@ -23,6 +23,7 @@
 mod fixed;
 mod journal;
 mod mode;
+mod stages;
 mod view;
 mod writer;
 
@@ -32,7 +33,9 @@ use cantle_model::{Gpu, Lease};
 
 pub(crate) use fixed::{chosen, fixed_by_gpu, name_given};
 pub(crate) use journal::Journal;
+pub use mode::WholeGpu;
 pub(crate) use mode::{sweep, turn_on};
+pub(crate) use stages::Stages;
 pub use view::{MigGpu, MigPlace, PlaceState, mig_gpus};
 pub use writer::Adopt;
 use writer::Writer;

@@ -1,10 +1,30 @@
 //! MIG mode of whole GPUs: an administrator's decision, carried out where it disturbs nobody.
 
 use cantle_driver::{Activation, Driver};
-use cantle_model::{Gpu, GpuList};
+use cantle_model::{Gpu, GpuList, GpuRequest, Isolation};
 
-use super::{Adopt, Writer};
+use super::{Adopt, Stages, Writer};
 use crate::{AgentError, Node};
+
+/// What becomes of a task that wants whole GPUs where some are in MIG mode.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WholeGpu {
+    /// It gets an instance of all of a GPU, if none without MIG is free.
+    #[default]
+    Instance,
+    /// It waits for GPUs without MIG, unless it demands an instance itself.
+    Wait,
+}
+
+impl WholeGpu {
+    /// What keeps a task that asks for `request` apart from its neighbours.
+    pub(crate) fn isolation(self, request: &GpuRequest, asked: Isolation) -> Isolation {
+        match (self, request, asked) {
+            (Self::Wait, GpuRequest::Gpus(_), Isolation::Any) => Isolation::Shared,
+            _ => asked,
+        }
+    }
+}
 
 /// Puts the GPUs of `wanted` into MIG mode, where that needs no reset and nobody uses them.
 ///
@@ -39,10 +59,10 @@ pub(crate) fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -
 }
 
 /// Destroys what nobody holds on the GPUs that are in MIG mode, except instances that are used as they are. A GPU that can't be asked now takes nothing new anyway.
-pub(crate) fn sweep(driver: &dyn Driver, node: &Node, gpus: &[Gpu], adopt: Adopt) {
+pub(crate) fn sweep(driver: &dyn Driver, node: &Node, gpus: &[Gpu], adopt: Adopt, stages: &Stages) {
     for gpu in gpus.iter().filter(|gpu| gpu.mig) {
         let given = driver.fixed_devices(&gpu.uuid).is_some();
-        let swept = Writer::open(driver, node, gpu)
+        let swept = Writer::open(driver, node, gpu, stages)
             .and_then(|mut writer| if given { writer.disown() } else { writer.sweep(adopt) });
         if let Err(error) = swept {
             tracing::warn!(gpu = gpu.index, %error, "its MIG instances are as they were");

@@ -1,36 +1,53 @@
-//! Tasks come and go at random on simulated GPUs of each family; they are planned, their instances made and freed as the
-//! agent does it. The simulated driver is the witness.
+//! Tasks come and go at random on eight simulated GPUs of each family, through the agent's own steps: plan, lease, journal,
+//! driver. The driver fails as scripted, the agent dies at any step; the simulated driver is the witness.
 
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+mod mortal;
+mod world;
 
-use cantle_driver::{Driver, Source, sim};
-use cantle_model::{Gpu, GpuRequest, Lease, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{Policy, Queue, Waiting, audit, plan};
-use serde_json::Value;
+use std::path::Path;
+use std::time::Duration;
 
-use super::{Adopt, make_instances, sweep};
-use crate::clock::now_ms;
-use crate::launch::new_lease;
-use crate::{AgentError, Node, capacity};
+use tokio::time::Instant;
+use world::{Arrival, World};
 
-/// `CANTLE_STRESS_MIG` sets the long form.
-const STEPS: usize = 60;
+use crate::AgentError;
 
-const FAMILIES: [&str; 6] = [
-    "8xA100-40GB:mig",
-    "8xH100-80GB:mig",
-    "8xA30-24GB:mig",
-    "8xRTX-PRO-6000-96GB:mig",
-    "8xH200-141GB:mig",
-    "8xB200-180GB:mig",
+/// Arrivals and departures per family; `CANTLE_STRESS_MIG` sets the long form.
+const EVENTS: usize = 40;
+
+const FAMILIES: [&str; 11] = [
+    "A30-24GB",
+    "A100-40GB",
+    "A100-80GB",
+    "H100-80GB",
+    "H100-94GB",
+    "GH200-96GB",
+    "GH200-144GB",
+    "H200-141GB",
+    "B200-180GB",
+    "GB200-186GB",
+    "RTX-PRO-6000-96GB",
 ];
 
-const FAULTS: [&str; 3] = [
+/// What may go wrong while a task gets its instance. It is over when the task is tried again.
+const FAULTS: [&str; 10] = [
     "nvmlDeviceCreateGpuInstanceWithPlacement error=23 once\n",
+    "nvmlDeviceCreateGpuInstanceWithPlacement error=15 once\n",
     "nvmlGpuInstanceCreateComputeInstance error=20 once\n",
+    "nvmlGpuInstanceCreateComputeInstance delay_ms=20 once\n",
+    "nvmlComputeInstanceGetInfo_v2 error=999 once\n",
+    "nvmlComputeInstanceDestroy error=19 once\n",
     "nvmlGpuInstanceDestroy error=19 once\n",
+    "nvmlGpuInstanceDestroy error=999 once\n",
+    "nvmlDeviceGetGpuInstances error=999 once\n",
+    "xid gpu=0 code=79 once\nnvmlDeviceGetComputeRunningProcesses_v3 error=16 once\n",
 ];
+
+/// An instance that nobody names as its user and that does not go away: seconds until it is given up.
+const STUCK: &str = "nvmlGpuInstanceDestroy error=19\n";
+
+/// The steps of making an instance, each call before and after, and some to live on.
+const STEPS: usize = 20;
 
 /// SplitMix64 (Steele, Lea, Flood 2014).
 struct Random(u64);
@@ -43,128 +60,127 @@ impl Random {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         usize::try_from((z ^ (z >> 31)) % end as u64).unwrap()
     }
-}
 
-struct World {
-    driver: Arc<dyn Driver>,
-    node: Node,
-    gpus: Vec<Gpu>,
-    lib_dir: PathBuf,
-    running: Vec<Lease>,
-    started: usize,
-    state: tempfile::TempDir,
-}
-
-impl World {
-    fn new(spec: &str, lib_dir: &Path) -> Self {
-        let state = tempfile::tempdir().unwrap();
-        sim::create(state.path(), spec, lib_dir).unwrap();
-        let source = Source::Sim { dir: state.path().to_owned(), lib_dir: lib_dir.to_owned() };
-        let driver = cantle_driver::open(&source).unwrap();
-        let node = Node::open(&Node::dir_for(&source)).unwrap();
-        let gpus = driver.gpus().unwrap();
-        Self { driver, node, gpus, lib_dir: lib_dir.to_owned(), running: Vec::new(), started: 0, state }
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
     }
 
-    fn faults(&self, script: &str) {
-        std::fs::write(self.state.path().join("faults"), script).unwrap();
+    fn step(&mut self) -> u32 {
+        1 + u32::try_from(self.below(STEPS)).unwrap()
     }
+}
 
-    /// One task: it gets its instance, or there is no place for it, or the driver failed.
-    fn arrive(&mut self, profile: &str) -> Result<bool, AgentError> {
-        self.started += 1;
-        let task = Waiting::new(TaskId(self.started.to_string()), 0);
-        let task = task.wanting(GpuRequest::MigProfile(profile.to_owned()));
-        let spec = QueueSpec { name: "q".to_owned(), want: QueueWant::Task };
-        let locked = self.node.lock()?;
-        let (leases, queue) = (locked.sweep()?, Queue::new(spec, vec![task]));
-        let driver = self.driver.as_ref();
-        let state = capacity::state(driver, &self.node, "here", &self.gpus, &leases, vec![queue]);
-        let decided = plan(&state, &Policy::default(), now_ms());
-        assert_eq!(audit(&state, &decided), []);
-        let Some(start) = decided.starts.into_iter().next() else { return Ok(false) };
-        let mut lease = new_lease(start.task, String::new(), None, start.slices);
-        locked.put(&lease)?;
-        drop(locked);
-        match make_instances(driver, &self.node, &self.gpus, &mut lease) {
-            Ok(()) => self.running.push(lease),
-            Err(error) => {
-                self.node.lock()?.retire(&lease)?;
-                return Err(error);
+/// How often what happened.
+#[derive(Debug, Default)]
+struct Tally {
+    arrivals: usize,
+    placed: usize,
+    waited: usize,
+    faults: usize,
+    kills: usize,
+    restarts: usize,
+}
+
+/// What goes wrong, once in so many events.
+struct Run<'a> {
+    world: &'a mut World,
+    random: &'a mut Random,
+    tally: Tally,
+    trouble_every: usize,
+}
+
+impl Run<'_> {
+    fn events(&mut self, events: usize) {
+        let profiles = self.world.profiles();
+        for _ in 0..events {
+            let before = self.world.in_use();
+            if !self.world.running.is_empty() && self.random.below(100) < 48 {
+                let leaves = self.random.below(self.world.running.len());
+                self.world.leave(leaves);
+            } else {
+                self.tally.arrivals += 1;
+                let profile = &profiles[self.random.below(profiles.len())];
+                self.arrival(profile);
             }
-        }
-        Ok(true)
-    }
-
-    fn leave(&mut self, at: usize) {
-        let lease = self.running.swap_remove(at);
-        self.node.lock().unwrap().retire(&lease).unwrap();
-    }
-
-    /// Exhaustive: is there a place for `profile` beside what tasks hold?
-    fn has_place(&self, profile: &str) -> bool {
-        self.gpus.iter().any(|gpu| {
-            let table = self.driver.mig_table(&gpu.uuid).unwrap().unwrap();
-            let wanted = &table.profiles[table.position(profile).unwrap()];
-            let slices = self.running.iter().flat_map(|lease| &lease.slices);
-            let held: Vec<_> = slices.filter(|s| s.gpu == gpu.uuid).filter_map(|s| s.mig.as_ref()).collect();
-            let apart = |start: &u32| {
-                held.iter().all(|mig| mig.start + mig.size <= *start || start + wanted.size <= mig.start)
-            };
-            let same = held.iter().filter(|mig| mig.profile == wanted.name).count();
-            same < wanted.max_instances as usize && wanted.starts.iter().any(apart)
-        })
-    }
-
-    /// What the driver itself has: (GPU, profile, start, MIG device).
-    fn truth(&self) -> Vec<[Value; 4]> {
-        let truth = sim::truth_json(self.state.path(), &self.lib_dir).unwrap();
-        let truth: Value = serde_json::from_str(&truth).unwrap();
-        let of_gpu = |gpu: &Value| -> Vec<[Value; 4]> {
-            let all = gpu["mig"].as_array().unwrap().iter();
-            let row =
-                |mig: &Value| [&gpu["uuid"], &mig["profile"], &mig["start"], &mig["uuid"]].map(Value::clone);
-            all.map(row).collect()
-        };
-        truth["gpus"].as_array().unwrap().iter().flat_map(of_gpu).collect()
-    }
-
-    /// Each task has its own instance, at its place.
-    fn check(&self) {
-        let truth = self.truth();
-        for slice in self.running.iter().flat_map(|lease| &lease.slices) {
-            let mig = slice.mig.as_ref().unwrap();
-            let held = [
-                Value::from(slice.gpu.0.as_str()),
-                mig.profile.as_str().into(),
-                mig.start.into(),
-                mig.uuid.as_str().into(),
-            ];
-            assert!(truth.contains(&held), "{held:?} is not among {truth:?}");
+            self.world.check(&before);
+            if self.random.one_in(8 * self.trouble_every) {
+                self.restart();
+            }
         }
     }
 
-    fn come_and_go(&mut self, random: &mut Random, steps: usize, faulty: bool) {
-        let table = self.driver.mig_table(&self.gpus[0].uuid).unwrap().unwrap();
-        for step in 0..steps {
-            if !self.running.is_empty() && random.below(100) < 45 {
-                self.leave(random.below(self.running.len()));
-            }
-            let profile = table.profiles[random.below(table.profiles.len())].name.clone();
-            if faulty && step % 10 == 0 {
-                self.faults(FAULTS[random.below(FAULTS.len())]);
-            }
-            match self.arrive(&profile) {
-                Ok(placed) => {
-                    assert!(placed || faulty || !self.has_place(&profile), "{profile} waits with room")
+    fn restart(&mut self) {
+        let before = self.world.in_use();
+        self.tally.restarts += 1;
+        let dies_at = self.random.step();
+        self.world.restart(dies_at);
+        self.world.check(&before);
+    }
+
+    /// One task, until it has its instance or rightly waits.
+    fn arrival(&mut self, profile: &str) {
+        let mut faulty = self.trouble();
+        let mut dies_at = if self.random.one_in(self.trouble_every) { self.random.step() } else { 0 };
+        for _ in 0..4 {
+            let feasible = self.world.has_place(profile);
+            match self.world.arrive(profile, dies_at) {
+                Ok(Arrival::Placed) => {
+                    self.tally.placed += 1;
+                    return;
+                }
+                Ok(Arrival::NoPlace) if !feasible => {
+                    self.tally.waited += 1;
+                    return;
+                }
+                // One look at a driver that fails.
+                Ok(Arrival::NoPlace) => assert!(faulty, "{profile} waits with room"),
+                Ok(Arrival::Killed) => {
+                    self.tally.kills += 1;
+                    if self.random.one_in(2) {
+                        self.restart();
+                    }
                 }
                 Err(AgentError::PlaceLost { .. }) if faulty => {}
                 Err(error) => panic!("{profile}: {error}"),
             }
-            self.check();
+            (faulty, dies_at) = (false, 0);
+            if self.world.lost.is_none() {
+                self.world.faults("");
+            }
         }
+        panic!("{profile} was tried again and again");
+    }
+
+    /// Something may go wrong from now on; will it?
+    fn trouble(&mut self) -> bool {
+        if self.world.lost.is_some() {
+            // A GPU that is lost stays so for a while, and that is trouble enough.
+            if self.random.one_in(8) {
+                self.world.lost = None;
+                self.world.faults("");
+            }
+            return false;
+        }
+        if !self.random.one_in(self.trouble_every) {
+            self.world.faults("");
+            return false;
+        }
+        self.tally.faults += 1;
+        if self.random.one_in(16) {
+            let lost = self.random.below(self.world.gpus());
+            self.world.lost = Some(lost);
+            self.world.faults(&format!("* gpu={lost} error=15\n"));
+            return false;
+        }
+        let stuck = self.trouble_every > SHORT && self.random.one_in(200);
+        self.world.faults(if stuck { STUCK } else { FAULTS[self.random.below(FAULTS.len())] });
+        true
     }
 }
+
+/// Trouble once in so many events, in the short form and in the long one.
+const SHORT: usize = 3;
+const LONG: usize = 12;
 
 #[test]
 fn tasks_come_and_go_and_nothing_leaks() {
@@ -173,19 +189,20 @@ fn tasks_come_and_go_and_nothing_leaks() {
         eprintln!("skipped: no simulated driver in {}; run `make build`", lib_dir.display());
         return;
     }
-    let wished = std::env::var_os("CANTLE_STRESS_MIG").and_then(|steps| steps.to_str()?.parse().ok());
-    let steps: usize = wished.unwrap_or(STEPS);
+    let wished = std::env::var_os("CANTLE_STRESS_MIG").and_then(|events| events.to_str()?.parse().ok());
+    let (events, trouble_every) = wished.map_or((EVENTS, SHORT), |events| (events, LONG));
     for (seed, family) in (1..).zip(FAMILIES) {
-        let mut world = World::new(family, &lib_dir);
+        let began = Instant::now();
+        let mut world = World::new(&format!("8x{family}:mig"), &lib_dir);
         let mut random = Random(seed);
-        world.come_and_go(&mut random, steps, false);
-        world.come_and_go(&mut random, steps / 3, true);
-        world.faults("");
+        let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
+        run.events(events);
+        run.restart();
+        let took = Duration::from_secs(began.elapsed().as_secs());
+        println!("8 {family}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}", run.tally);
         while !world.running.is_empty() {
             world.leave(0);
         }
-        assert_ne!(world.truth(), Vec::<[Value; 4]>::new(), "free ones are kept");
-        sweep(world.driver.as_ref(), &world.node, &world.gpus, Adopt::Busy);
-        assert_eq!(world.truth(), Vec::<[Value; 4]>::new(), "{family}");
+        world.restart(0);
     }
 }

@@ -9,6 +9,7 @@ use cantle_driver::{Driver, DriverError, GpuInstance};
 use cantle_mig::Table;
 use cantle_model::{Gpu, Lease, LeaseId, MigInstance};
 
+use super::stages::{Stage, Stages, Trouble};
 use super::{Journal, is_leased};
 use crate::clock::now_ms;
 use crate::{AgentError, Node};
@@ -35,6 +36,7 @@ pub(crate) struct Writer<'a> {
     node: &'a Node,
     gpu: &'a Gpu,
     journal: Journal,
+    stages: &'a Stages,
     _lock: File,
 }
 
@@ -43,12 +45,17 @@ impl<'a> Writer<'a> {
     ///
     /// # Errors
     /// If the lock or the journal can't be opened.
-    pub(crate) fn open(driver: &'a dyn Driver, node: &'a Node, gpu: &'a Gpu) -> Result<Self, AgentError> {
+    pub(crate) fn open(
+        driver: &'a dyn Driver,
+        node: &'a Node,
+        gpu: &'a Gpu,
+        stages: &'a Stages,
+    ) -> Result<Self, AgentError> {
         let path = node.mig_dir().join(format!("{}.lock", gpu.uuid));
         let open = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path);
         let lock = open.and_then(|file| file.lock().map(|()| file));
         let lock = lock.map_err(|e| AgentError::file(&path, &e))?;
-        Ok(Self { driver, node, gpu, journal: Journal::read(node, &gpu.uuid)?, _lock: lock })
+        Ok(Self { driver, node, gpu, journal: Journal::read(node, &gpu.uuid)?, stages, _lock: lock })
     }
 
     /// The instance that `lease` is to have here; its device's name is in the lease when this returns.
@@ -56,7 +63,16 @@ impl<'a> Writer<'a> {
     /// # Errors
     /// [`AgentError::PlaceLost`] if it can't be had now: then nothing of it is left.
     pub(crate) fn make(&mut self, lease: &LeaseId, wanted: &MigInstance) -> Result<MigInstance, AgentError> {
-        let device = self.device_for(wanted)?;
+        let stages = self.stages;
+        stages.time(Stage::Ready, || self.make_and_name(lease, wanted))
+    }
+
+    fn make_and_name(&mut self, lease: &LeaseId, wanted: &MigInstance) -> Result<MigInstance, AgentError> {
+        let device = self.device_for(wanted).map_err(|error| match error {
+            // The GPU may have failed since it was planned on. The next plan sees that; the task is not at fault.
+            AgentError::Driver(why) => self.lost(wanted, why.to_string()),
+            error => error,
+        })?;
         let made = MigInstance { uuid: device, ..wanted.clone() };
         let locked = self.node.lock()?;
         let mut standing = locked.lease(lease)?.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
@@ -129,7 +145,7 @@ impl<'a> Writer<'a> {
             Ok(()) => Ok(()),
             Err(error) => {
                 self.journal.avoid(instance.profile_id, instance.start, now_ms() + AVOID_MS, true);
-                self.journal.write(self.node, &self.gpu.uuid)?;
+                self.write_journal()?;
                 let why = format!("the instance at {} can't be destroyed: {error}", instance.start);
                 Err(self.lost(wanted, why + &self.who_is_in(instance.id)))
             }
@@ -138,41 +154,57 @@ impl<'a> Writer<'a> {
 
     /// Destroys an instance, patiently, and forgets its place.
     fn destroy(&mut self, instance: &GpuInstance) -> Result<(), AgentError> {
-        let (driver, uuid) = (self.driver, &self.gpu.uuid);
+        match self.stages.time(Stage::Destroy, || self.destroy_patiently(instance.id)) {
+            Err(error) if !error.is_gone() => {
+                if error.is_in_use() {
+                    self.stages.note(Trouble::InUse);
+                }
+                return Err(error.into());
+            }
+            _ => self.journal.drop_place(instance.profile_id, instance.start),
+        }
+        self.write_journal()
+    }
+
+    fn destroy_patiently(&self, instance: u32) -> Result<(), DriverError> {
         let attempt = || {
-            driver.destroy_compute_instances(uuid, instance.id)?;
-            driver.destroy_gpu_instance(uuid, instance.id)
+            self.driver.destroy_compute_instances(&self.gpu.uuid, instance)?;
+            self.driver.destroy_gpu_instance(&self.gpu.uuid, instance)
         };
         let mut result = attempt();
         for again_after_ms in AGAIN_AFTER_MS {
             if !result.as_ref().is_err_and(DriverError::is_in_use) {
                 break;
             }
+            self.stages.note(Trouble::Retry);
             sleep(Duration::from_millis(again_after_ms));
             result = attempt();
         }
-        match result {
-            Err(error) if !error.is_gone() => return Err(error.into()),
-            _ => self.journal.drop_place(instance.profile_id, instance.start),
-        }
-        self.journal.write(self.node, &self.gpu.uuid)
+        result
+    }
+
+    fn write_journal(&self) -> Result<(), AgentError> {
+        self.stages.time(Stage::Journal, || self.journal.write(self.node, &self.gpu.uuid))
     }
 
     /// Makes an instance where nothing is. If that fails half way, nothing is left, or what is left is known as ours.
     fn create(&mut self, table: &Table, at: usize, wanted: &MigInstance) -> Result<String, AgentError> {
-        let (driver, uuid, profile) = (self.driver, &self.gpu.uuid, &table.profiles[at]);
+        let (driver, uuid, profile, stages) = (self.driver, &self.gpu.uuid, &table.profiles[at], self.stages);
         self.journal.claim(profile.id, wanted.start);
-        self.journal.write(self.node, uuid)?;
+        self.write_journal()?;
         let mut left = false;
-        let created = driver.create_gpu_instance(uuid, profile.id, wanted.start, profile.size);
-        let ready = created.and_then(|id| {
-            let complete = driver.create_compute_instance(uuid, id);
-            left = complete.is_err() && driver.destroy_gpu_instance(uuid, id).is_err();
+        let create = || driver.create_gpu_instance(uuid, profile.id, wanted.start, profile.size);
+        let ready = stages.time(Stage::GpuInstance, create).and_then(|id| {
+            let complete = stages.time(Stage::ComputeInstance, || driver.create_compute_instance(uuid, id));
+            if complete.is_err() {
+                stages.note(Trouble::Rollback);
+                left = driver.destroy_gpu_instance(uuid, id).is_err();
+            }
             complete
         });
         ready.or_else(|error| {
             self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, left);
-            self.journal.write(self.node, uuid)?;
+            self.write_journal()?;
             Err(self.lost(wanted, error.to_string()))
         })
     }
@@ -201,7 +233,7 @@ impl<'a> Writer<'a> {
         }
         let left = self.driver.gpu_instances(&self.gpu.uuid)?;
         self.journal.keep_only(&left);
-        self.journal.write(self.node, &self.gpu.uuid)
+        self.write_journal()
     }
 
     /// Instances that are to be used as they are belong to who named them, even if we made them once.
@@ -212,7 +244,7 @@ impl<'a> Writer<'a> {
         for instance in self.driver.gpu_instances(&self.gpu.uuid)? {
             self.journal.drop_place(instance.profile_id, instance.start);
         }
-        self.journal.write(self.node, &self.gpu.uuid)
+        self.write_journal()
     }
 
     fn processes_in(&self, instance: u32) -> Result<Vec<u32>, AgentError> {
@@ -272,12 +304,13 @@ pub(crate) fn make_instances(
     node: &Node,
     gpus: &[Gpu],
     lease: &mut Lease,
+    stages: &Stages,
 ) -> Result<(), AgentError> {
     for slice in &mut lease.slices {
         let Some(wanted) = &slice.mig else { continue };
         let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
         let gpu = gpu.ok_or_else(|| DriverError::NoSuchGpu(slice.gpu.clone()))?;
-        slice.mig = Some(Writer::open(driver, node, gpu)?.make(&lease.id, wanted)?);
+        slice.mig = Some(Writer::open(driver, node, gpu, stages)?.make(&lease.id, wanted)?);
     }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cantle_agent::{Adopt, MigGpu, MigPlace, PlaceState, mig_gpus};
+use cantle_agent::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
 use cantle_mig::{Action, Decision, GpuGeometry, Granted, Planner, grant};
 use cantle_model::{Bytes, GpuList, GpuRequest};
 use clap::{Subcommand, ValueEnum};
@@ -45,6 +45,24 @@ impl From<MigAdopt> for Adopt {
         match adopt {
             MigAdopt::Busy => Self::Busy,
             MigAdopt::Destroy => Self::Destroy,
+        }
+    }
+}
+
+/// `--mig-whole-gpu`
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MigWholeGpu {
+    /// It gets an instance of all of a GPU, if none without MIG is free
+    Instance,
+    /// It waits for GPUs without MIG
+    Wait,
+}
+
+impl From<MigWholeGpu> for WholeGpu {
+    fn from(whole: MigWholeGpu) -> Self {
+        match whole {
+            MigWholeGpu::Instance => Self::Instance,
+            MigWholeGpu::Wait => Self::Wait,
         }
     }
 }

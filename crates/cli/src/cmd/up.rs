@@ -113,6 +113,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> R
     }
     config.mig.clone_from(&serve.mig);
     config.mig_adopt = serve.mig_adopt.into();
+    config.whole_gpu = serve.mig_whole_gpu.into();
     config.name = serve.worker_name.clone().map_or_else(host_name, Ok)?;
     config.create_queues = serve.create_queue;
     config.dynamic = dynamic;
