@@ -63,6 +63,7 @@ const SUITES: &[Suite] = &[
             "--ignore=tests/e2e/test_mig.py",
         ]],
     },
+    Suite { name: "chart", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/chart"]] },
     Suite { name: "docker", steps: &[&["tests/docker/run.sh"]] },
     Suite { name: "clearml", steps: &[&["tests/clearml/run.sh"]] },
     Suite { name: "ui", steps: &[&["tests/ui/run.sh"]] },

@@ -156,6 +156,8 @@ pub(crate) enum Command {
     /// GPUs in MIG mode: what they offer, have, and would get
     #[command(subcommand)]
     Mig(crate::cmd::mig::MigCommand),
+    /// cantle in a Kubernetes cluster
+    Controller(crate::cmd::controller::ControllerArgs),
     /// Inside a task: show its limits and whether they are enforced
     Limits,
     /// Write the files that give a container image a limit of its own (what images/build.sh does)

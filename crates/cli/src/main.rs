@@ -74,6 +74,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Requeue(args) => cmd::task::requeue(&context, &args.tasks),
         Command::Move(args) => cmd::move_task::move_task(&context, &args),
         Command::Top(args) => cmd::top::top(&context, &args),
+        Command::Controller(args) => cmd::controller::controller(&context, args),
         Command::Mig(command) => cmd::mig::mig(&context, &command),
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),

@@ -18,6 +18,30 @@ pub enum KubeError {
     /// A version that makes no sense.
     #[error("the API server calls its version {0:?}; something like v1.36.2 was expected")]
     Version(String),
+    /// An object of ours that is not as we write it.
+    #[error("an object of cantle's is not as cantle writes it: {0}")]
+    Object(#[source] serde_json::Error),
+    /// A certificate that can't be made.
+    #[error("cannot make a certificate: {0}")]
+    Certificate(#[source] rcgen::Error),
+    /// A certificate or key that can't be used.
+    #[error("the certificate or its key cannot be used: {0}; both must be PEM and belong together")]
+    Tls(String),
+    /// A file that can't be read.
+    #[error("cannot read {path}: {why}")]
+    File {
+        /// Which one.
+        path: String,
+        /// Why.
+        #[source]
+        why: std::io::Error,
+    },
+    /// An address that can't be listened on.
+    #[error("cannot listen on {0}: {1}")]
+    Listen(std::net::SocketAddr, #[source] std::io::Error),
+    /// A listener that fails.
+    #[error("cannot serve: {0}")]
+    Serve(#[source] std::io::Error),
     /// The node's part.
     #[error(transparent)]
     Node(#[from] cantle_agent::AgentError),
@@ -36,7 +60,14 @@ impl KubeError {
         match self {
             Self::NoCluster(_) => 2,
             Self::TooOld { .. } => 7,
-            Self::Api(_) | Self::Version(_) => 1,
+            Self::Api(_)
+            | Self::Version(_)
+            | Self::Object(_)
+            | Self::Certificate(_)
+            | Self::Tls(_)
+            | Self::File { .. }
+            | Self::Listen(..)
+            | Self::Serve(_) => 1,
             Self::Node(error) => error.exit_code(),
         }
     }

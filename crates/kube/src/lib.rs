@@ -3,11 +3,18 @@
 //! A node publishes its GPUs as devices of a DRA driver; a pod asks for one by a claim; the node cuts the slice when the
 //! kubelet prepares the claim, out of the same lease store as every other task of that machine.
 
+mod ask;
 mod connect;
 mod error;
+pub mod inject;
 pub mod names;
+mod template;
+mod templates;
 mod version;
+mod webhook;
 
+pub use ask::{Ask, MAX_DEVICES, NotATemplate, PARTS};
 pub use connect::connect;
 pub use error::KubeError;
 pub use version::{Version, server_version};
+pub use webhook::{Certificates, Lives, WebhookSettings, listen, serve_webhook};

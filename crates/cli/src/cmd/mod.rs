@@ -1,5 +1,6 @@
 //! The commands, one module per family.
 
+pub(crate) mod controller;
 pub(crate) mod daemon;
 pub(crate) mod doctor;
 pub(crate) mod explain;

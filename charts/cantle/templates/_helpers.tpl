@@ -1,0 +1,28 @@
+{{- define "cantle.fullname" -}}
+{{- if contains .Chart.Name .Release.Name }}{{ .Release.Name | trunc 50 | trimSuffix "-" }}{{ else }}{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" }}{{ end }}
+{{- end }}
+
+{{- define "cantle.image" -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+
+{{- define "cantle.selector" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "cantle.labels" -}}
+{{ include "cantle.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end }}
+
+{{- define "cantle.webhook" -}}
+{{ include "cantle.fullname" . }}-webhook
+{{- end }}
+
+{{- /* The Secret that the webhook's pods mount a certificate from. */}}
+{{- define "cantle.webhook.tlsSecret" -}}
+{{- if eq .Values.webhook.certificates.mode "secret" }}{{ required "webhook.certificates.secret.name is needed with mode: secret" .Values.webhook.certificates.secret.name }}{{ else }}{{ include "cantle.webhook" . }}-tls{{ end }}
+{{- end }}

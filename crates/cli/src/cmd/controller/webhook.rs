@@ -1,0 +1,111 @@
+//! `cantle controller webhook`
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cantle_kube::inject::Rules;
+use cantle_kube::{Certificates, Lives, WebhookSettings, connect, listen, serve_webhook};
+use clap::Args;
+use jiff::SignedDuration;
+
+use super::from_kube;
+use crate::cmd::runtime;
+use crate::cmd::up::until_signal;
+use crate::error::{CliError, Kind, Outcome};
+
+/// The injector.
+#[derive(Args, Debug)]
+pub(crate) struct WebhookArgs {
+    /// Where the API server calls, over HTTPS
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:8443")]
+    listen: SocketAddr,
+    /// Where /healthz, /readyz and /metrics are, over HTTP
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9402")]
+    observe_listen: SocketAddr,
+    /// An environment variable that pods with a slice may not set (repeatable); default: LD_PRELOAD, LD_AUDIT,
+    /// LD_LIBRARY_PATH, NVIDIA_VISIBLE_DEVICES. CANTLE_* is never allowed
+    #[arg(long, value_name = "NAME")]
+    deny_env: Vec<String>,
+    /// Certificate in PEM, renewed by somebody else (cert-manager); without it cantle is its own authority
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The certificate's key in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    #[command(flatten)]
+    own: Own,
+}
+
+/// An authority of our own.
+#[derive(Args, Debug)]
+struct Own {
+    /// Namespace of the service and of the Secret
+    #[arg(long, value_name = "NAME", default_value = "cantle-system")]
+    namespace: String,
+    /// The service by which the API server calls
+    #[arg(long, value_name = "NAME", default_value = "cantle-webhook")]
+    service: String,
+    /// Another name or address that it calls (repeatable)
+    #[arg(long, value_name = "HOST")]
+    host: Vec<String>,
+    /// The Secret in which replicas share the certificate authority; it must exist
+    #[arg(long, value_name = "NAME", default_value = "cantle-webhook-ca")]
+    secret: String,
+    /// The MutatingWebhookConfiguration whose caBundle is kept up to date
+    #[arg(long, value_name = "NAME", default_value = "cantle-webhook")]
+    configuration: String,
+    /// How long a certificate authority lasts; it is renewed when a third is left
+    #[arg(long, value_name = "TIME", default_value = "8760h")]
+    ca_life: SignedDuration,
+    /// How long a certificate lasts; it is renewed when half is left
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    cert_life: SignedDuration,
+    /// How long API servers have to learn a new authority before it signs
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    ca_settle: SignedDuration,
+}
+
+impl WebhookArgs {
+    fn certificates(&self) -> Result<Certificates, CliError> {
+        if let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            return Ok(Certificates::Files { cert: cert.clone(), key: key.clone() });
+        }
+        let own = &self.own;
+        let lives = Lives {
+            authority_s: own.ca_life.as_secs(),
+            leaf_s: own.cert_life.as_secs(),
+            settle_s: own.ca_settle.as_secs(),
+        };
+        if !lives.fit() {
+            let text = "--cert-life and --ca-settle together must be at most a third of --ca-life";
+            return Err(CliError::new(Kind::Usage, text));
+        }
+        let service = format!("{}.{}.svc", own.service, own.namespace);
+        let names = [service.clone(), format!("{service}.cluster.local")].into_iter().chain(own.host.clone());
+        Ok(Certificates::Own {
+            namespace: own.namespace.clone(),
+            secret: own.secret.clone(),
+            configuration: own.configuration.clone(),
+            names: names.collect(),
+            lives,
+        })
+    }
+}
+
+/// Runs until it is told to stop.
+pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> Outcome {
+    let certificates = args.certificates()?;
+    let rules = if args.deny_env.is_empty() { Rules::default() } else { Rules { denied_env: args.deny_env } };
+    let settings = WebhookSettings {
+        calls: listen(args.listen).map_err(from_kube)?,
+        observers: listen(args.observe_listen).map_err(from_kube)?,
+        certificates,
+        rules,
+    };
+    runtime()?.block_on(async {
+        let client = connect(kubeconfig).await.map_err(from_kube)?;
+        serve_webhook(client, settings, until_signal()).await.map_err(from_kube)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}

@@ -1,0 +1,193 @@
+//! What a pod can ask of GPUs, and the name of the claim template that stands for it.
+//!
+//! The name says all there is to know, so the webhook creates nothing: it writes the name into the pod, and whoever looks
+//! after templates can make the template from the name alone.
+
+use std::fmt;
+use std::str::FromStr;
+
+use cantle_model::GRANULE_BYTES;
+
+/// Parts that a whole GPU has in [`Ask::Fraction`]: enough for 0.0625.
+pub const PARTS: u32 = 10_000;
+
+/// Devices that one claim may have: Kubernetes' own limit.
+pub const MAX_DEVICES: u32 = 32;
+
+const MIB: u64 = 1 << 20;
+const GRANULE_MIB: u64 = GRANULE_BYTES / MIB;
+
+/// What a pod asks for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Ask {
+    /// This part of each of so many GPUs.
+    Fraction {
+        /// Of [`PARTS`]; less than that.
+        parts: u32,
+        /// How many GPUs.
+        gpus: u32,
+    },
+    /// This much memory of each of so many GPUs.
+    Memory {
+        /// Memory in MiB.
+        mib: u64,
+        /// How many GPUs.
+        gpus: u32,
+    },
+    /// Whole GPUs.
+    Whole {
+        /// How many.
+        gpus: u32,
+    },
+    /// One instance of a MIG profile.
+    Mig {
+        /// Its name as objects can be named: `1g.10gb.me` for `1g.10gb+me`.
+        profile: String,
+    },
+}
+
+impl Ask {
+    /// Memory in MiB that a share by fraction has of a GPU of `total_mib`: rounded down to whole granules, as on machines
+    /// without Kubernetes.
+    #[must_use]
+    pub fn mib_of(parts: u32, total_mib: u64) -> u64 {
+        let exact = u128::from(total_mib) * u128::from(parts) / u128::from(PARTS);
+        let exact = u64::try_from(exact).unwrap_or(total_mib);
+        exact - exact % GRANULE_MIB
+    }
+
+    /// Memory in MiB that a share by size is charged: rounded up to whole granules.
+    #[must_use]
+    pub const fn mib_charged(mib: u64) -> u64 {
+        mib.next_multiple_of(GRANULE_MIB)
+    }
+}
+
+/// The template's name: `cantle-fraction-5000`, `cantle-memory-4096-x2`, `cantle-whole-2`, `cantle-mig-1g.10gb`.
+impl fmt::Display for Ask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gpus = match self {
+            Self::Fraction { parts, gpus } => {
+                write!(f, "cantle-fraction-{parts:04}")?;
+                *gpus
+            }
+            Self::Memory { mib, gpus } => {
+                write!(f, "cantle-memory-{mib}")?;
+                *gpus
+            }
+            Self::Whole { gpus } => return write!(f, "cantle-whole-{gpus}"),
+            Self::Mig { profile } => return write!(f, "cantle-mig-{profile}"),
+        };
+        if gpus == 1 { Ok(()) } else { write!(f, "-x{gpus}") }
+    }
+}
+
+/// A name that no ask has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("\"{0}\" is not the name of one of cantle's claim templates")]
+pub struct NotATemplate(String);
+
+impl FromStr for Ask {
+    type Err = NotATemplate;
+
+    fn from_str(name: &str) -> Result<Self, NotATemplate> {
+        let ask = read(name).ok_or_else(|| NotATemplate(name.to_owned()))?;
+        // One ask has one name: what would be written differently was not written by us.
+        if ask.to_string() == name { Ok(ask) } else { Err(NotATemplate(name.to_owned())) }
+    }
+}
+
+fn read(name: &str) -> Option<Ask> {
+    let (kind, rest) = name.strip_prefix("cantle-")?.split_once('-')?;
+    let (amount, gpus) = rest.split_once("-x").unwrap_or((rest, "1"));
+    let devices = |text: &str| text.parse().ok().filter(|gpus| (1..=MAX_DEVICES).contains(gpus));
+    match kind {
+        "fraction" => {
+            let parts = amount.parse().ok().filter(|parts| (1..PARTS).contains(parts))?;
+            Some(Ask::Fraction { parts, gpus: devices(gpus)? })
+        }
+        "memory" => {
+            let mib = amount.parse().ok().filter(|mib| (1..=MAX_MIB).contains(mib))?;
+            Some(Ask::Memory { mib, gpus: devices(gpus)? })
+        }
+        "whole" => Some(Ask::Whole { gpus: devices(rest)? }),
+        "mig" => is_profile(rest).then(|| Ask::Mig { profile: rest.to_owned() }),
+        _ => None,
+    }
+}
+
+/// More than any GPU has, by far: 16 TiB. A limit keeps sums and names small.
+pub(crate) const MAX_MIB: u64 = 1 << 24;
+
+/// Has `text` the form of a MIG profile's name, such as `1g.10gb`, `1g.10gb+me` or `1g.10gb.me`?
+#[must_use]
+pub(crate) fn is_profile(text: &str) -> bool {
+    let number = |text: &str| !text.is_empty() && text.len() <= 4 && text.bytes().all(|b| b.is_ascii_digit());
+    let Some((compute, rest)) = text.split_once("g.") else { return false };
+    let Some((memory, extra)) = rest.split_once("gb") else { return false };
+    let extra_is_name = match extra.split_at_checked(1) {
+        None => true,
+        Some((sign, words)) => {
+            matches!(sign, "+" | "-" | ".")
+                && words.len() <= 16
+                && words
+                    .split('.')
+                    .all(|word| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase()))
+        }
+    };
+    number(compute) && number(memory) && extra_is_name
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_say_all() {
+        let profile = "1g.10gb.me".to_owned();
+        for (ask, name) in [
+            (Ask::Fraction { parts: 625, gpus: 1 }, "cantle-fraction-0625"),
+            (Ask::Fraction { parts: 6250, gpus: 2 }, "cantle-fraction-6250-x2"),
+            (Ask::Memory { mib: 4096, gpus: 1 }, "cantle-memory-4096"),
+            (Ask::Whole { gpus: 2 }, "cantle-whole-2"),
+            (Ask::Mig { profile }, "cantle-mig-1g.10gb.me"),
+        ] {
+            assert_eq!(ask.to_string(), name);
+            assert_eq!(name.parse(), Ok(ask));
+        }
+    }
+
+    #[test]
+    fn other_names_are_not_ours() {
+        for name in [
+            "",
+            "cantle-",
+            "cantle-fraction-",
+            "cantle-fraction-5",
+            "cantle-fraction-0000",
+            "cantle-fraction-10000",
+            "cantle-fraction-5000-x0",
+            "cantle-fraction-5000-x1",
+            "cantle-fraction-5000-x33",
+            "cantle-memory-0",
+            "cantle-memory-04",
+            "cantle-memory-99999999999",
+            "cantle-whole-0",
+            "cantle-mig-10gb",
+            "cantle-mig-1g.10gb.",
+            "team-fraction-5000",
+        ] {
+            assert!(name.parse::<Ask>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn shares_are_whole_granules_and_never_more_than_the_gpu() {
+        assert_eq!(Ask::mib_of(5000, 40960), 20480);
+        for total in [15_360, 24_576, 40_959, 81_559, 143_771] {
+            let eighth = Ask::mib_of(1250, total);
+            assert!(eighth.is_multiple_of(GRANULE_MIB) && eighth * 8 <= total, "{total}");
+        }
+        assert_eq!(Ask::mib_charged(4095), 4096);
+    }
+}

@@ -1,0 +1,72 @@
+//! Why a pod is refused, one sentence each: what is wrong, what was given, what would be right.
+
+/// A refusal.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Denial {
+    /// Not what an API server sends.
+    #[error("the request holds no pod that can be read: {0}")]
+    NotAPod(String),
+    /// A label, annotation or resource whose value is none of those it can have.
+    #[error("{what} is \"{given}\"; write {right}")]
+    Malformed {
+        /// Which one.
+        what: String,
+        /// Its value.
+        given: String,
+        /// Values it can have.
+        right: String,
+    },
+    /// The pod asks twice, and not for the same.
+    #[error("{one} and {other} ask for different things; keep one of them")]
+    Contradiction {
+        /// The one.
+        one: String,
+        /// The other.
+        other: String,
+    },
+    /// How many GPUs, but not how much of each.
+    #[error("annotation gpu-fraction-num-devices needs annotation gpu-fraction or gpu-memory beside it")]
+    NothingToMultiply,
+    /// Which container, but nothing for it.
+    #[error("annotation gpu-fraction-container-name is \"{given}\", but the pod has only {containers}")]
+    NoSuchContainer {
+        /// Its value.
+        given: String,
+        /// Those there are.
+        containers: String,
+    },
+    /// Nobody says which container gets the GPU.
+    #[error(
+        "containers {0} ask for a GPU; one can have it, name it in annotation gpu-fraction-container-name"
+    )]
+    SeveralContainers(String),
+    /// A claim of ours in more than the container that gets the GPU.
+    #[error("container {0} names the claim \"cantle-gpu\", which is the injector's; take it out")]
+    ForeignClaim(String),
+    /// Something with which a container can get around its limit.
+    #[error("container {container} {what}, which would get around its GPU limit; {right}")]
+    Lifts {
+        /// The container.
+        container: String,
+        /// What it has.
+        what: String,
+        /// What to do.
+        right: &'static str,
+    },
+    /// A volume of the node that reaches GPUs or limits.
+    #[error(
+        "volume {volume} mounts {path} of the node, from where GPUs or their limits can be reached; leave it out"
+    )]
+    HostPath {
+        /// Its name.
+        volume: String,
+        /// The node's path.
+        path: String,
+    },
+}
+
+impl Denial {
+    pub(crate) fn malformed(what: &str, given: &str, right: &str) -> Self {
+        Self::Malformed { what: what.to_owned(), given: given.to_owned(), right: right.to_owned() }
+    }
+}

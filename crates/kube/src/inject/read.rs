@@ -1,0 +1,175 @@
+//! What a pod asks for, in the words of ClearML (CFGI, and the older resource) and of Run:ai.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::Denial;
+use super::seat::List;
+use crate::ask::{Ask, MAX_DEVICES, MAX_MIB, PARTS, is_profile};
+
+/// ClearML's label.
+pub(crate) const LABEL: &str = "clearml-injector/fraction";
+/// ClearML's older resource; `-N` may follow.
+const FRACTION: &str = "clear.ml/fraction";
+/// What NVIDIA's device plugin gives out.
+pub(super) const GPU: &str = "nvidia.com/gpu";
+
+const GPU_FRACTION: &str = "gpu-fraction";
+const GPU_MEMORY: &str = "gpu-memory";
+const NUM_DEVICES: &str = "gpu-fraction-num-devices";
+const MIG_PROFILE: &str = "mig-profile";
+/// Run:ai's word for the container that gets the GPU.
+pub(super) const CONTAINER_NAME: &str = "gpu-fraction-container-name";
+
+const FRACTIONS: [&str; 8] = ["0.0625", "0.125", "0.250", "0.375", "0.500", "0.625", "0.750", "0.875"];
+const FRACTIONS_RIGHT: &str =
+    "0.125, 0.250, 0.375, 0.500, 0.625, 0.750, 0.875, 0.0625, or a whole number of GPUs such as 1 or 2.0";
+
+/// What the pod asks for, and where it says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) ask: Ask,
+    /// For messages: `label clearml-injector/fraction "0.500"`.
+    pub(super) by: String,
+    /// In ClearML's words, where `nvidia.com/gpu` may stand beside it.
+    pub(super) clearml: bool,
+}
+
+pub(super) fn is_fraction_key(key: &str) -> bool {
+    key.starts_with(FRACTION)
+}
+
+/// Limits and requests of a container: the same key twice only if the amounts differ.
+pub(super) fn amounts(container: &Container) -> Vec<(&str, &str)> {
+    let resources = container.resources.as_ref();
+    let maps = resources.into_iter().flat_map(|r| [&r.limits, &r.requests]).flatten();
+    let mut all: Vec<_> = maps.flatten().map(|(key, amount)| (key.as_str(), amount.0.as_str())).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Everything the pod says must say the same.
+pub(super) fn asked(pod: &Pod) -> Result<Option<Asked>, Denial> {
+    let mut found = by_label(pod)?;
+    found.extend(by_resource(pod)?);
+    found.extend(by_annotation(pod)?);
+    if let Some(other) = found.iter().find(|other| other.ask != found[0].ask) {
+        return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
+    }
+    Ok(found.into_iter().next())
+}
+
+fn by_label(pod: &Pod) -> Result<Vec<Asked>, Denial> {
+    let Some(given) = pod.metadata.labels.as_ref().and_then(|labels| labels.get(LABEL)) else {
+        return Ok(Vec::new());
+    };
+    let what = format!("label {LABEL}");
+    let ask = documented(given).ok_or_else(|| Denial::malformed(&what, given, FRACTIONS_RIGHT))?;
+    Ok(vec![Asked { ask, by: format!("{what} \"{given}\""), clearml: true }])
+}
+
+/// A value that ClearML documents, written as ClearML writes it.
+fn documented(text: &str) -> Option<Ask> {
+    if FRACTIONS.contains(&text) {
+        return decimal(text).map(|parts| Ask::Fraction { parts, gpus: 1 });
+    }
+    let (whole, zeros) = text.split_once('.').unwrap_or((text, "0"));
+    let is_whole =
+        !whole.starts_with('0') && (1..=3).contains(&zeros.len()) && zeros.bytes().all(|b| b == b'0');
+    is_whole.then(|| devices(whole)).flatten().map(|gpus| Ask::Whole { gpus })
+}
+
+fn by_resource(pod: &Pod) -> Result<Vec<Asked>, Denial> {
+    let mut found = Vec::new();
+    for (key, given) in List::containers(pod).flat_map(|(_, _, container)| amounts(container)) {
+        if !is_fraction_key(key) {
+            continue;
+        }
+        let number = &key[FRACTION.len()..];
+        let is_key = number.is_empty() || number.strip_prefix('-').is_some_and(is_digits);
+        if !is_key {
+            return Err(Denial::malformed("a resource", key, "clear.ml/fraction-1"));
+        }
+        let ask = quantity(given)
+            .ok_or_else(|| Denial::malformed(&format!("resource {key}"), given, FRACTIONS_RIGHT))?;
+        found.push(Asked { ask, by: format!("resource {key} \"{given}\""), clearml: true });
+    }
+    Ok(found)
+}
+
+/// As [`documented`], but as amounts come from the API server: 0.5 as `500m`, 0.0625 as `62500u`.
+fn quantity(text: &str) -> Option<Ask> {
+    let parts = match text.strip_suffix('m') {
+        Some(milli) => number(milli)?.checked_mul(PARTS / 1000)?,
+        None => match text.strip_suffix('u') {
+            Some(micro) => number(micro).filter(|micro| micro % 100 == 0)? / 100,
+            None => decimal(text)?,
+        },
+    };
+    let listed = FRACTIONS.iter().any(|value| decimal(value) == Some(parts));
+    match parts {
+        _ if listed => Some(Ask::Fraction { parts, gpus: 1 }),
+        _ if parts % PARTS == 0 => devices(&(parts / PARTS).to_string()).map(|gpus| Ask::Whole { gpus }),
+        _ => None,
+    }
+}
+
+fn by_annotation(pod: &Pod) -> Result<Vec<Asked>, Denial> {
+    let none = BTreeMap::new();
+    let annotations = pod.metadata.annotations.as_ref().unwrap_or(&none);
+    let read = |name: &str, right: &str, ask: &dyn Fn(&str) -> Option<Ask>| match annotations.get(name) {
+        None => Ok(None),
+        Some(given) => {
+            let what = format!("annotation {name}");
+            let ask = ask(given).ok_or_else(|| Denial::malformed(&what, given, right))?;
+            Ok(Some(Asked { ask, by: format!("{what} \"{given}\""), clearml: false }))
+        }
+    };
+    let gpus = match annotations.get(NUM_DEVICES) {
+        None => 1,
+        Some(_) if !annotations.contains_key(GPU_FRACTION) && !annotations.contains_key(GPU_MEMORY) => {
+            return Err(Denial::NothingToMultiply);
+        }
+        Some(given) => devices(given).ok_or_else(|| {
+            Denial::malformed(&format!("annotation {NUM_DEVICES}"), given, "a number of GPUs from 1 to 32")
+        })?,
+    };
+    let fraction = |text: &str| {
+        let parts = decimal(text).filter(|parts| (1..PARTS).contains(parts))?;
+        Some(Ask::Fraction { parts, gpus })
+    };
+    let memory = |text: &str| {
+        let mib = number(text).map(u64::from).filter(|mib| (1..=MAX_MIB).contains(mib))?;
+        Some(Ask::Memory { mib, gpus })
+    };
+    let profile = |text: &str| is_profile(text).then(|| Ask::Mig { profile: text.replace('+', ".") });
+    let found = [
+        read(GPU_FRACTION, "a decimal above 0 and below 1 with at most four places, such as 0.5", &fraction)?,
+        read(GPU_MEMORY, "a whole number of MiB, such as 4096", &memory)?,
+        read(MIG_PROFILE, "the name of a MIG profile, such as 1g.10gb", &profile)?,
+    ];
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// `0.5` in ten-thousandths. No sign, no exponent, at most four places.
+fn decimal(text: &str) -> Option<u32> {
+    let (whole, places) = text.split_once('.').unwrap_or((text, "0"));
+    if !is_digits(places) || places.len() > 4 {
+        return None;
+    }
+    number(whole)?.checked_mul(PARTS)?.checked_add(number(&format!("{places:0<4}"))?)
+}
+
+pub(super) fn devices(text: &str) -> Option<u32> {
+    number(text).filter(|gpus| (1..=MAX_DEVICES).contains(gpus))
+}
+
+fn number(text: &str) -> Option<u32> {
+    if is_digits(text) { text.parse().ok() } else { None }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}

@@ -1,0 +1,193 @@
+//! Looks after claim templates: pods that the webhook has changed wait for theirs, and get it here. What the cluster has
+//! decides alone what is done, so several of these beside each other, or a restart, do no harm.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::pin;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::{Store, store};
+use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+use tokio::time::{sleep, timeout};
+
+use crate::KubeError;
+use crate::ask::Ask;
+use crate::inject::SLICE_LABEL;
+use crate::names::{CLASS_SHARED, DRIVER, KIND_SHARED};
+use crate::template::{Key, MAX_SIZES, Sizes, Step, steps};
+
+const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "cantle");
+
+/// After a change more often follow: pods come in bursts.
+const SETTLE: Duration = Duration::from_millis(20);
+
+/// After something failed.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Makes templates until the program ends.
+pub(crate) async fn keep_templates(client: Client) {
+    let (world, changes) = World::watch(client);
+    let mut changes = pin!(changes.ready_chunks(1024));
+    let mut all_done = true;
+    loop {
+        let change = changes.next();
+        // What failed is tried again by itself; what changes meanwhile does not wait for it.
+        let changed = if all_done { change.await } else { timeout(RETRY, change).await.unwrap_or_default() };
+        if all_done && changed.is_none() {
+            return;
+        }
+        sleep(SETTLE).await;
+        all_done = world.settle().await;
+    }
+}
+
+/// What the API server says, kept up to date.
+struct World {
+    client: Client,
+    pods: Store<PartialObjectMeta<Pod>>,
+    templates: Store<ResourceClaimTemplate>,
+    slices: Store<ResourceSlice>,
+}
+
+impl World {
+    /// The world, and something for each change in it.
+    fn watch(client: Client) -> (Self, impl Stream<Item = ()>) {
+        let (pods, pods_in) = store();
+        let (templates, templates_in) = store();
+        let (slices, slices_in) = store();
+        let waiting = watcher::Config::default().labels(SLICE_LABEL).fields("status.phase=Pending");
+        let ours = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
+        let driver = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+        let changes = [
+            changes(reflector(pods_in, watcher(Api::<PartialObjectMeta<Pod>>::all(client.clone()), waiting))),
+            changes(reflector(templates_in, watcher(Api::all(client.clone()), ours))),
+            changes(reflector(slices_in, watcher(Api::all(client.clone()), driver))),
+        ];
+        (Self { client, pods, templates, slices }, stream::select_all(changes))
+    }
+
+    /// Does what is missing; says whether nothing is left to do.
+    async fn settle(&self) -> bool {
+        let wanted: BTreeSet<Key> = self.pods.state().iter().filter_map(|pod| wanted_by(pod)).collect();
+        let mut all_done = true;
+        for step in steps(&wanted, &self.existing(), &self.sizes()) {
+            let (done, (namespace, ask)) = match &step {
+                Step::Create(key, spec) => (self.create(key, spec).await, key),
+                Step::Replace(key, _) => (self.delete(key).await, key),
+            };
+            if let Err(error) = done {
+                tracing::warn!("claim template {namespace}/{ask}: {error}; trying again");
+                all_done = false;
+            }
+        }
+        all_done
+    }
+
+    fn existing(&self) -> BTreeMap<Key, serde_json::Value> {
+        let of = |template: &ResourceClaimTemplate| {
+            let key = (template.namespace()?, template.name_any().parse().ok()?);
+            Some((key, json!(template.spec)))
+        };
+        self.templates.state().iter().filter_map(|template| of(template)).collect()
+    }
+
+    fn sizes(&self) -> Sizes {
+        let mut sizes = Sizes::new();
+        for slice in self.slices.state() {
+            for mib in slice.spec.devices.iter().flatten().filter_map(shared_mib) {
+                *sizes.entry(mib).or_default() += 1;
+            }
+        }
+        if sizes.len() > MAX_SIZES {
+            let kinds = sizes.len();
+            tracing::warn!(
+                "GPUs of {kinds} sizes; a fraction can be of {MAX_SIZES} at most: the most common ones are used"
+            );
+        }
+        sizes
+    }
+
+    async fn create(&self, (namespace, ask): &Key, spec: &serde_json::Value) -> Result<(), KubeError> {
+        let labels = BTreeMap::from([MANAGED_BY]);
+        let owner = self.owner().await?;
+        let template = json!({
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": {"name": ask.to_string(), "namespace": namespace, "labels": labels, "ownerReferences": [owner]},
+            "spec": spec,
+        });
+        let template: ResourceClaimTemplate = serde_json::from_value(template).map_err(KubeError::Object)?;
+        let api = Api::namespaced(self.client.clone(), namespace);
+        match api.create(&PostParams::default(), &template).await {
+            Ok(_) => tracing::info!("claim template {namespace}/{ask} made"),
+            // Another replica was quicker, or the namespace is going, and its pods with it.
+            Err(kube::Error::Api(status))
+                if matches!(status.code, 404 | 409)
+                    || status.reason == "Forbidden" && status.message.contains("being terminated") => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// What is deleted comes back when the watch has seen that it is gone.
+    async fn delete(&self, (namespace, ask): &Key) -> Result<(), KubeError> {
+        let name = ask.to_string();
+        let seen =
+            self.templates.find(|t| t.namespace().as_deref() == Some(namespace) && t.name_any() == name);
+        let preconditions = Some(Preconditions { uid: seen.and_then(|t| t.uid()), resource_version: None });
+        let api: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), namespace);
+        match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
+            Ok(_) => tracing::info!("claim template {namespace}/{name} was for other GPUs; making it anew"),
+            Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Templates go when cantle's device class goes, so that nothing stays after cantle has been taken out.
+    async fn owner(&self) -> Result<OwnerReference, KubeError> {
+        let class = Api::<DeviceClass>::all(self.client.clone()).get(CLASS_SHARED).await?;
+        Ok(OwnerReference {
+            api_version: "resource.k8s.io/v1".to_owned(),
+            kind: "DeviceClass".to_owned(),
+            name: class.name_any(),
+            uid: class.uid().unwrap_or_default(),
+            ..OwnerReference::default()
+        })
+    }
+}
+
+/// Something for each event; errors are told, and the watch goes on after a while.
+fn changes<K>(
+    events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
+) -> stream::BoxStream<'static, ()>
+where
+    K: Send + 'static,
+{
+    let told = events.default_backoff().map(|event| {
+        if let Err(error) = event {
+            tracing::warn!("watching: {error}");
+        }
+    });
+    told.boxed()
+}
+
+fn wanted_by(pod: &PartialObjectMeta<Pod>) -> Option<Key> {
+    let ask: Ask = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
+    Some((pod.namespace()?, ask))
+}
+
+/// Memory in MiB of a GPU that can be shared.
+fn shared_mib(device: &Device) -> Option<u64> {
+    let kind = device.attributes.as_ref()?.get("kind")?.string.as_deref()?;
+    let memory = &device.capacity.as_ref()?.get("memory")?.value.0;
+    let bytes: cantle_model::Bytes = memory.parse().ok().filter(|_| kind == KIND_SHARED)?;
+    Some(bytes.0 >> 20)
+}

@@ -1,0 +1,143 @@
+//! The injector as a service: HTTPS for the API server, and a plain port for who watches over it.
+
+mod authorities;
+mod keeper;
+mod metrics;
+
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use axum_server::Handle;
+use kube::Client;
+use serde_json::Value;
+use tokio::time::Instant;
+
+pub use authorities::Lives;
+pub use keeper::Certificates;
+
+use crate::KubeError;
+use crate::inject::{Rules, answer};
+use crate::templates::keep_templates;
+use keeper::Keeper;
+use metrics::Metrics;
+
+/// A pod has at most 1.5 MiB, and a review of a change has two of them.
+const MAX_BODY_BYTES: usize = 8 << 20;
+
+/// Calls that have begun are answered before the program ends.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Listens on an address.
+///
+/// # Errors
+/// If that can't be.
+pub fn listen(at: SocketAddr) -> Result<TcpListener, KubeError> {
+    let bound = TcpListener::bind(at).and_then(|bound| bound.set_nonblocking(true).map(|()| bound));
+    bound.map_err(|error| KubeError::Listen(at, error))
+}
+
+/// How the webhook is run.
+#[derive(Debug)]
+pub struct WebhookSettings {
+    /// Where the API server calls.
+    pub calls: TcpListener,
+    /// Where `/healthz`, `/readyz` and `/metrics` are.
+    pub observers: TcpListener,
+    /// Where certificates come from.
+    pub certificates: Certificates,
+    /// What pods may not have.
+    pub rules: Rules,
+}
+
+struct Shared {
+    rules: Rules,
+    metrics: Metrics,
+}
+
+/// Serves until `stop` ends.
+///
+/// # Errors
+/// If a listener fails.
+pub async fn serve_webhook(
+    client: Client,
+    settings: WebhookSettings,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), KubeError> {
+    let shared = Arc::new(Shared { rules: settings.rules, metrics: Metrics::default() });
+    let observers = tokio::net::TcpListener::from_std(settings.observers).map_err(KubeError::Serve)?;
+    let mut background = tokio::task::JoinSet::new();
+    let routes = observation(Arc::clone(&shared));
+    background.spawn(async move {
+        if let Err(error) = axum::serve(observers, routes).await {
+            tracing::error!("metrics: {error}");
+        }
+    });
+    let templates = client.clone();
+    background.spawn(keep_templates(templates));
+    let mut stop = Box::pin(stop);
+    let mut keeper = Keeper::new(client, settings.certificates);
+    let tls = tokio::select! {
+        tls = keeper.start() => tls,
+        () = &mut stop => return Ok(()),
+    };
+    let handle = Handle::new();
+    let stopping = handle.clone();
+    background.spawn(async move {
+        stop.await;
+        stopping.graceful_shutdown(Some(GRACE));
+    });
+    background.spawn(keeper.keep());
+    shared.metrics.ready();
+    tracing::info!("the injector is ready");
+    let app = Router::new()
+        .route("/mutate", post(mutate))
+        .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .with_state(shared);
+    let server = axum_server::from_tcp_rustls(settings.calls, tls).map_err(KubeError::Serve)?;
+    server.handle(handle).serve(app.into_make_service()).await.map_err(KubeError::Serve)
+}
+
+async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) -> Response {
+    let begun = Instant::now();
+    let answered = answer(&review, &shared.rules);
+    match answered {
+        Ok(answered) => {
+            if let Some(denial) = &answered.denial {
+                let namespace = review["request"]["namespace"].as_str().unwrap_or_default();
+                let user = review["request"]["userInfo"]["username"].as_str().unwrap_or_default();
+                tracing::info!(namespace, user, "pod refused: {denial}");
+            }
+            shared.metrics.answered(answered.verdict, begun.elapsed());
+            Json(answered.review).into_response()
+        }
+        Err(error) => (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}\n")).into_response(),
+    }
+}
+
+fn observation(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/healthz", get(async || "ok\n"))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(metrics))
+        .with_state(shared)
+}
+
+async fn readyz(State(shared): State<Arc<Shared>>) -> (StatusCode, &'static str) {
+    if shared.metrics.is_ready() {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (StatusCode::SERVICE_UNAVAILABLE, "no certificate yet\n")
+    }
+}
+
+async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let (content_type, text) = shared.metrics.text(accept);
+    ([(header::CONTENT_TYPE, content_type)], text).into_response()
+}

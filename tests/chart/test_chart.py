@@ -1,0 +1,132 @@
+"""What the chart makes of its values."""
+
+import json
+
+import pytest
+from conftest import CHART, ROOT
+
+CERTIFICATES = {
+    "own": {"mode": "own"},
+    "cert-manager": {"mode": "cert-manager"},
+    "secret": {"mode": "secret", "secret": {"name": "mine", "caBundle": "Q0E="}},
+}
+
+
+def of_kind(things, kind):
+    return [thing for thing in things if thing["kind"] == kind]
+
+
+def one(things, kind, name):
+    [thing] = [thing for thing in of_kind(things, kind) if thing["metadata"]["name"] == name]
+    return thing
+
+
+def test_helm_has_nothing_to_say(chart):
+    import helm_python
+
+    said = helm_python.lint(CHART, strict=True)
+    assert said["errors"] == [] and all(m["error"] == "icon is recommended" for m in said["messages"])
+
+
+@pytest.mark.parametrize("values, said", [
+    ({"webhok": {}}, "'webhok' not allowed"),
+    ({"webhook": {"replicas": "two"}}, "at '/webhook/replicas': got string, want integer"),
+    ({"webhook": {"failurePolicy": "Maybe"}}, "at '/webhook/failurePolicy'"),
+    ({"webhook": {"certificates": {"mode": "magic"}}}, "must be one of 'own', 'cert-manager', 'secret'"),
+    ({"webhook": {"certificates": {"own": {"settle": "5 minutes"}}}}, "at '/webhook/certificates/own/settle'"),
+    ({"deviceClasses": {"extraMigProfiles": ["1g"]}}, "at '/deviceClasses/extraMigProfiles/0'"),
+])
+def test_wrong_values_are_named(chart, values, said):
+    import helm_python
+
+    with pytest.raises(helm_python.HelmValuesError) as error:
+        chart.validate_schema(values)
+    assert said in str(error.value)
+
+
+def test_every_value_is_in_the_schema(chart):
+    def check(values, schema, path):
+        assert schema.get("additionalProperties") is not None or path in ("/global",), f"{path} takes anything"
+        for name, value in values.items():
+            here = f"{path}/{name}"
+            assert name in schema["properties"], f"{here} is not in the schema"
+            inner = schema["properties"][name]
+            if isinstance(value, dict) and "properties" in inner:
+                check(value, inner, here)
+
+    check(chart.values, json.loads((CHART / "values.schema.json").read_text()), "")
+
+
+@pytest.mark.parametrize("mode", CERTIFICATES)
+def test_names_fit_together(render, mode):
+    things = render({"webhook": {"certificates": CERTIFICATES[mode]}}, name="blue", namespace="gpus")
+    namespaced = [t for t in things if "namespace" in t["metadata"]]
+    assert {t["metadata"]["namespace"] for t in namespaced} == {"gpus"}
+    service = one(things, "Service", "blue-cantle-webhook")
+    deployment = one(things, "Deployment", "blue-cantle-webhook")
+    pod = deployment["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    [container] = pod["spec"]["containers"]
+    flags = dict(arg[2:].split("=", 1) for arg in container["args"] if arg.startswith("--"))
+    assert (flags["namespace"], flags["service"]) == ("gpus", "blue-cantle-webhook")
+    configuration = one(things, "MutatingWebhookConfiguration", "blue-cantle-webhook")
+    for webhook in configuration["webhooks"]:
+        assert webhook["clientConfig"]["service"]["name"] == "blue-cantle-webhook"
+        assert ("caBundle" in webhook["clientConfig"]) == (mode == "secret")
+        [excluded] = webhook["namespaceSelector"]["matchExpressions"]
+        assert excluded["values"] == ["kube-system", "gpus"]
+    if mode == "own":
+        one(things, "Secret", flags["secret"])
+        assert flags["configuration"] == "blue-cantle-webhook"
+    else:
+        [volume] = pod["spec"]["volumes"]
+        made = [c["spec"]["secretName"] for c in of_kind(things, "Certificate")]
+        assert volume["secret"]["secretName"] == (made[0] if made else "mine")
+        assert of_kind(things, "Role") == [], "only its own authority needs to write a Secret"
+
+
+def test_only_pods_that_ask_are_sent(render):
+    """A webhook that fails closed must not see any other pod."""
+    [configuration] = of_kind(render(), "MutatingWebhookConfiguration")
+    for webhook in configuration["webhooks"]:
+        assert webhook["failurePolicy"] == "Fail" and webhook["sideEffects"] == "None"
+        assert webhook.get("objectSelector") or webhook.get("matchConditions"), webhook["name"]
+
+
+def test_service_accounts_may_do_little(render):
+    things = render()
+    rules = [rule for role in of_kind(things, "ClusterRole") + of_kind(things, "Role") for rule in role["rules"]]
+    assert all("*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"] for rule in rules)
+    writers = {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]}
+    assert writers == {"get", "update"}
+    assert all(rule.get("resourceNames") for rule in rules if "secrets" in rule["resources"])
+    assert of_kind(things, "ClusterRole") and all(r["kind"] != "ClusterRole" for r in things if "secrets" in str(r.get("rules")))
+
+
+def test_device_classes_are_those_of_the_table(render):
+    table = json.loads((ROOT / "crates/simgpu/data/mig_profiles.json").read_text())
+    known = sorted({p["profile"] for gpu in table["gpus"].values() for p in gpu["profiles"]})
+    assert (CHART / "files/mig-profiles.txt").read_text().split() == known, "charts/cantle/files/mig-profiles.txt is old"
+    classes = {c["metadata"]["name"]: c["spec"] for c in of_kind(render(), "DeviceClass")}
+    assert len(classes) == len(known) + 2
+    media = classes["mig-1g.10gb.me.gpu.cantle.dev"]
+    assert media["extendedResourceName"] == "nvidia.com/mig-1g.10gb.me"
+    assert "profile == '1g.10gb+me'" in media["selectors"][0]["cel"]["expression"]
+    assert "extendedResourceName" not in classes["whole.gpu.cantle.dev"]
+    values = {"migResources": False, "gpuResource": True, "extraMigProfiles": ["9g.99gb"]}
+    classes = {c["metadata"]["name"]: c["spec"] for c in of_kind(render({"deviceClasses": values}), "DeviceClass")}
+    named = [name for name, spec in classes.items() if "extendedResourceName" in spec]
+    assert named == ["whole.gpu.cantle.dev"] and "mig-9g.99gb.gpu.cantle.dev" in classes
+
+
+def test_parts_can_be_left_out(render):
+    nothing = {"webhook": {"enabled": False}, "deviceClasses": {"enabled": False}}
+    assert render(nothing) == []
+    alone = render({"webhook": {"replicas": 1}})
+    assert of_kind(alone, "PodDisruptionBudget") == [], "one replica must be allowed to move"
+
+
+def test_no_look_into_a_cluster():
+    """Argo CD and others render without one."""
+    templates = [*(CHART / "templates").iterdir()]
+    assert len(templates) > 5 and not [t.name for t in templates if "lookup" in t.read_text()]
