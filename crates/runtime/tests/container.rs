@@ -255,7 +255,7 @@ async fn an_engine_that_hangs_is_given_up() {
     let error = Engine::connect(Some(&socket)).await.unwrap_err();
 
     assert!(matches!(error, EngineError::Hangs { .. }), "{error}");
-    assert_eq!(error.to_string(), "container engine: version: no answer within 30 s");
+    assert_eq!(error.to_string(), "container engine: ping: no answer within 30 s");
 }
 
 /// The watchdog must not need the engine's help.

@@ -58,7 +58,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         config.queues = all_gpus_each(&config.queues, &gpus);
     }
     let engine = match &config.docker {
-        Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?),
+        Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?.with_devices().await?),
         None => None,
     };
     let worker = config.worker();

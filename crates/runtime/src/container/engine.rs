@@ -4,7 +4,6 @@ use std::fs;
 use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::errors::Error;
@@ -15,7 +14,6 @@ use bollard::query_parameters::{
 use bollard::{API_DEFAULT_VERSION, Docker};
 use cantle_model::LeaseId;
 use futures_util::StreamExt;
-use tokio::sync::OnceCell;
 
 use super::ContainerSpec;
 use super::admission::{self, Host};
@@ -30,8 +28,6 @@ use crate::{Running, StartError, TaskSpec};
 
 /// Nothing but fetching an image takes longer on a healthy engine.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
-/// Version of the engine's API since which it takes devices by name.
-const CDI_SINCE: (usize, usize) = (1, 44);
 const PULL_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Why the engine did not do what was asked.
@@ -95,8 +91,8 @@ pub struct Leftover {
 pub struct Engine {
     docker: Docker,
     socket: PathBuf,
-    /// Where it looks for specs of devices, once it was asked; none if it does not do CDI.
-    cdi_dir: Arc<OnceCell<Option<PathBuf>>>,
+    /// Where slices are offered as devices; none: they come by mounts.
+    cdi_dir: Option<PathBuf>,
 }
 
 impl Engine {
@@ -115,12 +111,22 @@ impl Engine {
             sockets.find(|path| path.exists()).unwrap_or_else(|| Path::new(Self::DOCKER_SOCKET))
         };
         let engine = Self::at(socket.unwrap_or_else(usual))?;
-        let version = limited("version", CALL_LIMIT, engine.docker.clone().negotiate_version()).await;
-        match version {
-            Ok(docker) => Ok(Self { docker, ..engine }),
+        // Not for its version: an engine runs three programs to tell that.
+        match limited("ping", CALL_LIMIT, engine.docker.ping()).await {
+            Ok(_) => Ok(engine),
             Err(_) if !engine.socket.exists() => Err(EngineError::NotThere(engine.socket)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Offers slices as devices from here on, if the engine takes devices by name.
+    ///
+    /// # Errors
+    /// If it does not answer.
+    pub async fn with_devices(mut self) -> Result<Self, EngineError> {
+        // The last folder goes before the others, and is the one for what comes and goes.
+        self.cdi_dir = self.info().await?.cdi_dirs.pop().map(PathBuf::from);
+        Ok(self)
     }
 
     /// As [`Self::connect`], without asking: the engine may be away at the moment.
@@ -128,7 +134,7 @@ impl Engine {
         let path = socket.display().to_string();
         let docker = Docker::connect_with_unix(&path, CALL_LIMIT.as_secs(), API_DEFAULT_VERSION);
         let docker = docker.map_err(|_| EngineError::NotThere(socket.to_owned()))?;
-        Ok(Self { docker, socket: socket.to_owned(), cdi_dir: Arc::default() })
+        Ok(Self { docker, socket: socket.to_owned(), cdi_dir: None })
     }
 
     pub(super) fn into_docker(self) -> Docker {
@@ -163,7 +169,7 @@ impl Engine {
         output: Output,
     ) -> Result<Running, StartError> {
         let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
-        let device = self.offer(spec, container).await;
+        let device = self.offer(spec, container);
         let way = if device.is_some() { Way::Device } else { Way::Mounts };
         let plan = plan::plan(spec, container, &admitted, way)?;
         output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
@@ -187,27 +193,13 @@ impl Engine {
         Container::watch(self.docker.clone(), at, spec, output).await
     }
 
-    /// Offers the slice as a device, if the engine takes devices by name. The engine reads the spec at the start and never
-    /// again: it goes with what is returned.
-    async fn offer(&self, spec: &TaskSpec, container: &ContainerSpec) -> Option<Published> {
-        if spec.slices.is_empty() {
-            return None;
-        }
-        let dir = self.cdi_dir.get_or_init(|| self.find_cdi_dir()).await.as_ref()?;
+    /// The engine reads the spec at the start and never again: it goes with what is returned.
+    fn offer(&self, spec: &TaskSpec, container: &ContainerSpec) -> Option<Published> {
+        let dir = self.cdi_dir.as_ref().filter(|_| !spec.slices.is_empty())?;
         let container_edits = slice_edits(spec, &container.devices, &container.driver_files);
         let device = cdi::Device { name: spec.lease.0.clone(), container_edits };
         // Who may not write there gives the container the same by mounts.
         cdi::Spec::of_slices(vec![device]).publish(dir, &spec.lease.0).ok()
-    }
-
-    async fn find_cdi_dir(&self) -> Option<PathBuf> {
-        let version = self.docker.client_version();
-        // To ask an older engine takes it long and tells nothing.
-        if (version.major_version, version.minor_version) < CDI_SINCE {
-            return None;
-        }
-        // The last one goes before the others, and is the one for what comes and goes.
-        self.info().await.ok()?.cdi_dirs.pop().map(PathBuf::from)
     }
 
     async fn have_image(&self, image: &str, plan: &Plan) -> Result<(), EngineError> {
