@@ -2,7 +2,9 @@
 
 import assert from "node:assert/strict";
 import { spawn, spawnSync } from "node:child_process";
+import { once } from "node:events";
 import { readFileSync, writeFileSync } from "node:fs";
+import { createServer } from "node:net";
 import path from "node:path";
 import { after, before, test } from "node:test";
 import { Cantle, ROOT, until } from "./cantle.mjs";
@@ -14,7 +16,18 @@ const skip = installed ? false : "Prometheus is not installed";
 let cantle;
 let agent;
 let prometheus;
+let ended;
 let port;
+
+/** A port that nobody uses now. */
+async function freePort() {
+  const server = createServer().listen(0, "127.0.0.1");
+  await once(server, "listening");
+  const { port } = server.address();
+  server.close();
+  await once(server, "close");
+  return port;
+}
 
 /** What the server's /metrics says, in the format that is asked for. */
 async function scrape(accept) {
@@ -40,19 +53,20 @@ before(async () => {
   cantle = await Cantle.start("3xA100-40GB", "up", "--metrics-listen", "127.0.0.1:0", "--gpus", "0-2", "--queue", "dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1");
   for (const queue of ["dual_gpus", "quarter_gpu", "half_gpu", "single_gpu"]) cantle.fill(queue, queue);
   const target = new URL(cantle.url).host;
-  port = Number(new URL(cantle.url).port) + 1;
+  port = await freePort();
   [, agent] = /serving metrics address=(\S+)/.exec(readFileSync(path.join(cantle.home, "log"), "utf8"));
   const config = path.join(cantle.home, "prometheus.yml");
   const auth = `{ username: ${cantle.keys.access_key}, password: ${cantle.keys.secret_key} }`;
   writeFileSync(config, `global: { scrape_interval: 1s }\nscrape_configs:\n  - job_name: cantle\n    basic_auth: ${auth}\n    static_configs: [{ targets: ["${target}"] }]\n  - job_name: agents\n    static_configs: [{ targets: ["${agent}"] }]\n`);
   const words = [`--config.file=${config}`, `--storage.tsdb.path=${cantle.home}/tsdb`, `--web.listen-address=127.0.0.1:${port}`];
   prometheus = spawn("prometheus", words, { stdio: "ignore" });
+  // From the start: one that could not begin has ended before anybody stops it.
+  ended = once(prometheus, "exit");
   await until("Prometheus to have scraped it", async () => (await number("sum(up)")) === 2, 30_000);
 });
 
 after(async () => {
   if (skip) return;
-  const ended = new Promise((resolve) => prometheus.once("exit", resolve));
   prometheus.kill();
   await ended;
   await cantle.close();
