@@ -54,6 +54,11 @@ impl TestServer {
         create_task(&self.client, name).await
     }
 
+    /// A task with these fields of `tasks.create`.
+    pub(crate) async fn task_from(&self, fields: &Value) -> String {
+        self.client.call_value("tasks.create", fields).await.unwrap()["id"].as_str().unwrap().to_owned()
+    }
+
     pub(crate) async fn enqueue(&self, task: &str, queue: &str) {
         let request = Enqueue { task: task.into(), queue: Some(queue.into()), ..Enqueue::default() };
         assert_eq!(self.client.call(&request).await.unwrap().queued, 1);
