@@ -105,8 +105,9 @@ def test_uptime_and_queues_in_turn(server):
         (["--uptime", ALWAYS, "--downtime", ALWAYS], "cannot be used with"),
         (["--detached", "--foreground"], "cannot be used with"),
         (["--use-owner-token"], "only ClearML's paid server"),
-        (["--services-mode", "5"], "run clearml-agent daemon beside it"),
-        (["--cpu-only"], "run clearml-agent daemon beside it"),
+        (["--services-mode", "5"], "--services-mode and --dynamic-gpus"),
+        (["--services-mode", "0"], "give how many tasks may run at once"),
+        (["--cpu-only"], "--cpu-only and --dynamic-gpus"),
         (["--log-level", "LOUD"], "LOUD"),
         (["--polling-interval", "0"], "0.05 to 3600 seconds"),
     ],
@@ -115,6 +116,86 @@ def test_what_cannot_be_is_one_line(server, words, says):
     server.queue("half_gpu")
     said = cantle(server, "daemon", "--dynamic-gpus", "--gpus", "0", "--queue", "half_gpu=0.5", *words, code=2)
     assert says in said and said.count("\n") == 1
+
+
+def serve(server, *words, worker, log, **env):
+    """`cantle daemon` with these words, once it serves as this worker."""
+    env = SIM | {"CANTLE_SIM_DIR": server.env["CANTLE_SIM_DIR"]} | env
+    child = server.start([CANTLE, "daemon", *words, "--server", server.url], log, **env)
+    workers = lambda: [w["id"] for w in server.api("workers.get_all", last_seen=60)["workers"]]
+    wait_until(lambda: worker in workers() or child.poll() is not None, 30, f"{worker}: {server.text(log)}")
+    assert child.poll() is None, server.text(log)
+    return child
+
+
+def until(server, name):
+    return f"while [ ! -e {server.home}/{name} ]; do sleep 0.1; done"
+
+
+def enqueue(server, queue, name, script):
+    task = command(server, name, "sh", "-c", script)
+    server.api("tasks.enqueue", task=task, queue_name=queue)
+    return task
+
+
+def reason_of(server, task):
+    return server.api("cantle.get_tasks", id=[task])["tasks"][0].get("reason") or ""
+
+
+def test_services_run_several_at_a_time_beside_the_gpus(server):
+    for queue in ("services", "more", "single_gpu"):
+        server.queue(queue)
+    daemon(server, "--queue", "single_gpu=1", gpus="0")
+    serve(server, "--services-mode", "2", "--queue", "services", "more", worker="node1:cpu:0", log="services.log")
+    say = f"echo [$NVIDIA_VISIBLE_DEVICES] [$CUDA_VISIBLE_DEVICES] $CLEARML_WORKER_ID; {until(server, 'go')}"
+    first, second = enqueue(server, "more", "first", say), enqueue(server, "services", "second", say)
+    wait_until(lambda: [server.status(t) for t in (first, second)] == ["in_progress"] * 2, 20, "two of them")
+    third = enqueue(server, "services", "third", say)
+    wait_until(lambda: reason_of(server, third) == "this agent runs 2 tasks at a time, and so many run", 20, "the reason")
+    # What has no GPU takes none from those that have.
+    beside = enqueue(server, "single_gpu", "beside", "true")
+    assert ended(server, beside) == ["completed"]
+    assert server.status(third) == "queued"
+    nodes = server.api("cantle.get_nodes")["nodes"]
+    assert {node["node"]: len(node["gpus"]) for node in nodes} == {"node1": 1, "node1:cpu:0": 0}
+    (server.home / "go").touch()
+    assert ended(server, first, second, third) == ["completed"] * 3
+    wait_until(lambda: server.log_of(third), 10, "the log")
+    assert server.log_of(third) == f"[none] [] node1:cpu:0:service:{third}\n"
+    assert cantle(server, "daemon", "--services-mode", "--stop") == "agent node1:cpu:0 is stopped\n"
+
+
+def test_an_agent_without_gpus_runs_one_at_a_time(server):
+    server.api("queues.create", name="any", system_tags=["default"])
+    # Without --queue: the one that is tagged as the default.
+    serve(server, worker="node1:cpu:0", log="first.log", CLEARML_CPU_ONLY="1")
+    serve(server, "--cpu-only", "--queue", "other", "--create-queue", worker="node1:cpu:1", log="second.log")
+    long = enqueue(server, "any", "long", until(server, "go"))
+    wait_until(lambda: server.status(long) == "in_progress", 20, "the start")
+    short = enqueue(server, "any", "short", "true")
+    wait_until(lambda: reason_of(server, short) == "this agent runs one task at a time", 20, "the reason")
+    (server.home / "go").touch()
+    assert ended(server, long, short) == ["completed"] * 2
+    twice = cantle(server, "daemon", "--cpu-only", "--queue", "any", "--worker-id", "node1:cpu:1", code=8)
+    assert twice.startswith("cantle: agent node1:cpu:1 runs here already (pid ") and twice.count("\n") == 1
+
+
+def test_tags_and_properties_go_before_the_hours(server):
+    """`force_workers:on|off` on a queue, then `force` of the worker, then --downtime."""
+    for queue, tags in (("on", ["force_workers:on"]), ("off", ["force_workers:off"]), ("plain", [])):
+        server.api("queues.create", name=queue, tags=tags)
+    words = ["--dynamic-gpus", "--gpus", "0", "--queue", "on=0.5", "off=0.5", "plain=0.5", "--downtime", ALWAYS]
+    serve(server, *words, worker="node1:dgpu0", log="daemon.log")
+    on, off, plain = (enqueue(server, queue, queue, "true") for queue in ("on", "off", "plain"))
+    assert ended(server, on) == ["completed"]
+    wait_until(lambda: reason_of(server, off) == "the queue is tagged force_workers:off", 20, "the tag")
+    wait_until(lambda: f"takes no tasks at {ALWAYS}" in reason_of(server, plain), 20, "the hours")
+    force = lambda value: server.api("workers.set_runtime_properties", worker="node1:dgpu0", runtime_properties=[{"key": "force", "value": value}])
+    force("off")
+    wait_until(lambda: reason_of(server, plain) == "the worker's runtime property force is off", 20, "the property")
+    force("on")
+    assert ended(server, plain) == ["completed"]
+    assert server.status(off) == "queued"
 
 
 def test_the_whole_command_line_of_clearmls_agent(server):

@@ -136,13 +136,17 @@ def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, s
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
-def test_the_documented_words_for_gpus_work(server):
+@pytest.mark.parametrize(
+    ("words", "env", "named"),
+    [(["--gpus", "0,", "1"], {}, "node1:dgpu0, 1"), ([], {"NVIDIA_VISIBLE_DEVICES": "0,1"}, "node1:dgpu0,1")],
+)
+def test_the_documented_words_for_gpus_work(server, words, env, named):
     """Theirs: `--gpus 0, 1`, as every page of the documentation has it, is refused."""
     server.queue("q")
-    child = server.start([CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0,", "1", "--queue", "q=1"], "daemon.log", **SIM)
+    child = server.start([CANTLE, "daemon", "--dynamic-gpus", *words, "--queue", "q=1"], "daemon.log", **SIM | env)
     worker = lambda: [worker["id"] for worker in server.api("workers.get_all", last_seen=60)["workers"]]
     wait_until(lambda: worker() or child.poll() is not None, 30, "the daemon")
-    assert worker() == ["node1:dgpu0, 1"], server.text("daemon.log")
+    assert worker() == [named], server.text("daemon.log")
 
 
 @pytest.mark.parametrize("backfill", [False, True])

@@ -44,6 +44,16 @@ pub enum AgentError {
         /// Its pid.
         pid: u32,
     },
+    /// Two daemons under one name.
+    #[error(
+        "agent {worker} runs here already (pid {pid}); stop it first or give this one another --worker-id"
+    )]
+    WorkerTaken {
+        /// Worker id of both.
+        worker: String,
+        /// Pid of the other one.
+        pid: u32,
+    },
     /// There is nothing to share.
     #[error("this machine has no GPU; try --sim-gpus 3xA100-40GB")]
     NoGpu,
@@ -188,7 +198,7 @@ impl AgentError {
             Self::NoRoom(_) => 6,
             Self::PlaceLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
-            Self::GpuTaken { .. } => 8,
+            Self::GpuTaken { .. } | Self::WorkerTaken { .. } => 8,
             Self::Start(error) => error.exit_code(),
             Self::File { .. }
             | Self::Listen { .. }

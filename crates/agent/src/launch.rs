@@ -73,7 +73,7 @@ impl Launcher {
         Ok(())
     }
 
-    /// Makes the accounting region of a lease that is on disk.
+    /// Makes the accounting region of a lease that is on disk; without a slice there is nothing to account.
     ///
     /// # Errors
     /// If a file can't be written.
@@ -88,6 +88,9 @@ impl Launcher {
         // Searchable by all: a task may change its user. Who can reach it at all is decided by the node directory.
         let made = DirBuilder::new().recursive(true).mode(0o755).create(&dir);
         made.map_err(|e| AgentError::file(&dir, &e))?;
+        if lease.slices.is_empty() {
+            return Ok(());
+        }
         let limit = |slice: &Slice| -> Result<GpuLimit, AgentError> {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
             let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;
@@ -161,5 +164,8 @@ pub(crate) fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
             format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)
         }
     };
+    if slices.is_empty() {
+        return "no GPU".to_owned();
+    }
     slices.iter().map(one).collect::<Vec<_>>().join(" and ")
 }

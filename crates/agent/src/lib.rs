@@ -22,7 +22,7 @@ mod watchdog;
 use cantle_model::Holder;
 
 pub use cantle_runtime::leave_terminal;
-pub use daemon::{Config, Docker, Hours, Schedule, ScheduleError, check, daemon};
+pub use daemon::{Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
 pub use error::AgentError;
 pub use launch::Command;
 pub use mig::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};

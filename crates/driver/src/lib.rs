@@ -9,6 +9,7 @@ pub mod fault;
 mod fixed;
 mod libraries;
 mod mig;
+mod no_gpus;
 mod nodes;
 mod nvml;
 mod patience;
@@ -25,6 +26,7 @@ pub use error::DriverError;
 pub use fixed::FixedInstances;
 pub use libraries::{Libraries, Library};
 pub use mig::{Activation, GpuInstance, Mig};
+pub use no_gpus::no_gpus;
 pub use visible::visible_memory;
 
 /// The first argument that makes the binary act as the context probe: see [`probe_context_main`].

@@ -30,7 +30,7 @@ const USUAL_DIRS: [&str; 13] = [
 ];
 
 /// One library of the driver.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Library {
     /// The file itself.
     pub real: PathBuf,
@@ -40,7 +40,7 @@ pub struct Library {
 }
 
 /// The two libraries through which programs reach the driver.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Libraries {
     /// CUDA's driver API, `libcuda.so.1`.
     pub cuda: Library,

@@ -2,7 +2,9 @@
 //! (`docs/metrics.md` lists them).
 
 mod histogram;
+mod slice;
 mod text;
 
 pub use histogram::Histogram;
+pub use slice::SliceLabels;
 pub use text::{Exposition, Kind, precise};

@@ -1,4 +1,4 @@
-//! Queue specifications of the daemon: `NAME=F`, `NAME=N`, `NAME=MIN-MAX`, `NAME=task`.
+//! Queue specifications of the daemon: `NAME=F`, `NAME=N`, `NAME=MIN-MAX`, `NAME=task`, `NAME=none`.
 
 use serde::{Deserialize, Serialize};
 
@@ -22,6 +22,8 @@ pub enum QueueWant {
     },
     /// What the task itself asks for; one whole GPU if it doesn't say.
     Task,
+    /// No GPU, whatever the task asks for.
+    None,
 }
 
 impl QueueWant {
@@ -32,16 +34,18 @@ impl QueueWant {
             Self::Fixed(request) => request.gpus(),
             Self::Range { min, .. } => *min,
             Self::Task => 1,
+            Self::None => 0,
         }
     }
 
-    /// What a task of this queue asks for, given its own wish.
+    /// What a task of this queue asks for, given its own wish; nothing if it gets no GPU.
     #[must_use]
-    pub fn request_for(&self, own: Option<&GpuRequest>) -> GpuRequest {
+    pub fn request_for(&self, own: Option<&GpuRequest>) -> Option<GpuRequest> {
         match self {
-            Self::Fixed(request) => request.clone(),
-            Self::Range { min, .. } => GpuRequest::Gpus(*min),
-            Self::Task => own.cloned().unwrap_or(GpuRequest::Gpus(1)),
+            Self::Fixed(request) => Some(request.clone()),
+            Self::Range { min, .. } => Some(GpuRequest::Gpus(*min)),
+            Self::Task => Some(own.cloned().unwrap_or(GpuRequest::Gpus(1))),
+            Self::None => None,
         }
     }
 }
@@ -69,6 +73,7 @@ impl QueueSpec {
         }
         let want = match spec.split_once('-') {
             _ if spec == "task" => QueueWant::Task,
+            _ if spec == "none" => QueueWant::None,
             Some((min, max)) if !min.is_empty() => range(text, min, max)?,
             _ => QueueWant::Fixed(amount(text, spec)?),
         };
@@ -114,11 +119,11 @@ pub enum QueueSpecError {
     NoName(String),
     /// Not a number.
     #[error(
-        "--queue {0}: not a number of GPUs; write a multiple of 0.125 up to 1, a whole number, MIN-MAX or task"
+        "--queue {0}: not a number of GPUs; write a multiple of 0.125 up to 1, a whole number, MIN-MAX, task or none"
     )]
     NotANumber(String),
     /// Zero.
-    #[error("--queue {0}: zero GPUs; the smallest part is 0.125")]
+    #[error("--queue {0}: zero GPUs; the smallest part is 0.125, and none gives no GPU")]
     Zero(String),
     /// Above one and not whole.
     #[error("--queue {0}: above one GPU only whole numbers are possible; nearest are {1} and {2}")]
@@ -147,6 +152,7 @@ mod tests {
         assert_eq!(want("single_gpu=1"), Ok(QueueWant::Fixed(GpuRequest::Gpus(1))));
         assert_eq!(want("opp=1-4"), Ok(QueueWant::Range { min: 1, max: 4 }));
         assert_eq!(want("default=task"), Ok(QueueWant::Task));
+        assert_eq!(want("services=none"), Ok(QueueWant::None));
         assert_eq!(QueueSpec::parse("a=b=1").unwrap().name, "a=b");
     }
 
@@ -159,7 +165,7 @@ mod tests {
             says("half=1.25"),
             "--queue half=1.25: above one GPU only whole numbers are possible; nearest are 1 and 2"
         );
-        assert_eq!(says("half=0"), "--queue half=0: zero GPUs; the smallest part is 0.125");
+        assert!(says("half=0").starts_with("--queue half=0: zero GPUs; the smallest part is 0.125"));
         assert!(says("x=abc").contains("not a number of GPUs"));
         assert!(says("x=-2").contains("not a number of GPUs"));
         assert!(says("half_gpu").contains("NAME=SPEC"));

@@ -21,8 +21,8 @@ pub(crate) fn for_task(
     let devices: Vec<&str> =
         spec.slices.iter().map(|s| s.mig.as_ref().map_or(s.gpu.0.as_str(), |mig| &mig.uuid)).collect();
     set("CUDA_VISIBLE_DEVICES", devices.join(",").into());
-    // The container toolkit's words: "void" is nothing at all, while an empty value means "leave it to me".
-    let visible = if devices.is_empty() { "void".to_owned() } else { devices.join(",") };
+    // ClearML's programs know "none"; an empty value means "leave it to me".
+    let visible = if devices.is_empty() { "none".to_owned() } else { devices.join(",") };
     set("NVIDIA_VISIBLE_DEVICES", visible.into());
     set("CUDA_DEVICE_ORDER", "PCI_BUS_ID".into());
     set(SLICE, spec.lease.0.clone().into());

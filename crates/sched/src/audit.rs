@@ -34,6 +34,14 @@ pub enum Violation {
         /// The GPU.
         gpu: GpuUuid,
     },
+    /// More tasks at once than may run.
+    #[error("{tasks} tasks at once, {most} may run")]
+    TooMany {
+        /// Tasks that would run.
+        tasks: usize,
+        /// Tasks that may.
+        most: usize,
+    },
     /// More CPU or memory than a host has.
     #[error("node {node}: more CPU or memory given out than it has")]
     OverHost {
@@ -119,6 +127,7 @@ pub enum Violation {
 pub fn audit(state: &State, plan: &Plan) -> Vec<Violation> {
     let mut violations = Vec::new();
     tasks(state, plan, &mut violations);
+    at_once(state, plan, &mut violations);
     for start in &plan.starts {
         request(state, start, &mut violations);
     }
@@ -152,6 +161,13 @@ fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
         if started.contains(task) == waits.contains(task) {
             violations.push(Violation::Forgotten { task: task.clone() });
         }
+    }
+}
+
+fn at_once(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+    let tasks = state.running.len() + plan.starts.len();
+    if let Some(most) = state.at_once.filter(|most| !plan.starts.is_empty() && tasks > *most) {
+        violations.push(Violation::TooMany { tasks, most });
     }
 }
 
@@ -259,15 +275,17 @@ fn count_as_asked(queue: &Queue, waiting: &Waiting, got: usize) -> bool {
             got == *n as usize
         }
         (QueueWant::Task, None) => got == 1,
+        (QueueWant::None, _) => got == 0,
         _ => got == waiting.devices.max(1) as usize,
     }
 }
 
 fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> bool {
     let request = match queue.spec.want.request_for(waiting.request.as_ref()) {
+        None => return false,
         // Each of several GPUs is a whole one.
-        GpuRequest::Gpus(_) => GpuRequest::Gpus(1),
-        request => request,
+        Some(GpuRequest::Gpus(_)) => GpuRequest::Gpus(1),
+        Some(request) => request,
     };
     let model_ok = waiting.models.is_empty() || waiting.models.contains(&gpu.gpu.model);
     if let Some(mig) = &slice.mig {

@@ -74,8 +74,9 @@ impl Demand {
         let ask = match &queue.spec.want {
             QueueWant::Range { min, max } => Ask::Whole { min: *min, max: *max },
             want => match want.request_for(task.request.as_ref()) {
-                GpuRequest::Gpus(n) => Ask::Whole { min: n, max: n },
-                request => Ask::Part { request, devices: task.devices.max(1) },
+                None => Ask::Nothing,
+                Some(GpuRequest::Gpus(n)) => Ask::Whole { min: n, max: n },
+                Some(request) => Ask::Part { request, devices: task.devices.max(1) },
             },
         };
         Self { ask, models: task.models.clone(), host: task.host, isolation: task.isolation }

@@ -163,6 +163,11 @@ pub enum Reason {
         /// Tasks of the gang.
         size: u32,
     },
+    /// As many tasks run as may run at once.
+    EnoughAtOnce {
+        /// How many that is.
+        most: usize,
+    },
     /// Even an idle cluster could not run it.
     Never {
         /// What it needs, in words.
@@ -215,6 +220,10 @@ impl fmt::Display for Reason {
             Self::GangIncomplete { gang, present, size } => {
                 write!(f, "{present} of {size} tasks of gang {gang} are here; they start together")
             }
+            Self::EnoughAtOnce { most: 1 } => write!(f, "this agent runs one task at a time"),
+            Self::EnoughAtOnce { most } => {
+                write!(f, "this agent runs {most} tasks at a time, and so many run")
+            }
             Self::Never { needs, largest } => write!(f, "needs {needs}, can never run here: {largest}"),
         }
     }
@@ -255,6 +264,7 @@ impl Reason {
                 "those tasks having stopped; nothing else is needed".into()
             }
             Self::GangIncomplete { .. } => "the rest of its gang being submitted".into(),
+            Self::EnoughAtOnce { .. } => "a running task that ends, or another agent for the queue".into(),
             Self::Never { .. } => "asking for less, or a larger node".into(),
         }
     }

@@ -118,6 +118,11 @@ impl<'a> Round<'a> {
         if let Some(reason) = self.refused_by_quota(&group, task) {
             return self.wait(&group, &reason);
         }
+        if let Some(most) = self.state.at_once
+            && self.state.running.len() + self.starts.len() + group.members.len() > most
+        {
+            return self.wait(&group, &Reason::EnoughAtOnce { most });
+        }
         match self.find(&group, task.max_run_ms) {
             Some(places) => self.start(&group, &places),
             None => self.block(&group),

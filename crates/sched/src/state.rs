@@ -24,6 +24,8 @@ pub struct State {
     pub projects: Vec<Project>,
     /// What other planners under the same quotas have and have given out.
     pub elsewhere: Elsewhere,
+    /// How many tasks may run at once; as many as there is room for if `None`.
+    pub at_once: Option<usize>,
 }
 
 /// GPUs that another planner gives out: nothing is started or stopped there, but shares and limits count them.
@@ -61,6 +63,7 @@ impl State {
             expected: Mix::new(),
             projects: Vec::new(),
             elsewhere,
+            at_once: None,
         }
     }
 }

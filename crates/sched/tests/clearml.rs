@@ -298,3 +298,26 @@ fn audit_finds_what_is_wrong_with_a_plan() {
     assert_eq!(says(&state, &good).len(), 1, "one byte of foreign use is one too much");
     assert!(says(&state, &good)[0].contains("limits and foreign use add up to 42949672961 bytes"));
 }
+
+/// `--services-mode 2`: no GPU, also on a machine that has none; two at once, whatever queue they come from.
+#[test]
+fn tasks_without_a_gpu_run_so_many_at_once() {
+    for gpus in [0, 1] {
+        let mut state = state(gpus, vec![queue("a=none", &["a1"]), queue("b=none", &["b1", "b2", "b3"])]);
+        state.at_once = Some(2);
+        let plan = step(&mut state, &Policy::default());
+        assert_eq!(starts(&plan), ["a1@", "b1@"]);
+        assert_eq!(reason(&plan, "b2"), "this agent runs 2 tasks at a time, and so many run");
+        assert!(step(&mut state, &Policy::default()).starts.is_empty());
+        end(&mut state, "a1");
+        assert_eq!(starts(&step(&mut state, &Policy::default())), ["b2@"]);
+        let mut over = plan;
+        over.starts = vec![over.starts[0].clone()];
+        over.starts[0].task = TaskId::from("b3");
+        over.starts[0].queue = "b".into();
+        over.waits.clear();
+        assert!(!audit(&state, &over).is_empty(), "a third at once");
+        state.at_once = None;
+        assert_eq!(starts(&step(&mut state, &Policy::default())), ["b3@"], "no limit");
+    }
+}

@@ -4,7 +4,7 @@ use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, Cause, TaskStatus};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, Happening, TaskRow, Victim};
-use crate::flow::{about, entry, prepend, queue_name, set_message, set_status};
+use crate::flow::{about, entry, forget_run, prepend, queue_name, set_message, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -91,13 +91,7 @@ impl Store {
                 if entry(&mut write.tx, task).await?.is_none() {
                     prepend(&mut write.tx, task, queue, change.now_us).await?;
                 }
-                sqlx::query(
-                    "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
-                     lease = NULL, slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
-                )
-                .bind(task)
-                .execute(&mut *write.tx)
-                .await?;
+                forget_run(&mut write.tx, task).await?;
                 set_status(&mut write.tx, task, Queued, change).await?;
                 let message = format!("back to the front of {name}: {}", change.reason);
                 let happening = about(&old, "requeue", change, message);

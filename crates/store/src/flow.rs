@@ -43,14 +43,12 @@ impl Store {
             return Err(refusal(&old, "enqueue"));
         }
         append(&mut write.tx, task, queue, change.now_us).await?;
-        sqlx::query(
-            "UPDATE tasks SET queue = $2, taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, \
-             lease = NULL, slices = '[]', exit_code = NULL, reason = NULL, evicted_for = NULL WHERE id = $1",
-        )
-        .bind(task)
-        .bind(queue)
-        .execute(&mut *write.tx)
-        .await?;
+        forget_run(&mut write.tx, task).await?;
+        sqlx::query("UPDATE tasks SET queue = $2, evicted_for = NULL WHERE id = $1")
+            .bind(task)
+            .bind(queue)
+            .execute(&mut *write.tx)
+            .await?;
         set_status(&mut write.tx, task, Queued, change).await?;
         let happening = about(&old, "enqueue", change, format!("queued in {queue_name}"));
         self.record(&mut write.tx, Happening { queue: Some(queue_name), ..happening }).await?;
@@ -281,9 +279,9 @@ impl Store {
             return Err(refusal(&old, "reset"));
         }
         self.move_to(&mut write, &old, Created, change, "reset").await?;
+        forget_run(&mut write.tx, task).await?;
         sqlx::query(
-            "UPDATE tasks SET queue = NULL, node = NULL, lease = NULL, slices = '[]', exit_code = NULL, \
-             reason = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
+            "UPDATE tasks SET queue = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
              last_iteration = 0 WHERE id = $1",
         )
         .bind(task)
@@ -339,6 +337,18 @@ pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String
         node: task.node.clone(),
         message: format!("{}: {message}", task.index.name),
     }
+}
+
+/// Forgets when, where and how a task ran: it may run anew.
+pub(crate) async fn forget_run(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, lease = NULL, \
+         slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
+    )
+    .bind(task)
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 pub(crate) async fn set_status(

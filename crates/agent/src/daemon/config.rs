@@ -12,8 +12,42 @@ use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
 use super::{Docker, Schedule};
+use crate::Node;
 use crate::mig::{Adopt, WholeGpu};
 use crate::watchdog::Watch;
+
+/// What the agent gives its tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gives {
+    /// All its GPUs, to one task at a time.
+    #[default]
+    AllGpus,
+    /// To each what its queue says (`--dynamic-gpus`).
+    Slices,
+    /// No GPU; one task at a time (`--cpu-only`).
+    NoGpu,
+    /// No GPU; so many tasks at a time, any number if `None` (`--services-mode`).
+    Services {
+        /// At least 1.
+        at_once: Option<usize>,
+    },
+}
+
+impl Gives {
+    /// Is no GPU looked at, let alone claimed?
+    pub(crate) const fn is_gpuless(self) -> bool {
+        matches!(self, Self::NoGpu | Self::Services { .. })
+    }
+
+    /// How many tasks run at once, where that is not a matter of GPUs.
+    pub(crate) const fn at_once(self) -> Option<usize> {
+        match self {
+            Self::AllGpus | Self::Slices => None,
+            Self::NoGpu => Some(1),
+            Self::Services { at_once } => at_once,
+        }
+    }
+}
 
 /// Settings of [`crate::daemon`].
 #[derive(Clone, Debug)]
@@ -34,8 +68,10 @@ pub struct Config {
     pub gpus: GpuList,
     /// `--gpus` as it was written: worker ids repeat it.
     pub gpus_text: Option<String>,
-    /// Cut GPUs by queue (`--dynamic-gpus`). Otherwise one task at a time gets all GPUs of this agent.
-    pub dynamic: bool,
+    /// What tasks get.
+    pub gives: Gives,
+    /// Which of the agents without GPUs of this name it is.
+    pub cpu_slot: usize,
     /// Order of queues, backfill, placement.
     pub policy: Policy,
     /// Where the GPUs come from.
@@ -91,7 +127,8 @@ impl Config {
             create_queues: false,
             gpus: GpuList::All,
             gpus_text: None,
-            dynamic: false,
+            gives: Gives::default(),
+            cpu_slot: 0,
             policy: Policy::default(),
             source,
             lib_dir: PathBuf::from("lib"),
@@ -115,20 +152,39 @@ impl Config {
         }
     }
 
-    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, `<name>:0` if no GPU was named, or what
-    /// was forced.
+    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, `<name>:0` if no GPU was named,
+    /// `<name>:cpu:0` if there is to be none, or what was forced.
     #[must_use]
     pub fn worker(&self) -> String {
         if let Some(id) = &self.worker_id {
             return id.clone();
         }
-        if self.gpus_text.is_none() && !self.dynamic {
+        if self.gives.is_gpuless() {
+            return format!("{}:cpu:{}", self.name, self.cpu_slot);
+        }
+        let dynamic = self.gives == Gives::Slices;
+        if self.gpus_text.is_none() && !dynamic {
             return format!("{}:0", self.name);
         }
         // A MIG GPU is written 0:1; in an id the colon has a meaning already.
         let gpus = self.gpus_text.as_deref().unwrap_or("all").replace(':', ".");
-        let kind = if self.dynamic { "dgpu" } else { "gpu" };
+        let kind = if dynamic { "dgpu" } else { "gpu" };
         format!("{}:{kind}{gpus}", self.name)
+    }
+
+    /// Where its leases are. Those without slices are kept apart: what their tasks take of a GPU all the same is
+    /// somebody else's use for those who give out GPUs.
+    pub(crate) fn node_dir(&self) -> PathBuf {
+        if self.gives.is_gpuless() { Node::gpuless_dir(&self.source) } else { Node::dir_for(&self.source) }
+    }
+
+    /// The worker id that a task finds in its environment. Each of several services is a worker of its own, as with
+    /// ClearML's agent.
+    pub(crate) fn worker_of(&self, task: &str) -> String {
+        match self.gives {
+            Gives::Services { .. } => format!("{}:service:{task}", self.worker()),
+            _ => self.worker(),
+        }
     }
 }
 
@@ -144,10 +200,14 @@ mod tests {
         assert_eq!(config.worker(), "node1:0");
         config.gpus_text = Some("0,1".to_owned());
         assert_eq!(config.worker(), "node1:gpu0,1");
-        (config.gpus_text, config.dynamic) = (Some("0, 1".to_owned()), true);
+        (config.gpus_text, config.gives) = (Some("0, 1".to_owned()), Gives::Slices);
         assert_eq!(config.worker(), "node1:dgpu0, 1");
         config.gpus_text = Some("0:0,0:1".to_owned());
         assert_eq!(config.worker(), "node1:dgpu0.0,0.1");
+        (config.gives, config.cpu_slot) = (Gives::NoGpu, 1);
+        assert_eq!((config.worker(), config.worker_of("7")), ("node1:cpu:1".into(), "node1:cpu:1".into()));
+        config.gives = Gives::Services { at_once: None };
+        assert_eq!(config.worker_of("7"), "node1:cpu:1:service:7");
         config.worker_id = Some("mine".to_owned());
         assert_eq!(config.worker(), "mine");
     }

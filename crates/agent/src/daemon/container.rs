@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_clearml::tasks;
-use cantle_driver::Driver;
+use cantle_driver::{ContainerParts, Driver};
 use cantle_model::TaskId;
 use cantle_runtime::{ContainerSpec, TaskSpec};
 
@@ -39,7 +39,12 @@ pub(super) fn container_spec(
     task: &tasks::Task,
     spec: &mut TaskSpec,
 ) -> Result<ContainerSpec, AgentError> {
-    let parts = driver.container_parts(&spec.slices)?;
+    // Without a GPU it needs nothing of the driver, not even the nodes that all GPUs share.
+    let parts = if spec.slices.is_empty() {
+        ContainerParts::default()
+    } else {
+        driver.container_parts(&spec.slices)?
+    };
     let (image, options) = image_and_options(docker, &task.container)
         .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
     spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));

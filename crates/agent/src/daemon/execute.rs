@@ -96,7 +96,7 @@ impl Agent {
         lease: &LeaseId,
         task: &tasks::Task,
     ) -> Result<Command, AgentError> {
-        let command = command::of_task(task, &self.config, &self.worker)?;
+        let command = command::of_task(task, &self.config)?;
         let entry = self.entries.get_mut(lease).ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
         entry.job.name.clone_from(&task.name);
         entry.job.command = Some(command.clone());

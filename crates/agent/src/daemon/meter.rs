@@ -10,7 +10,7 @@ use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use cantle_clearml::cantle::{GpuView, SliceView};
-use cantle_metrics::{Exposition, Histogram, Kind, precise};
+use cantle_metrics::{Exposition, Histogram, Kind, SliceLabels, precise};
 use cantle_model::{GpuUuid, Milli, Slice};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -181,15 +181,15 @@ fn of_slices(metrics: &mut Exposition, node: &str, gpus: &[GpuView]) {
         for gpu in gpus {
             let index = gpu.index.to_string();
             for slice in &gpu.slices {
-                let labels = [
-                    ("gpu", &*index),
-                    ("UUID", &gpu.uuid),
-                    ("Hostname", node),
-                    ("GPU_I_PROFILE", slice.mig.as_ref().map_or("", |mig| &mig.profile)),
-                    ("slice", &slice.lease),
-                    ("task", &slice.task),
-                ];
-                metrics.sample(&labels, precise(value(slice)));
+                let labels = SliceLabels {
+                    gpu: &index,
+                    uuid: &gpu.uuid,
+                    node,
+                    mig_profile: slice.mig.as_ref().map_or("", |mig| &mig.profile),
+                    slice: &slice.lease,
+                    task: &slice.task,
+                };
+                metrics.sample(&labels.pairs(), precise(value(slice)));
             }
         }
     };

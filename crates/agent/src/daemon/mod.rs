@@ -16,6 +16,7 @@ mod entry;
 mod execute;
 mod finish;
 mod fleet;
+mod hours;
 mod link;
 mod load;
 mod logs;
@@ -41,7 +42,7 @@ use cantle_runtime::Engine;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
-pub use config::Config;
+pub use config::{Config, Gives};
 pub use container::Docker;
 pub use schedule::{Hours, Schedule, ScheduleError};
 pub use setup::check;
@@ -79,6 +80,7 @@ struct Agent {
     news_sender: mpsc::UnboundedSender<(LeaseId, News)>,
     reports: report::Reports,
     planning: start::Planning,
+    property: hours::Property,
     watchdog: Watchdog,
     meter: Meter,
     looked: Option<Instant>,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::{Error as WireError, Listing, queues};
+use cantle_clearml::{Error as WireError, Listing, queues, subcode};
 use cantle_model::{GpuRequest, QueueId, QueueSpec, QueueWant};
 
 use super::Agent;
@@ -17,6 +17,43 @@ pub(crate) struct Served {
     /// Its name and what its tasks get.
     pub(crate) spec: QueueSpec,
 }
+
+/// What a queue's tag `force_workers:…` or a worker's runtime property `force` says about the hours at which tasks are taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Force {
+    On,
+    Off,
+}
+
+impl Force {
+    fn of_tags(tags: &[String]) -> Option<Self> {
+        let has = |tag: &str| tags.iter().any(|given| given == tag);
+        // As ClearML's agent reads a queue with both.
+        if has("force_workers:off") {
+            return Some(Self::Off);
+        }
+        has("force_workers:on").then_some(Self::On)
+    }
+
+    /// `None` for anything else, which ClearML's agent ignores too.
+    pub(crate) fn of_property(value: &str) -> Option<Self> {
+        match value.to_ascii_lowercase().as_str() {
+            "on" => Some(Self::On),
+            "off" => Some(Self::Off),
+            _ => None,
+        }
+    }
+}
+
+/// A queue at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Line {
+    pub(crate) force: Option<Force>,
+    pub(crate) waiting: Vec<Queued>,
+}
+
+/// Queues by id.
+pub(crate) type Lines = BTreeMap<QueueId, Line>;
 
 /// A task at its place in a queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +70,18 @@ pub(crate) fn spec_text(want: &QueueWant) -> String {
         QueueWant::Fixed(request) => request.to_string(),
         QueueWant::Range { min, max } => format!("{min}-{max}"),
         QueueWant::Task => "task".to_owned(),
+        QueueWant::None => "none".to_owned(),
     }
+}
+
+/// The queue that is tagged as the default one, or the one called `default`.
+pub(crate) async fn default_queue(link: &Link) -> Result<QueueSpec, AgentError> {
+    let name = match link.call(&queues::GetDefault {}).await {
+        Ok(queue) => queue.id,
+        Err(error) if error.is_subcode(subcode::NO_DEFAULT_QUEUE) => "default".to_owned(),
+        Err(error) => return Err(error.into()),
+    };
+    Ok(QueueSpec { name, want: QueueWant::Task })
 }
 
 /// Finds the queues by name or id; makes the missing ones if `create`.
@@ -68,17 +116,32 @@ pub(crate) async fn resolve(
 
 impl Agent {
     /// Who waits where, in one call.
-    pub(crate) async fn read_queues(&self) -> Result<BTreeMap<QueueId, Vec<Queued>>, WireError> {
+    pub(crate) async fn read_queues(&self) -> Result<Lines, WireError> {
         let ids = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
-        let list = Listing::fields(ids, &["id", "name", "entries"]);
+        let list = Listing::fields(ids, &["id", "name", "entries", "tags"]);
         let found = self.link.call(&queues::GetAll { list }).await?.queues;
         let entry = |entry: queues::Entry| Queued {
             added_ms: entry.added.parse::<jiff::Timestamp>().map_or(0, jiff::Timestamp::as_millisecond),
             task: entry.task,
         };
-        let waiting = |queue: queues::Queue| {
-            (QueueId(queue.id), queue.entries.into_iter().map(entry).collect::<Vec<_>>())
+        let line = |queue: queues::Queue| {
+            let waiting = queue.entries.into_iter().map(entry).collect();
+            (QueueId(queue.id), Line { force: Force::of_tags(&queue.tags), waiting })
         };
-        Ok(found.into_iter().map(waiting).collect())
+        Ok(found.into_iter().map(line).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_queue_that_is_both_on_and_off_is_off() {
+        let of = |tags: &[&str]| Force::of_tags(&tags.iter().map(|&tag| tag.to_owned()).collect::<Vec<_>>());
+        assert_eq!(of(&["x"]), None);
+        assert_eq!(of(&["x", "force_workers:on"]), Some(Force::On));
+        assert_eq!(of(&["force_workers:on", "force_workers:off"]), Some(Force::Off));
+        assert_eq!((Force::of_property("OFF"), Force::of_property("maybe")), (Some(Force::Off), None));
     }
 }

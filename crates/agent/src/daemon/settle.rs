@@ -35,7 +35,12 @@ impl Agent {
 
     /// Was the task really taken out of its queue when no answer came? If so it goes back to the front.
     async fn is_settled(&self, queue: &str, task: &str, doubt: Duration) -> Result<bool, WireError> {
-        let is_queued = self.read_queues().await?.values().flatten().any(|queued| queued.task == task);
+        let is_queued = self
+            .read_queues()
+            .await?
+            .values()
+            .flat_map(|line| &line.waiting)
+            .any(|queued| queued.task == task);
         let taken = matches!(self.state(task).await?, Some((TaskStatus::Queued, _)));
         if is_queued || !taken {
             return Ok(true);

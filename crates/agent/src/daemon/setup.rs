@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 
 use super::link::Link;
 use super::meter::Meter;
-use super::queues::resolve;
-use super::{Agent, Config, report, start};
+use super::queues::{default_queue, resolve};
+use super::{Agent, Config, Gives, hours, report, start};
 use crate::AgentError;
 use crate::launch::Launcher;
 use crate::mig::{self, Stages};
@@ -30,23 +30,26 @@ const WORKER_TIMEOUT_S: u64 = 600;
 /// In one line what is wrong.
 pub fn check(config: &Config) -> Result<(), AgentError> {
     let (driver, gpus) = fitting_gpus(config)?;
-    let node = Node::open(&Node::dir_for(&config.source))?;
-    node.lock()?.check_claims(&gpus, &mig::fixed_by_gpu(driver.as_ref(), &gpus))
+    let node = Node::open(&config.node_dir())?;
+    node.lock()?.check_claims(&config.worker(), &gpus, &mig::fixed_by_gpu(driver.as_ref(), &gpus))
 }
 
 /// The agent's GPUs, if they can serve its queues.
 fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentError> {
+    if config.gives.is_gpuless() {
+        return Ok((cantle_driver::no_gpus(), Vec::new()));
+    }
     let driver = cantle_driver::open(&config.source)?;
     let (driver, gpus) = mig::chosen(driver, &config.gpus)?;
     if gpus.is_empty() {
         return Err(AgentError::NoGpu);
     }
     let given = |gpu: &&Gpu| driver.fixed_devices(&gpu.uuid).is_some_and(|devices| devices.len() > 1);
-    if let Some(gpu) = gpus.iter().find(given).filter(|_| !config.dynamic) {
+    if let Some(gpu) = gpus.iter().find(given).filter(|_| config.gives == Gives::AllGpus) {
         let count = driver.fixed_devices(&gpu.uuid).map_or(0, <[String]>::len);
         return Err(AgentError::SeveralInstances { index: gpu.index, count });
     }
-    if config.dynamic {
+    if config.gives == Gives::Slices {
         cantle_sched::validate_queues(&config.queues, &gpus)?;
     }
     Ok((driver, gpus))
@@ -54,18 +57,24 @@ fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentErr
 
 pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     let (driver, mut gpus) = fitting_gpus(&config)?;
-    if !config.dynamic {
-        config.queues = all_gpus_each(&config.queues, &gpus);
-    }
     let engine = match &config.docker {
         Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?.with_devices().await?),
         None => None,
     };
     let worker = config.worker();
+    if config.gives.is_gpuless() {
+        // Beside the agent that gives out this machine's GPUs it is a node of its own: neither speaks for the other.
+        config.name.clone_from(&worker);
+        config.worker_id = Some(worker.clone());
+    }
     let link = Link::new(Client::new(&config.server, config.credentials.clone())?);
+    if config.queues.is_empty() {
+        config.queues.push(default_queue(&link).await?);
+    }
+    config.queues = queues_of(&config, &gpus);
     let queues = resolve(&link, &config.queues, config.create_queues).await?;
 
-    let node = Node::open(&Node::dir_for(&config.source))?;
+    let node = Node::open(&config.node_dir())?;
     let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus, given)?;
@@ -74,7 +83,8 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         claim.release(&node)?;
         return Err(error);
     }
-    let jobs_dir = config.state_dir.join("jobs");
+    // Whoever adopts a job must have its lease.
+    let jobs_dir = config.state_dir.join(if config.gives.is_gpuless() { "cpu-jobs" } else { "jobs" });
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
     made.map_err(|e| AgentError::file(&jobs_dir, &e))?;
     let register = workers::Register {
@@ -105,6 +115,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         news_sender,
         reports: report::Reports::default(),
         planning: start::Planning::default(),
+        property: hours::Property::default(),
         watchdog: Watchdog::default(),
         meter,
         looked: None,
@@ -130,12 +141,13 @@ fn make_ready(
     launcher.measure(driver, gpus)
 }
 
-/// Without `--dynamic-gpus` a task gets all GPUs of the agent, whatever queue it comes from.
-fn all_gpus_each(queues: &[QueueSpec], gpus: &[Gpu]) -> Vec<QueueSpec> {
-    let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
-    let all = |queue: &QueueSpec| QueueSpec {
-        name: queue.name.clone(),
-        want: QueueWant::Fixed(GpuRequest::Gpus(count)),
+/// Without `--dynamic-gpus` a task gets all GPUs of the agent, or none, whatever queue it comes from.
+fn queues_of(config: &Config, gpus: &[Gpu]) -> Vec<QueueSpec> {
+    let all = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let want = |queue: &QueueSpec| match config.gives {
+        Gives::Slices => queue.want.clone(),
+        Gives::AllGpus => QueueWant::Fixed(GpuRequest::Gpus(all)),
+        Gives::NoGpu | Gives::Services { .. } => QueueWant::None,
     };
-    queues.iter().map(all).collect()
+    config.queues.iter().map(|queue| QueueSpec { name: queue.name.clone(), want: want(queue) }).collect()
 }

@@ -14,25 +14,23 @@ use tracing::{Instrument as _, info_span};
 
 use super::entry::{Entry, Stage};
 use super::meter::count;
-use super::queues::Queued;
+use super::queues::{Lines, Queued};
 use super::{Agent, fleet};
-use crate::clock::{local_now, now_ms};
+use crate::clock::now_ms;
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
 use crate::{AgentError, capacity, mig, own_holder};
 
 /// Tasks of one queue that a plan looks at: those behind them wait for them anyway.
-const HEAD: usize = 64;
+pub(crate) const HEAD: usize = 64;
 
 /// A plan is made anew at least so often while somebody waits: others' use of the GPUs changes unannounced.
 const REPLAN_EVERY: Duration = Duration::from_secs(2);
 
-type Waits = BTreeMap<QueueId, Vec<Queued>>;
-
 /// What a plan is made from, as far as it is announced.
 #[derive(PartialEq, Eq)]
 struct Seen {
-    waits: Waits,
+    lines: Lines,
     leases: Vec<LeaseId>,
     fleet: Fleet,
 }
@@ -45,6 +43,8 @@ pub(crate) struct Planning {
     last_served: Option<String>,
     /// Something happened that a report should tell at once.
     pub(crate) changed: bool,
+    /// Why those wait that no plan looks at, by task.
+    held: BTreeMap<String, cantle::Waiting>,
     /// Why which task waits, by its id.
     pub(crate) waits: BTreeMap<String, cantle::Waiting>,
 }
@@ -63,21 +63,19 @@ impl Agent {
     pub(crate) async fn fill(&mut self) -> Result<(), WireError> {
         let fleet = self.read_fleet().await?;
         self.heed_evictions(&fleet).await?;
-        let waits = self.read_queues().await?;
-        if waits.values().all(Vec::is_empty) {
+        let mut lines = self.read_queues().await?;
+        let is_empty = |lines: &Lines| lines.values().all(|line| line.waiting.is_empty());
+        self.planning.held = if is_empty(&lines) { BTreeMap::new() } else { self.close(&mut lines).await? };
+        if is_empty(&lines) {
             self.set_waits(&Plan::default());
-            return Ok(());
-        }
-        if let Some(why) = self.config.schedule.closed(&local_now()) {
-            self.hold_all(&waits, &why);
             return Ok(());
         }
         let leases = self.node.leases().map(|leases| leases.into_iter().map(|lease| lease.id).collect());
         let leases = leases.unwrap_or_default();
-        if !self.planning.is_stale(Seen { waits: waits.clone(), leases, fleet: fleet.clone() }) {
+        if !self.planning.is_stale(Seen { lines: lines.clone(), leases, fleet: fleet.clone() }) {
             return Ok(());
         }
-        let heads = heads(waits, &fleet);
+        let heads = heads(lines, &fleet);
         let wishes = self.read_wishes(&heads).await?;
         let (placed, evictions) = self.place(&heads, &wishes, &fleet).unwrap_or_else(|error| {
             tracing::error!(%error, "nothing new is started");
@@ -98,8 +96,9 @@ impl Agent {
 
     /// What the tasks at the heads of the queues ask for. How much GPU counts in `NAME=task` queues only; on which kind,
     /// and what is counted beside it, everywhere.
-    async fn read_wishes(&self, heads: &Waits) -> Result<BTreeMap<String, TaskRequest>, WireError> {
-        let id: Vec<String> = heads.values().flatten().map(|queued| queued.task.clone()).collect();
+    async fn read_wishes(&self, heads: &Lines) -> Result<BTreeMap<String, TaskRequest>, WireError> {
+        let id: Vec<String> =
+            heads.values().flat_map(|line| &line.waiting).map(|queued| queued.task.clone()).collect();
         if id.is_empty() {
             return Ok(BTreeMap::new());
         }
@@ -115,7 +114,7 @@ impl Agent {
     /// Plans, audits, and writes a lease and a job for each task that gets a place; gives those, and who has to stop.
     fn place(
         &mut self,
-        heads: &Waits,
+        heads: &Lines,
         wishes: &BTreeMap<String, TaskRequest>,
         fleet: &Fleet,
     ) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
@@ -124,7 +123,7 @@ impl Agent {
         let told: BTreeMap<&str, &WaitingTask> =
             fleet.waiting.iter().map(|told| (told.task.as_str(), told)).collect();
         let queue = |served: &super::queues::Served| {
-            let waiting = heads.get(&served.id).into_iter().flatten().map(|queued| {
+            let waiting = heads.get(&served.id).into_iter().flat_map(|line| &line.waiting).map(|queued| {
                 let told = told.get(queued.task.as_str()).copied();
                 let mut waiting = waiting(queued, wishes.get(&queued.task), told);
                 let request = served.spec.want.request_for(waiting.request.as_ref());
@@ -136,9 +135,14 @@ impl Agent {
         let queues = self.queues.iter().map(queue).collect();
         let node = self.node.clone();
         let locked = node.lock()?;
-        let leases = locked.sweep()?;
+        let mut leases = locked.sweep()?;
+        if self.config.gives.is_gpuless() {
+            // What another agent runs takes nothing from us.
+            leases.retain(|lease| self.entries.contains_key(&lease.id));
+        }
         let mut state =
             capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
+        state.at_once = self.config.gives.at_once();
         state.last_served.clone_from(&self.planning.last_served);
         fleet::enter(&mut state, fleet, &self.ending());
         let began = Instant::now();
@@ -304,29 +308,15 @@ impl Agent {
         }
     }
 
-    /// Nothing is planned now; everybody waits for the same reason.
-    fn hold_all(&mut self, waits: &Waits, why: &str) {
-        let heads = waits.values().flat_map(|waiting| waiting.iter().take(HEAD));
-        let held = |queued: &Queued| cantle::Waiting {
-            task: queued.task.clone(),
-            reason: why.to_owned(),
-            remedy: None,
-        };
-        let waits = heads.map(|queued| (queued.task.clone(), held(queued))).collect();
-        self.planning.changed |= self.planning.waits != waits;
-        self.planning.waits = waits;
-        // The next plan is a new one, whatever has changed until then.
-        self.planning.seen = None;
-    }
-
     fn set_waits(&mut self, decided: &Plan) {
         let said = |wait: &Wait| cantle::Waiting {
             task: wait.task.0.clone(),
             reason: wait.reason.to_string(),
             remedy: Some(wait.reason.remedy()),
         };
-        let waits: BTreeMap<_, _> =
+        let mut waits: BTreeMap<_, _> =
             decided.waits.iter().map(|wait| (wait.task.0.clone(), said(wait))).collect();
+        waits.extend(self.planning.held.clone());
         if waits == self.planning.waits {
             return;
         }
@@ -344,16 +334,16 @@ impl Agent {
 }
 
 /// Those that a plan looks at; under quotas, those that the server names: the first of each project.
-fn heads(mut waits: Waits, fleet: &Fleet) -> Waits {
+fn heads(mut lines: Lines, fleet: &Fleet) -> Lines {
     let told: BTreeSet<&str> = fleet.waiting.iter().map(|told| told.task.as_str()).collect();
-    for waiting in waits.values_mut() {
+    for waiting in lines.values_mut().map(|line| &mut line.waiting) {
         if fleet.projects.is_empty() {
             waiting.truncate(HEAD);
         } else {
             waiting.retain(|queued| told.contains(queued.task.as_str()));
         }
     }
-    waits
+    lines
 }
 
 fn waiting(queued: &Queued, wish: Option<&TaskRequest>, told: Option<&WaitingTask>) -> Waiting {

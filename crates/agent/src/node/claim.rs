@@ -60,15 +60,19 @@ impl Claim {
     }
 }
 
-/// The daemons that answer for GPUs of `source` now.
+/// The daemons that answer for GPUs of `source` now, and those that give none.
 ///
 /// # Errors
 /// Names the file that can't be read.
 pub fn agents(source: &Source) -> Result<Vec<Claim>, AgentError> {
-    let node = Node::open(&Node::dir_for(source))?;
-    let _locked = node.lock()?;
-    let claims: Vec<Claim> = files::read_all(&node.dir.join("agents"))?;
-    Ok(claims.into_iter().filter(Claim::is_alive).collect())
+    let mut found = Vec::new();
+    for dir in [Node::dir_for(source), Node::gpuless_dir(source)] {
+        let node = Node::open(&dir)?;
+        let _locked = node.lock()?;
+        let claims: Vec<Claim> = files::read_all(&node.dir.join("agents"))?;
+        found.extend(claims.into_iter().filter(Claim::is_alive));
+    }
+    Ok(found)
 }
 
 impl Locked<'_> {
@@ -83,19 +87,20 @@ impl Locked<'_> {
         gpus: &[Gpu],
         instances: BTreeMap<GpuUuid, Vec<String>>,
     ) -> Result<Claim, AgentError> {
-        self.check_claims(gpus, &instances)?;
+        self.check_claims(worker, gpus, &instances)?;
         let gpus = gpus.iter().map(|gpu| gpu.uuid.clone()).collect();
         let claim = Claim { worker: worker.to_owned(), holder, gpus, instances };
         files::write_json(&claim.path(self.node), &claim, files::Keep::UntilBoot)?;
         Ok(claim)
     }
 
-    /// Is one of `gpus` claimed already, or one of the MIG devices in `instances`?
+    /// Is one of `gpus` claimed already, or one of the MIG devices in `instances`, or the worker id in use?
     ///
     /// # Errors
-    /// [`AgentError::GpuTaken`] names the daemon that has it.
+    /// [`AgentError::GpuTaken`] and [`AgentError::WorkerTaken`] name the daemon that has it.
     pub fn check_claims(
         &self,
+        worker: &str,
         gpus: &[Gpu],
         instances: &BTreeMap<GpuUuid, Vec<String>>,
     ) -> Result<(), AgentError> {
@@ -108,6 +113,10 @@ impl Locked<'_> {
             if let Some(gpu) = gpus.iter().find(|gpu| other.has(&gpu.uuid, instances.get(&gpu.uuid))) {
                 let (index, worker, pid) = (gpu.index, other.worker, other.holder.pid);
                 return Err(AgentError::GpuTaken { index, worker, pid });
+            }
+            if other.worker == worker {
+                let (worker, pid) = (other.worker, other.holder.pid);
+                return Err(AgentError::WorkerTaken { worker, pid });
             }
         }
         Ok(())

@@ -53,6 +53,12 @@ impl Node {
         }
     }
 
+    /// The node directory of agents that give no GPU.
+    #[must_use]
+    pub fn gpuless_dir(source: &Source) -> PathBuf {
+        Self::dir_for(source).with_file_name("cpu")
+    }
+
     /// Opens the store in `dir`, making it if needed.
     ///
     /// # Errors

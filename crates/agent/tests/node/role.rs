@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{Command, Config, RunRequest, daemon, run_here};
+use cantle_agent::{Command, Config, Gives, RunRequest, daemon, run_here};
 use cantle_clearml::Credentials;
 use cantle_driver::Source;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, QueueSpec};
@@ -68,7 +68,7 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
     config.gpus = GpuList::parse(std::slice::from_ref(gpus)).unwrap();
     config.gpus_text = Some(gpus.clone());
     config.queues = queues.iter().map(|queue| QueueSpec::parse(queue).unwrap()).collect();
-    config.dynamic = true;
+    config.gives = Gives::Slices;
     config.create_queues = true;
     config.lib_dir = place.join("lib");
     config.state_dir = place.join("agent");

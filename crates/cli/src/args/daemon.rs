@@ -30,6 +30,15 @@ pub(crate) struct DaemonArgs {
     /// Take no tasks at these hours
     #[arg(long, value_name = "HOURS DAYS", num_args = 1..)]
     pub(crate) downtime: Vec<String>,
+    /// Give tasks no GPU: one at a time runs, and sees none
+    #[arg(long, env = "CLEARML_CPU_ONLY", value_parser = clap::builder::FalseyValueParser::new())]
+    pub(crate) cpu_only: bool,
+    /// Give tasks no GPU, and run several at a time: at most N; any number without N
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "-1", allow_negative_numbers = true)]
+    pub(crate) services_mode: Option<i64>,
+    /// Names the GPUs where --gpus does not
+    #[arg(long, hide = true, env = "NVIDIA_VISIBLE_DEVICES")]
+    pub(crate) visible_devices: Option<String>,
     /// The worker id; default: made of name and GPUs as ClearML's agent makes it
     #[arg(long, value_name = "ID", env = "CLEARML_WORKER_ID")]
     pub(crate) worker_id: Option<String>,
@@ -72,10 +81,6 @@ pub(crate) struct ForeignArgs {
     check_bootstrap: bool,
     #[arg(long, hide = true)]
     use_owner_token: bool,
-    #[arg(long, hide = true)]
-    cpu_only: bool,
-    #[arg(long, hide = true, num_args = 0..=1, default_missing_value = "-1", allow_negative_numbers = true)]
-    services_mode: Option<i64>,
 }
 
 impl ForeignArgs {
@@ -93,17 +98,8 @@ impl ForeignArgs {
 
     /// Given, and something that this agent does not do.
     pub(crate) fn refused(&self) -> Option<&'static str> {
-        if self.use_owner_token {
-            return Some(
-                "--use-owner-token: only ClearML's paid server lends the tokens of tasks' owners; leave it out",
-            );
-        }
-        if self.services_mode.is_some() || self.cpu_only {
-            return Some(
-                "--services-mode and --cpu-only: this agent gives GPUs; run clearml-agent daemon beside it for tasks \
-                 without one",
-            );
-        }
-        None
+        self.use_owner_token.then_some(
+            "--use-owner-token: only ClearML's paid server lends the tokens of tasks' owners; leave it out",
+        )
     }
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use cantle_agent::{Claim, Config, Hours, Schedule};
+use cantle_agent::{Claim, Config, Gives, Hours, Schedule};
 use cantle_clearml::Conf;
 use cantle_model::GpuUuid;
 use tokio::sync::watch;
@@ -42,7 +42,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> Outcome {
         let own = [config.worker()];
         return stop(context, &config, if workers.is_empty() { &own } else { workers });
     }
-    if args.serve.queue.is_empty() {
+    if args.serve.queue.is_empty() && args.dynamic_gpus {
         let text = "--queue is missing; name the queues to serve, for example --queue half_gpu=0.5";
         return Err(CliError::new(Kind::Usage, text));
     }
@@ -86,11 +86,16 @@ fn serve(context: &Context, config: Config) -> Outcome {
 fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, CliError> {
     let mut serve = args.serve.clone();
     serve.worker_name = serve.worker_name.or_else(|| conf.text("agent.worker_name"));
-    let mut config = agent_config(context, &serve, args.dynamic_gpus)?;
+    let gives = gives(args)?;
+    if matches!(gives, Gives::AllGpus | Gives::Slices) && serve.gpus.is_empty() {
+        serve.gpus.extend(args.visible_devices.clone().filter(|list| is_gpu_list(list)));
+    }
+    let mut config = agent_config(context, &serve, gives)?;
     if let Some(docker) = &mut config.docker {
         containers::complete(docker, conf);
     }
     config.worker_id = args.worker_id.clone().or_else(|| conf.text("agent.worker_id"));
+    config.cpu_slot = cpu_slot(&config, args.stop.is_some())?;
     config.schedule = schedule(args, conf)?;
     config.report_tags.clone_from(&args.child_report_tags);
     config.sdk_words = sdk_words(&args.sdk);
@@ -102,6 +107,54 @@ fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, C
         config.ping_every = Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
     }
     Ok(config)
+}
+
+/// What the command line says that tasks get.
+fn gives(args: &DaemonArgs) -> Result<Gives, CliError> {
+    let (flag, gives) = match args.services_mode {
+        None if args.cpu_only => ("--cpu-only", Gives::NoGpu),
+        None if args.dynamic_gpus => return Ok(Gives::Slices),
+        None => return Ok(Gives::AllGpus),
+        Some(-1) => ("--services-mode", Gives::Services { at_once: None }),
+        Some(most) => {
+            let at_once = usize::try_from(most).ok().filter(|most| *most > 0);
+            let at_once = at_once.ok_or_else(|| {
+                let why = format!(
+                    "--services-mode {most}: give how many tasks may run at once, or nothing for any number"
+                );
+                CliError::new(Kind::Usage, why)
+            })?;
+            ("--services-mode", Gives::Services { at_once: Some(at_once) })
+        }
+    };
+    let others = [("--dynamic-gpus", args.dynamic_gpus), ("--gpus", !args.serve.gpus.is_empty())];
+    match others.into_iter().find(|(_, given)| *given) {
+        None => Ok(gives),
+        Some((other, _)) => {
+            let why =
+                format!("{flag} and {other}: the first gives tasks no GPU, the second does; leave one out");
+            Err(CliError::new(Kind::Usage, why))
+        }
+    }
+}
+
+/// `NVIDIA_VISIBLE_DEVICES` may name GPUs by index; anything else in it is meant for the container toolkit.
+fn is_gpu_list(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b',')
+}
+
+/// ClearML numbers the agents without GPUs of one name: the first that is free, or, to stop one, that runs.
+fn cpu_slot(config: &Config, running: bool) -> Result<usize, CliError> {
+    if matches!(config.gives, Gives::AllGpus | Gives::Slices) || config.worker_id.is_some() {
+        return Ok(0);
+    }
+    let agents = cantle_agent::agents(&config.source).map_err(from_agent)?;
+    let runs = |slot: &usize| {
+        let worker = Config { cpu_slot: *slot, ..config.clone() }.worker();
+        agents.iter().any(|agent| agent.worker == worker)
+    };
+    // One more than there are agents is always free.
+    Ok((0..=agents.len()).find(|slot| runs(slot) == running).unwrap_or(0))
 }
 
 fn schedule(args: &DaemonArgs, conf: &Conf) -> Result<Schedule, CliError> {

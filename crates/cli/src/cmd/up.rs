@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AgentError, Config};
+use cantle_agent::{AgentError, Config, Gives};
 use cantle_clearml::Client;
 use cantle_clearml::cantle::GetNodes;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
@@ -42,7 +42,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> Outcome {
         queue.push_str("=task");
     }
     serve.create_queue = true;
-    let mut config = agent_config(context, &serve, true)?;
+    let mut config = agent_config(context, &serve, Gives::Slices)?;
     // What can be refused is refused before the server listens.
     cantle_agent::check(&config).map_err(from_agent)?;
     runtime()?.block_on(async {
@@ -93,9 +93,9 @@ async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Se
     })
 }
 
-pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> Result<Config, CliError> {
+pub(crate) fn agent_config(context: &Context, serve: &Serve, gives: Gives) -> Result<Config, CliError> {
     let usage = |error: &dyn std::fmt::Display| CliError::new(Kind::Usage, error.to_string());
-    let queue = |text: &String| match (dynamic, text.contains('=')) {
+    let queue = |text: &String| match (gives == Gives::Slices, text.contains('=')) {
         (true, _) => QueueSpec::parse(text).map_err(|e| usage(&e)),
         (false, false) => Ok(QueueSpec { name: text.clone(), want: QueueWant::Task }),
         (false, true) => Err(usage(&format!("--queue {text}: NAME=SPEC needs --dynamic-gpus"))),
@@ -116,7 +116,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, dynamic: bool) -> R
     config.whole_gpu = serve.mig_whole_gpu.into();
     config.name = serve.worker_name.clone().map_or_else(host_name, Ok)?;
     config.create_queues = serve.create_queue;
-    config.dynamic = dynamic;
+    config.gives = gives;
     config.policy = serve.policy.policy();
     config.lib_dir = context.places.lib.clone();
     config.state_dir = context.places.state.join("agent");

@@ -57,9 +57,11 @@ pub(super) fn protected(spec: &TaskSpec) -> Protected {
     let libraries = &confinement.libraries;
     let mut sources = vec![confinement.shim_dir.clone(), confinement.slice_dir.clone(), CANTLE_DIR.into()];
     sources.extend(confinement.sim_dir.clone());
-    for library in [&libraries.cuda, &libraries.nvml] {
-        sources.push(library.real.clone());
-        sources.extend(library.names.iter().cloned());
+    if !spec.slices.is_empty() {
+        for library in [&libraries.cuda, &libraries.nvml] {
+            sources.push(library.real.clone());
+            sources.extend(library.names.iter().cloned());
+        }
     }
     let mut targets = vec![PathBuf::from(CANTLE_DIR)];
     targets.extend(mounts(spec, &[]).iter().filter_map(|mount| mount.target.as_ref().map(PathBuf::from)));

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse as _, Response};
 use cantle_clearml::cantle::{
     GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, SliceView, TaskView,
 };
-use cantle_metrics::{Exposition, Kind, precise};
+use cantle_metrics::{Exposition, Kind, SliceLabels, precise};
 use cantle_model::TaskStatus;
 
 use crate::clock::now_us;
@@ -112,18 +112,20 @@ fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
                 let text = |field: fn(&TaskView) -> Option<&String>| {
                     task.and_then(|task| field(task)).map_or("", String::as_str)
                 };
-                let labels = [
-                    ("gpu", &*index),
-                    ("UUID", &gpu.uuid),
-                    ("Hostname", node),
-                    ("GPU_I_PROFILE", slice.mig.as_ref().map_or("", |mig| &mig.profile)),
-                    ("slice", &slice.lease),
-                    ("task", &slice.task),
+                let labels = SliceLabels {
+                    gpu: &index,
+                    uuid: &gpu.uuid,
+                    node,
+                    mig_profile: slice.mig.as_ref().map_or("", |mig| &mig.profile),
+                    slice: &slice.lease,
+                    task: &slice.task,
+                };
+                let task_labels = [
                     ("task_name", text(|task| Some(&task.name))),
                     ("queue", text(|task| task.queue.as_ref())),
                     ("project", text(|task| task.project.as_ref())),
                 ];
-                metrics.sample(&labels, value(slice));
+                metrics.sample(&[labels.pairs().as_slice(), &task_labels].concat(), value(slice));
             }
         }
     };

@@ -124,6 +124,37 @@ async fn make_project(call: &Call, name: &str) -> Result<(), ApiError> {
     }
 }
 
+/// What the tasks of a project, and of those below it, come to.
+#[derive(Clone, Copy, Default)]
+struct Sums {
+    allocated_milli: u64,
+    running: u64,
+    waiting: u64,
+}
+
+/// By name of the project.
+fn sums<'a>(granted: &'a Granted, held: &[TaskRow], waiting: &[TaskRow]) -> BTreeMap<&'a str, Sums> {
+    let names: BTreeMap<&str, &str> =
+        granted.projects.iter().map(|row| (row.id.as_str(), row.name.as_str())).collect();
+    let mut sums = BTreeMap::new();
+    let mut add = |task: &TaskRow, part: Sums| {
+        let name = task.index.project.as_deref().and_then(|id| names.get(id).copied());
+        for name in name.into_iter().flat_map(|name| std::iter::once(name).chain(projects_above(name))) {
+            let sum: &mut Sums = sums.entry(name).or_default();
+            sum.allocated_milli += part.allocated_milli;
+            sum.running += part.running;
+            sum.waiting += part.waiting;
+        }
+    };
+    for task in held {
+        add(task, Sums { allocated_milli: task.amounts().0[0], running: 1, waiting: 0 });
+    }
+    for task in waiting {
+        add(task, Sums { waiting: 1, ..Sums::default() });
+    }
+    sums
+}
+
 async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews, ApiError> {
     let granted = Granted::read(&call).await?;
     let queues: Vec<String> = call.store.queues().await?.into_iter().map(|queue| queue.id).collect();
@@ -133,15 +164,11 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
         .into_iter()
         .map(|share| (share.project.clone(), share))
         .collect();
+    let sums = sums(&granted, &held, &waiting);
     let view = |row: &ProjectRow| {
-        let inside = |task: &&TaskRow| {
-            let of = granted.projects.iter().find(|p| Some(&p.id) == task.index.project.as_ref());
-            of.is_some_and(|of| {
-                of.name == row.name || projects_above(&of.name).any(|above| above == row.name)
-            })
-        };
         let share = found.get(&row.name);
-        let allocated_milli = held.iter().filter(inside).map(|task| task.amounts().0[0]).sum();
+        let Sums { allocated_milli, running, waiting } =
+            sums.get(row.name.as_str()).copied().unwrap_or_default();
         let deserved_milli = share.map_or(0, |share| share.deserved_milli);
         ProjectView {
             name: row.name.clone(),
@@ -151,8 +178,8 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
             allocated_milli,
             over_quota_milli: share.map_or(0, |_| allocated_milli.saturating_sub(deserved_milli)),
             limit_milli: share.and_then(|share| share.limit_milli),
-            running: held.iter().filter(inside).count() as u64,
-            waiting: waiting.iter().filter(inside).count() as u64,
+            running,
+            waiting,
         }
     };
     Ok(ProjectViews { projects: granted.projects.iter().map(view).collect() })

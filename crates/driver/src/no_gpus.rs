@@ -1,0 +1,91 @@
+//! No GPUs at all: for an agent whose tasks get none, on machines with a driver and without.
+
+use std::sync::Arc;
+
+use cantle_mig::Table;
+use cantle_model::{Gpu, GpuUuid, Slice};
+
+use crate::{
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
+    ProcessMemory, Result, Versions,
+};
+
+struct NoGpus;
+
+/// A view of no GPU. Nothing is opened for it.
+#[must_use]
+pub fn no_gpus() -> Arc<dyn Driver> {
+    Arc::new(NoGpus)
+}
+
+fn none<T>(gpu: &GpuUuid) -> Result<T> {
+    Err(DriverError::NoSuchGpu(gpu.clone()))
+}
+
+impl Driver for NoGpus {
+    fn gpus(&self) -> Result<Vec<Gpu>> {
+        Ok(Vec::new())
+    }
+
+    fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
+        none(gpu)
+    }
+
+    fn load(&self, gpu: &GpuUuid) -> Result<Load> {
+        none(gpu)
+    }
+
+    fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
+        none(gpu)
+    }
+
+    fn location(&self, gpu: &GpuUuid) -> Result<Location> {
+        none(gpu)
+    }
+
+    fn versions(&self) -> Versions {
+        Versions { driver: String::new(), cuda: String::new(), nvml: String::new() }
+    }
+
+    fn context_bytes(&self, gpu: &GpuUuid, _device: &str) -> Result<u64> {
+        none(gpu)
+    }
+
+    fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
+        slices.first().map_or_else(|| Ok(ContainerParts::default()), |slice| none(&slice.gpu))
+    }
+
+    fn libraries(&self) -> Result<Libraries> {
+        Ok(Libraries::default())
+    }
+}
+
+impl Mig for NoGpus {
+    fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
+        none(gpu)
+    }
+
+    fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
+        none(gpu)
+    }
+
+    fn create_gpu_instance(&self, gpu: &GpuUuid, _profile: u32, _start: u32, _size: u32) -> Result<u32> {
+        none(gpu)
+    }
+
+    fn create_compute_instance(&self, gpu: &GpuUuid, _instance: u32) -> Result<String> {
+        none(gpu)
+    }
+
+    fn destroy_compute_instances(&self, gpu: &GpuUuid, _instance: u32) -> Result<()> {
+        none(gpu)
+    }
+
+    fn destroy_gpu_instance(&self, gpu: &GpuUuid, _instance: u32) -> Result<()> {
+        none(gpu)
+    }
+
+    fn set_mig_mode(&self, gpu: &GpuUuid, _on: bool) -> Result<Activation> {
+        none(gpu)
+    }
+}
