@@ -1,4 +1,5 @@
-"""The program of a task: takes GPU memory until there is no more, holds it for a while, and says how much it was."""
+"""The program of a task: takes GPU memory until there is no more, says how much it was, and holds it until the file `go` is
+there."""
 
 import ctypes
 import os
@@ -33,4 +34,5 @@ report = f"devices {count.value} total {total.value} taken {taken} refusal {refu
 # The stand-in for docker has no agent inside that would send this as the task's log.
 with open(os.environ["GREEDY_REPORT_DIR"] + "/" + os.environ["CLEARML_TASK_ID"], "w") as out:
     out.write(report + "\n")
-time.sleep(float(os.environ.get("GREEDY_HOLD_S", "5")))
+while not os.path.exists(os.environ["GREEDY_REPORT_DIR"] + "/go"):
+    time.sleep(0.1)

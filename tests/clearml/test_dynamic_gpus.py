@@ -25,7 +25,7 @@ def dynamic(server):
     (home / "bin/docker").symlink_to(HERE / "docker")
     (home / "reports").mkdir()
 
-    def start(*queues, gpus="0-2", hold_s=8):
+    def start(*queues, gpus="0-2"):
         names = {queue.split("=")[0]: server.queue(queue.split("=")[0]) for queue in queues}
         env = {
             "PATH": f"{home}/bin:{server.env['PATH']}",
@@ -39,7 +39,7 @@ def dynamic(server):
             "FAKE_DOCKER_DRIVER": str(ROOT / "dist/lib/cantle/sim"),
             "FAKE_DOCKER_PROGRAM": str(HERE / "greedy.py"),
             # docker's stand-in gives the container nothing of its environment; the agent passes these on as -e.
-            "CLEARML_AGENT_EXTRA_DOCKER_ARGS": f"-e GREEDY_REPORT_DIR={home}/reports -e GREEDY_HOLD_S={hold_s}",
+            "CLEARML_AGENT_EXTRA_DOCKER_ARGS": f"-e GREEDY_REPORT_DIR={home}/reports",
         }
         # The machine has its GPUs before anybody uses them.
         server.run([CANTLE, "sim", "truth"], **env)
@@ -72,7 +72,7 @@ def ended(server, task):
 
 @needs_root
 def test_the_documented_example(server, dynamic):
-    names = dynamic("dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1", hold_s=25)
+    names = dynamic("dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1")
     tasks = {name: enqueue(server, queue, name) for name, queue in names.items()}
     workers = lambda: {w["id"] for w in server.api("workers.get_all", last_seen=600, worker_pattern="node1:gpu*")["workers"]}
     wait_until(lambda: {"node1:gpu0,1", "node1:gpu2.25a", "node1:gpu2.5a"} <= workers(), 60, "three containers")
@@ -85,6 +85,7 @@ def test_the_documented_example(server, dynamic):
         assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
         assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
         assert limit - 1024 * MIB < seen["taken"] <= limit
+    (server.home / "reports/go").touch()
     assert all(ended(server, task) == "completed" for task in tasks.values()), server.text("agent.log")
     leases = list((server.home / "sim/node/leases").glob("*.json"))
     assert leases == [], "slices end with their containers"

@@ -118,7 +118,12 @@ fn the_second_daemon_on_a_gpu_is_refused_and_told_who_was_first() {
         )
     );
     assert_eq!(error.exit_code(), 8);
-    assert!(locked.check_claims(&[three], &whole()).is_ok());
+    assert!(locked.check_claims("node1:dgpu2", &[three], &whole()).is_ok());
+    let error = locked.claim("node1:dgpu0-1", own_holder(), &[], whole()).unwrap_err();
+    assert!(error.to_string().starts_with("agent node1:dgpu0-1 runs here already (pid "), "{error}");
+    assert_eq!(error.exit_code(), 8);
+    first.release(&node).unwrap();
+    locked.claim("node1:dgpu1", own_holder(), &[two], whole()).unwrap();
     first.release(&node).unwrap();
     locked.claim("node1:dgpu1", own_holder(), &[two], whole()).unwrap();
 }
