@@ -69,6 +69,10 @@ impl Mig for NoGpus {
         none(gpu)
     }
 
+    fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
+        none(gpu)
+    }
+
     fn create_gpu_instance(&self, gpu: &GpuUuid, _profile: u32, _start: u32, _size: u32) -> Result<u32> {
         none(gpu)
     }

@@ -118,7 +118,7 @@ impl Agent {
         wishes: &BTreeMap<String, TaskRequest>,
         fleet: &Fleet,
     ) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
-        let waiting_count = heads.values().map(Vec::len).sum::<usize>();
+        let waiting_count = heads.values().map(|line| line.waiting.len()).sum::<usize>();
         let span = info_span!("plan", waiting = waiting_count, placed = Empty, evictions = Empty).entered();
         let told: BTreeMap<&str, &WaitingTask> =
             fleet.waiting.iter().map(|told| (told.task.as_str(), told)).collect();
@@ -126,8 +126,9 @@ impl Agent {
             let waiting = heads.get(&served.id).into_iter().flat_map(|line| &line.waiting).map(|queued| {
                 let told = told.get(queued.task.as_str()).copied();
                 let mut waiting = waiting(queued, wishes.get(&queued.task), told);
-                let request = served.spec.want.request_for(waiting.request.as_ref());
-                waiting.isolation = self.config.whole_gpu.isolation(&request, waiting.isolation);
+                if let Some(request) = served.spec.want.request_for(waiting.request.as_ref()) {
+                    waiting.isolation = self.config.whole_gpu.isolation(&request, waiting.isolation);
+                }
                 waiting
             });
             Queue::new(served.spec.clone(), waiting.collect())

@@ -124,8 +124,6 @@ fn the_second_daemon_on_a_gpu_is_refused_and_told_who_was_first() {
     assert_eq!(error.exit_code(), 8);
     first.release(&node).unwrap();
     locked.claim("node1:dgpu1", own_holder(), &[two], whole()).unwrap();
-    first.release(&node).unwrap();
-    locked.claim("node1:dgpu1", own_holder(), &[two], whole()).unwrap();
 }
 
 #[test]
