@@ -33,7 +33,7 @@ pub(crate) enum News {
 /// How a task is to be started.
 enum Way {
     Process { program: PathBuf },
-    Container { engine: Engine, docker: Docker, task: Box<tasks::Task> },
+    Container { engine: Box<Engine>, docker: Docker, task: Box<tasks::Task> },
 }
 
 /// A task that has everything but a process.
@@ -81,7 +81,7 @@ impl Launch {
             Way::Process { program } => Ready::Process { program },
             Way::Container { engine, docker, task } => {
                 let container = Box::new(container_spec(driver, &docker, &task, &mut spec)?);
-                Ready::Container { engine, container }
+                Ready::Container { engine: *engine, container }
             }
         };
         Ok((spec, ready))
@@ -139,7 +139,7 @@ impl Agent {
         entry.stage = Stage::Starting;
         let way = match (&self.engine, &self.config.docker) {
             (Some(engine), Some(docker)) => Way::Container {
-                engine: engine.clone(),
+                engine: Box::new(engine.clone()),
                 docker: docker.clone(),
                 task: Box::new(task.clone()),
             },
