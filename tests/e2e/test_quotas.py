@@ -38,7 +38,8 @@ def project(cantle, name):
 
 
 def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
-    cantle.up("--queue", "q=task")
+    # Past use only counts for what is left over; here everything is granted.
+    cantle.up("--queue", "q=task", "--usage-half-life", "1h")
     half = ("--gpu", "0.5", "--project")
     vision = [cantle.submit("q", *hold(1, tmp_path / "vision"), flags=(*half, "vision")) for _ in range(6)]
     for task in vision:
@@ -81,6 +82,7 @@ def test_lent_gpus_come_back_when_their_owner_needs_them(cantle, tmp_path):
         cantle.wait_state(task, "in_progress", seconds=30)
     wait_until(lambda: holders(cantle) == [6, 0], 20, lambda: holders(cantle))
     assert project(cantle, "vision")["over_quota_milli"] == 1500
+    wait_until(lambda: project(cantle, "vision")["usage_ppm"] > 0, 30, lambda: project(cantle, "vision"))
     (tmp_path / "vision").touch()
     for task in vision:
         cantle.wait_state(task, "completed")

@@ -1,5 +1,7 @@
 //! `cantle.*` about projects: what they are granted, what they have, and what agents need to know to keep it so.
 
+use std::collections::BTreeMap;
+
 use cantle_model::{Cause, ProjectQuota};
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +77,9 @@ pub struct ProjectView {
     /// Never more than this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit_milli: Option<u64>,
+    /// What it used in the past, in millionths of what there is; absent if past use does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage_ppm: Option<u32>,
     /// Tasks that hold something.
     pub running: u64,
     /// Tasks that wait.
@@ -109,6 +114,11 @@ pub struct Fleet {
     pub waiting: Vec<WaitingTask>,
     /// Evictions that this answer knows of, to be given back with [`Evict`].
     pub evictions: i64,
+    /// By project: its past use, those below it included, in millionths of what there is. Empty if past use does not count.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub usage_ppm: BTreeMap<String, u32>,
+    /// How strongly past use counts against a project, in percent.
+    pub usage_weight_percent: u32,
 }
 
 /// What some tasks of one project hold together on other nodes.

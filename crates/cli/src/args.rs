@@ -1,6 +1,7 @@
 //! Every command, flag and environment variable of `cantle`, declared once.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use cantle_agent::Watch;
 use cantle_model::{Bytes, ComputeMode, GpuList, Isolation, Milli};
@@ -230,6 +231,10 @@ pub(crate) struct Listen {
     /// Ask nobody for credentials: on loopback only, for a machine with one user
     #[arg(long)]
     pub(crate) open: bool,
+    /// Count past use of GPUs against projects when what is left over is shared out: after this time half of it is
+    /// forgotten (30m, 12h, 7d); default: it does not count
+    #[arg(long, value_name = "TIME", value_parser = values::duration)]
+    pub(crate) usage_half_life: Option<Duration>,
 }
 
 /// `cantle server`

@@ -52,7 +52,7 @@ pub use standard::Standard;
 pub use state::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, State, Waiting};
 pub use stock::allocation_bound;
 pub use tally::shares;
-pub use usage::{Span, decayed_usage_ppm};
+pub use usage::{decayed_use, recent_use, usage_ppm};
 pub use validate::{DemandError, validate_queues};
 pub use why::{Explanation, NodeLack, why};
 pub use worth::Worth;

@@ -14,7 +14,7 @@ pub struct Project {
     pub priority: i32,
     /// Quotas in the order of [`cantle_model::RESOURCES`].
     pub quotas: [Quota; 3],
-    /// Its decayed use of GPUs in millionths of the cluster's capacity, see [`crate::decayed_usage_ppm`].
+    /// Its decayed use of GPUs in millionths of the cluster's capacity, see [`crate::usage_ppm`].
     pub usage_ppm: u32,
     /// Its tasks are not taken from it before they ran so long, in milliseconds.
     pub min_run_ms: i64,

@@ -1,47 +1,44 @@
 //! Time-decayed use: what a project used lately counts more than what it used long ago.
+//!
+//! To have held GPUs at some time is worth half of it a half-life later. A project's use is what it held at all times, so
+//! weighed: `∫ held(t) · 0.5^((now − t) / half-life) dt`, in thousandths of a GPU times milliseconds. It can be carried
+//! forward from one look to the next, so nobody has to keep the past; there is no window beside the half-life, after ten of
+//! which a thousandth is left.
 
-/// A stretch of time in which a project held GPUs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Span {
-    /// Thousandths of GPUs held.
-    pub milli: u64,
-    /// From, in milliseconds since the epoch.
-    pub from_ms: i64,
-    /// To, in milliseconds since the epoch.
-    pub to_ms: i64,
-}
+use std::f64::consts::LN_2;
 
-/// Use in `window_ms` before `now_ms`, in millionths of what a cluster of `capacity_milli` could have given in it.
-/// Each span counts `0.5^(age / half_life)`, age being that of its end; no half-life, no decay. (KAI's example: 24
-/// GPU-hours in a window of 10 hours on 10 GPUs are 0.24.)
+/// What use is worth `elapsed_ms` later.
 #[must_use]
-pub fn decayed_usage_ppm(
-    spans: &[Span],
-    capacity_milli: u64,
-    window_ms: i64,
-    half_life_ms: Option<i64>,
-    now_ms: i64,
-) -> u32 {
-    let start_ms = now_ms.saturating_sub(window_ms);
-    let used = |span: &Span| {
-        let (from, to) = (span.from_ms.max(start_ms), span.to_ms.min(now_ms));
-        let length = to.saturating_sub(from).max(0) as f64;
-        let age = now_ms.saturating_sub(to).max(0) as f64;
-        let decay = half_life_ms.map_or(1.0, |half_life| half_to_the(age / half_life.max(1) as f64));
-        span.milli as f64 * length * decay
-    };
-    let offered = capacity_milli as f64 * window_ms.max(1) as f64;
-    let part = spans.iter().map(used).sum::<f64>() / offered.max(1.0);
-    to_ppm(part)
+pub fn decayed_use(used: f64, elapsed_ms: i64, half_life_ms: i64) -> f64 {
+    used * half_to_the(periods(elapsed_ms, half_life_ms))
 }
 
+/// What it is worth now to have held `milli` for the last `length_ms`.
+#[must_use]
+pub fn recent_use(milli: u64, length_ms: i64, half_life_ms: i64) -> f64 {
+    for_ever(milli, half_life_ms) * (1.0 - half_to_the(periods(length_ms, half_life_ms)))
+}
+
+/// Use in millionths of what a cluster of `capacity_milli` would be worth had it been full for ever: who always holds a
+/// half of it comes to half a million.
+#[must_use]
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "between 0 and 10^6 by the clamp"
 )]
-fn to_ppm(part: f64) -> u32 {
+pub fn usage_ppm(used: f64, capacity_milli: u64, half_life_ms: i64) -> u32 {
+    let part = used / for_ever(capacity_milli.max(1), half_life_ms);
     (part.clamp(0.0, 1.0) * 1e6).round() as u32
+}
+
+/// What it is worth to have held `milli` always.
+fn for_ever(milli: u64, half_life_ms: i64) -> f64 {
+    milli as f64 * half_life_ms.max(1) as f64 / LN_2
+}
+
+fn periods(length_ms: i64, half_life_ms: i64) -> f64 {
+    length_ms.max(0) as f64 / half_life_ms.max(1) as f64
 }
 
 /// `0.5^exponent` for an exponent ≥ 0, from multiplications and square roots only, so that it is the same on every
@@ -74,19 +71,30 @@ mod tests {
     const HOUR_MS: i64 = 3_600_000;
 
     #[test]
-    fn without_decay_it_is_the_part_used() {
-        // 24 GPU-hours in a window of 10 hours on 10 GPUs.
-        let span = Span { milli: 3_000, from_ms: 0, to_ms: 8 * HOUR_MS };
-        assert_eq!(decayed_usage_ppm(&[span], 10_000, 10 * HOUR_MS, None, 10 * HOUR_MS), 240_000);
+    fn who_always_held_a_half_has_used_a_half() {
+        let used = recent_use(5_000, 1_000 * HOUR_MS, HOUR_MS);
+        assert_eq!(usage_ppm(used, 10_000, HOUR_MS), 500_000);
+        assert_eq!(usage_ppm(used, 0, HOUR_MS), 1_000_000, "of a cluster that is gone");
     }
 
     #[test]
-    fn a_half_life_ago_counts_half_and_beyond_the_window_nothing() {
-        let span = Span { milli: 1_000, from_ms: 0, to_ms: HOUR_MS };
-        let usage = |now_ms| decayed_usage_ppm(&[span], 1_000, 10 * HOUR_MS, Some(HOUR_MS), now_ms);
-        assert_eq!(usage(HOUR_MS), 100_000);
-        assert_eq!(usage(2 * HOUR_MS), 50_000);
-        assert_eq!(usage(12 * HOUR_MS), 0);
+    fn a_half_life_later_it_counts_half() {
+        let used = recent_use(1_000, HOUR_MS, HOUR_MS);
+        assert_eq!(usage_ppm(used, 1_000, HOUR_MS), 500_000, "one half-life of all time is half of it");
+        assert_eq!(usage_ppm(decayed_use(used, HOUR_MS, HOUR_MS), 1_000, HOUR_MS), 250_000);
+        assert_eq!(usage_ppm(decayed_use(used, 100 * HOUR_MS, HOUR_MS), 1_000, HOUR_MS), 0);
+    }
+
+    #[test]
+    fn how_often_one_looks_makes_no_difference() {
+        let at_once = recent_use(700, 3 * HOUR_MS, HOUR_MS);
+        let mut in_steps = 0.0;
+        for _ in 0..1080 {
+            in_steps =
+                decayed_use(in_steps, HOUR_MS / 360, HOUR_MS) + recent_use(700, HOUR_MS / 360, HOUR_MS);
+        }
+        assert!((at_once - in_steps).abs() < at_once * 1e-6, "{at_once} {in_steps}");
+        assert!((decayed_use(at_once, -5, HOUR_MS) - at_once).abs() < 1.0, "a clock that was set back");
     }
 
     #[test]

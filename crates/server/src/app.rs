@@ -20,6 +20,8 @@ pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
     pub(crate) files_dir: PathBuf,
+    /// After which past use counts half; `None`: it does not count.
+    pub(crate) usage_half_life_ms: Option<i64>,
 }
 
 /// One call: the shared parts, its moment, and who calls from where.

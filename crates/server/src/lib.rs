@@ -17,6 +17,7 @@ mod services;
 mod sweep;
 mod task_json;
 mod ui;
+mod usage;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -46,6 +47,8 @@ pub struct Config {
     /// A task that an agent took from its queue and has not started after this time goes back to the front. Agents start
     /// a task within seconds of taking it.
     pub start_within: Duration,
+    /// After this time, what a project used counts half as much against it; `None`: past use does not count.
+    pub usage_half_life: Option<Duration>,
 }
 
 impl Default for Config {
@@ -58,6 +61,7 @@ impl Default for Config {
             open: false,
             open_source: false,
             start_within: Duration::from_secs(60),
+            usage_half_life: None,
         }
     }
 }
@@ -127,7 +131,9 @@ impl Server {
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database_path(config.db.as_deref(), &dir)?).await?;
-        let app = Arc::new(app::App { store, keys, files_dir: dir.join("files") });
+        let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
+        let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
+        let app = Arc::new(app::App { store, keys, files_dir: dir.join("files"), usage_half_life_ms });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self { listener, app, file, service, start_within: config.start_within })
     }

@@ -8,6 +8,8 @@
 
 mod common;
 
+use std::time::Duration;
+
 use cantle_clearml::cantle::{ExplainTask, GpuView, NodeQueue, ReportNode, ReportTask};
 use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, ProjectViews, SetQuota, Victim,
@@ -15,6 +17,7 @@ use cantle_clearml::quotas::{
 use cantle_clearml::tasks::{Create, Edit, GetById, Started, Stop};
 use cantle_clearml::{TaskRequest, projects};
 use cantle_model::{ASKED_TO_MAKE_ROOM, Cause, GpuMode, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_server::Config;
 use common::TestServer;
 use serde_json::{Map, json};
 
@@ -204,4 +207,74 @@ async fn a_restart_changes_no_decision() {
     server.client.call(&GiveBack { task, lease, reason: "it stopped".into() }).await.unwrap();
     let stopped = server.client.call(&GetById { task: runs[0].clone() }).await.unwrap().task;
     assert_eq!(stopped.status, Some(TaskStatus::Stopped));
+}
+
+/// A server that counts past use, a few times a second.
+fn counting(half_life_s: u64) -> Config {
+    let (start_within, half_life) = (Duration::from_millis(200), Duration::from_secs(half_life_s));
+    Config { start_within, usage_half_life: Some(half_life), ..Config::default() }
+}
+
+/// A task that holds `milli` and was in no queue: here nobody takes back what does not start in time.
+async fn hold(server: &TestServer, project: &str, name: &str, milli: u32) -> String {
+    let id = server.task(name).await;
+    let fields = Map::from_iter([("project".to_owned(), json!(project))]);
+    server.client.call(&Edit { task: id.clone(), force: false, fields }).await.unwrap();
+    server.client.call(&Started { task: id.clone(), ..Started::default() }).await.unwrap();
+    server.client.call(&claim(&id, milli)).await.unwrap();
+    id
+}
+
+async fn usage_ppm(server: &TestServer, project: &str) -> Option<u32> {
+    views(server).await.projects.into_iter().find(|view| view.name == project).unwrap().usage_ppm
+}
+
+async fn until_used(server: &TestServer, project: &str, enough_ppm: u32) -> u32 {
+    for _ in 0..600 {
+        if let Some(used) = usage_ppm(server, project).await.filter(|used| *used >= enough_ppm) {
+            return used;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("{project} never came to {enough_ppm}");
+}
+
+#[tokio::test]
+async fn past_use_counts_against_a_project() {
+    let server = TestServer::start_with(tempfile::tempdir().unwrap(), counting(1)).await;
+    node(&server).await;
+    let queue = server.queue("q").await;
+    let (greedy, modest) = (project(&server, "greedy/deep").await, project(&server, "modest").await);
+    server.client.call(&grant("greedy", 0, None)).await.unwrap();
+    server.client.call(&grant("modest", 0, None)).await.unwrap();
+    hold(&server, &greedy, "held", 1000).await;
+    submit(&server, &queue, &greedy, "more").await;
+    submit(&server, &queue, &modest, "some").await;
+    let used = until_used(&server, "greedy", 600_000).await;
+    let told = fleet(&server, &queue).await;
+    assert!(told.usage_ppm["greedy"] >= used && told.usage_weight_percent == 100, "{told:?}");
+    assert_eq!(told.usage_ppm["modest"], 0);
+    let shares = views(&server).await.projects;
+    let share = |name: &str| shares.iter().find(|view| view.name == name).unwrap().fair_share_milli;
+    assert!(share("greedy") < 300 && share("modest") > 700, "{shares:?}");
+}
+
+#[tokio::test]
+async fn past_use_survives_a_restart_and_can_be_switched_off() {
+    let server = TestServer::start_with(tempfile::tempdir().unwrap(), counting(3600)).await;
+    node(&server).await;
+    let a = project(&server, "a").await;
+    server.client.call(&grant("a", 0, None)).await.unwrap();
+    let task = hold(&server, &a, "held", 1000).await;
+    until_used(&server, "a", 100).await;
+    let ended = ReportTask { exit_code: Some(0), ..claim(&task, 1000) };
+    server.client.call(&ended).await.unwrap();
+    let used = usage_ppm(&server, "a").await.unwrap();
+    let server = server.restart_with(counting(3600)).await;
+    let kept = usage_ppm(&server, "a").await.unwrap();
+    assert!(kept > used / 2, "{kept} of {used}: nothing is held any more");
+    let server = server.restart().await;
+    assert_eq!(usage_ppm(&server, "a").await, None);
+    let told = fleet(&server, "q").await;
+    assert!(told.usage_ppm.is_empty() && told.usage_weight_percent == 0, "{told:?}");
 }

@@ -109,6 +109,28 @@ pub struct HeldSum {
     pub amounts: Amounts,
 }
 
+/// What a project has used of the GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ProjectUse {
+    /// Id of the project.
+    pub project: String,
+    /// Thousandths of a GPU times milliseconds, decayed.
+    pub used: f64,
+    /// Up to when.
+    pub as_of_us: i64,
+}
+
+/// What a task of a project holds, and since when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeldSince {
+    /// Id of the project.
+    pub project: String,
+    /// Thousandths of a GPU.
+    pub milli: u64,
+    /// Since when.
+    pub since_us: i64,
+}
+
 /// The part of a waiting task that its turn depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingRow {

@@ -19,6 +19,7 @@ mod quotas;
 mod row;
 mod samples;
 mod tasks;
+mod usage;
 mod workers;
 
 use std::path::Path;
@@ -32,9 +33,9 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, ChartRow, Claim, Evicted, Fleet, Happening, HeldSum, LatestScalar, LogLine, ModelRow, NodeRow,
-    ProjectRow, QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex, TaskRow, Terms, Victim,
-    WaitingRow, WorkerReport, WorkerRow, WorkerSample,
+    Change, ChartRow, Claim, Evicted, Fleet, Happening, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
+    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex,
+    TaskRow, Terms, Victim, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;

@@ -3,7 +3,7 @@
 use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
 use sqlx::{Row as _, SqliteConnection};
 
-use crate::data::{Claim, Fleet, Happening, ProjectRow, TaskRow};
+use crate::data::{Claim, Fleet, Happening, HeldSince, ProjectRow, TaskRow};
 use crate::{Store, StoreError, row};
 
 /// What makes a task hold its slices: an agent has claimed it and has not said that it ended.
@@ -67,6 +67,23 @@ impl Store {
         }
         let read = |rows: &[_]| rows.iter().map(row::task).collect::<Result<Vec<_>, _>>();
         Ok((read(&held)?, read(&waiting)?))
+    }
+
+    /// GPUs that tasks of projects hold.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn held_since(&self) -> Result<Vec<HeldSince>, StoreError> {
+        let held = concat!(
+            "SELECT project, milli, COALESCE(started_us, status_changed_us) AS since_us FROM tasks WHERE ",
+            holds!(),
+            " AND project IS NOT NULL ORDER BY id"
+        );
+        let read = |row: &sqlx::sqlite::SqliteRow| {
+            let milli = row.try_get("milli").map(i64::unsigned_abs)?;
+            Ok(HeldSince { project: row.try_get("project")?, milli, since_us: row.try_get("since_us")? })
+        };
+        sqlx::query(held).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
     /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents ask often, so

@@ -78,7 +78,8 @@ pub(crate) fn policy(configured: &Policy, fleet: &Fleet) -> Policy {
     if fleet.projects.is_empty() {
         return configured.clone();
     }
-    Policy { order: Order::Share, reclaim: true, ..configured.clone() }
+    let usage_weight_percent = fleet.usage_weight_percent;
+    Policy { order: Order::Share, reclaim: true, usage_weight_percent, ..configured.clone() }
 }
 
 /// Enters into `state` whom everything on this node belongs to, and what is held elsewhere.
@@ -89,7 +90,9 @@ pub(crate) fn enter(state: &mut State, fleet: &Fleet, ending: &BTreeSet<LeaseId>
     let granted: BTreeSet<&str> = fleet.projects.iter().map(|granted| granted.project.as_str()).collect();
     let parent = |name: &str| projects_above(name).find(|above| granted.contains(above)).map(str::to_owned);
     let project = |view: &cantle_clearml::quotas::QuotaView| {
-        Project::with_quota(&view.project, parent(&view.project), &view.quota)
+        let mut project = Project::with_quota(&view.project, parent(&view.project), &view.quota);
+        project.usage_ppm = fleet.usage_ppm.get(&view.project).copied().unwrap_or(0);
+        project
     };
     state.projects = fleet.projects.iter().map(project).collect();
     let here: BTreeMap<&str, &HeldTask> = fleet.held.iter().map(|held| (held.lease.as_str(), held)).collect();
@@ -191,8 +194,9 @@ mod tests {
     fn queues_are_served_by_project_only_where_there_are_quotas() {
         let configured = Policy { order: Order::Fair, backfill: true, ..Policy::default() };
         assert_eq!(policy(&configured, &Fleet::default()), configured);
-        let fleet = Fleet { projects: vec![granted("a")], ..Fleet::default() };
-        let with_quotas = Policy { order: Order::Share, reclaim: true, ..configured.clone() };
+        let fleet = Fleet { projects: vec![granted("a")], usage_weight_percent: 100, ..Fleet::default() };
+        let with_quotas =
+            Policy { order: Order::Share, reclaim: true, usage_weight_percent: 100, ..configured.clone() };
         assert_eq!(policy(&configured, &fleet), with_quotas);
     }
 
@@ -212,6 +216,7 @@ mod tests {
             other_gpus_milli: 8000,
             held: vec![held("mine"), HeldTask { stopping: stopping(), ..held("stops") }],
             elsewhere: vec![elsewhere],
+            usage_ppm: BTreeMap::from([("a/b".to_owned(), 250_000)]),
             ..Fleet::default()
         };
         let mut state =
@@ -219,6 +224,10 @@ mod tests {
         enter(&mut state, &fleet, &BTreeSet::from([LeaseId::from("ending")]));
         let parents: Vec<_> = state.projects.iter().map(|project| project.parent.as_deref()).collect();
         assert_eq!(parents, [None, Some("a"), None]);
+        assert_eq!(
+            state.projects.iter().map(|project| project.usage_ppm).collect::<Vec<_>>(),
+            [0, 250_000, 0]
+        );
         let [mine, stops, run, ending] = [0, 1, 2, 3].map(|at| &state.running[at]);
         assert_eq!((mine.project.as_deref(), mine.priority, mine.started_at_ms), (Some("a/b"), 7, 5));
         assert!(mine.preemptible && mine.stopping.is_none() && mine.host.cpu_milli == 2000);

@@ -1,5 +1,7 @@
 //! What flags take besides text and numbers.
 
+use std::time::Duration;
+
 use cantle_agent::Watch;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation, RequestError};
 
@@ -52,11 +54,37 @@ pub(super) fn watchdog(text: &str) -> Result<Watch, String> {
     }
 }
 
+/// A whole number and a unit, as `7d`.
+pub(super) fn duration(text: &str) -> Result<Duration, String> {
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
+    let seconds = units.iter().find_map(|(unit, seconds)| {
+        let number: u32 = text.strip_suffix(*unit)?.parse().ok().filter(|number| *number > 0)?;
+        Some(u64::from(number) * seconds)
+    });
+    let wrong =
+        || format!("\"{text}\" is not a length of time; write a whole number with s, m, h or d, such as 7d");
+    seconds.map(Duration::from_secs).ok_or_else(wrong)
+}
+
 pub(super) fn isolation(text: &str) -> Result<Isolation, String> {
     match text {
         "any" => Ok(Isolation::Any),
         "mig" => Ok(Isolation::Mig),
         "shared" => Ok(Isolation::Shared),
         _ => Err(format!("\"{text}\" is not an isolation; write any, mig or shared")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        for wrong in ["", "7", "0h", "-1h", "1.5h", "7w", "d"] {
+            assert!(duration(wrong).is_err_and(|error| error.contains("such as 7d")), "{wrong}");
+        }
     }
 }

@@ -11,13 +11,14 @@ use crate::connect::Server;
 use crate::error::{CliError, Kind, Outcome};
 use crate::out::Column;
 
-const PROJECT_COLUMNS: [Column<ProjectView>; 8] = [
+const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
     Column { head: "PROJECT", wide: false, cell: |p| p.name.clone() },
     Column { head: "DESERVED", wide: false, cell: |p| of_quota(p, p.deserved_milli) },
     Column { head: "FAIR SHARE", wide: false, cell: |p| of_quota(p, p.fair_share_milli) },
     Column { head: "ALLOCATED", wide: false, cell: |p| number(p.allocated_milli) },
     Column { head: "OVER QUOTA", wide: false, cell: |p| of_quota(p, p.over_quota_milli) },
     Column { head: "LIMIT", wide: false, cell: |p| p.limit_milli.map_or_else(dash, number) },
+    Column { head: "PAST USE", wide: false, cell: |p| p.usage_ppm.map_or_else(dash, percent) },
     Column { head: "RUNNING", wide: false, cell: |p| p.running.to_string() },
     Column { head: "WAITING", wide: false, cell: |p| p.waiting.to_string() },
 ];
@@ -115,6 +116,10 @@ fn amount(resource: Resource, amount: Option<u64>) -> String {
 
 fn number(milli: u64) -> String {
     Resource::Gpu.number(milli)
+}
+
+fn percent(ppm: u32) -> String {
+    format!("{:.1} %", f64::from(ppm) / 10_000.0)
 }
 
 fn of_quota(project: &ProjectView, milli: u64) -> String {

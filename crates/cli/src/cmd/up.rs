@@ -85,6 +85,7 @@ async fn bind(context: &Context, listen: Listen, open_source: bool) -> Result<Se
         open: listen.open,
         state_dir: context.places.state.clone(),
         open_source,
+        usage_half_life: listen.usage_half_life,
         ..cantle_server::Config::default()
     };
     Server::bind(&config).await.map_err(|error| {

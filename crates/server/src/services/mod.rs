@@ -19,6 +19,8 @@ mod tasks;
 mod tasks_flow;
 mod workers;
 
+pub(crate) use nodes::gpus_alive_milli;
+
 use crate::routes::Routes;
 
 /// All endpoints that take one JSON object.

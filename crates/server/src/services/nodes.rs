@@ -40,6 +40,12 @@ pub(super) async fn all(call: &Call) -> Result<Vec<Node>, ApiError> {
     Ok(rows.into_iter().filter_map(|row| node(row, call.now_us)).collect())
 }
 
+/// All GPUs of nodes that are alive.
+pub(crate) async fn gpus_alive_milli(call: &Call) -> Result<u64, ApiError> {
+    let nodes = all(call).await?;
+    Ok(nodes.iter().filter(|node| node.alive).map(|node| 1000 * node.report.gpus.len() as u64).sum())
+}
+
 /// Did the node report lately?
 pub(super) async fn is_alive(call: &Call, name: &str) -> Result<bool, ApiError> {
     let rows = call.store.nodes().await?;

@@ -16,6 +16,7 @@ use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
 use crate::routes::Routes;
+use crate::usage::PastUse;
 
 /// Waiting tasks of one project and queue that an agent is told of: those behind them wait for them anyway.
 const HEAD: usize = 64;
@@ -159,8 +160,9 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
     let granted = Granted::read(&call).await?;
     let queues: Vec<String> = call.store.queues().await?.into_iter().map(|queue| queue.id).collect();
     let (held, waiting) = call.store.held_and_waiting(&queues).await?;
-    let state = shares::state(&call, &granted, &held, &waiting).await?;
-    let found: BTreeMap<String, _> = cantle_sched::shares(&state, &cantle_sched::Policy::default())
+    let past = PastUse::read(&call).await?;
+    let state = shares::state(&call, &granted, &past, &held, &waiting).await?;
+    let found: BTreeMap<String, _> = cantle_sched::shares(&state, &past.policy())
         .into_iter()
         .map(|share| (share.project.clone(), share))
         .collect();
@@ -178,6 +180,7 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
             allocated_milli,
             over_quota_milli: share.map_or(0, |_| allocated_milli.saturating_sub(deserved_milli)),
             limit_milli: share.and_then(|share| share.limit_milli),
+            usage_ppm: past.ppm(&granted.projects, &row.name),
             running,
             waiting,
         }
@@ -220,7 +223,12 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
             waiting.push(waiting_task(task, project, freeing_on));
         }
     }
+    let past = PastUse::read(&call).await?;
+    let usage_ppm =
+        granted.quotas().filter_map(|(name, _)| Some((name.to_owned(), past.ppm(&granted.projects, name)?)));
     Ok(Fleet {
+        usage_ppm: usage_ppm.collect(),
+        usage_weight_percent: past.policy().usage_weight_percent,
         projects,
         other_gpus_milli: others.values().sum(),
         held: fleet.here.iter().map(|task| held_task(task, &granted)).collect(),

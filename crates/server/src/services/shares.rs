@@ -11,11 +11,13 @@ use super::nodes;
 use super::quotas::{Granted, request};
 use crate::app::Call;
 use crate::error::ApiError;
+use crate::usage::PastUse;
 
 /// Nodes that are alive, what `held` holds and what `waiting` asks for.
 pub(super) async fn state(
     call: &Call,
     granted: &Granted,
+    past: &PastUse,
     held: &[TaskRow],
     waiting: &[TaskRow],
 ) -> Result<State, ApiError> {
@@ -35,10 +37,12 @@ pub(super) async fn state(
     };
     let mut state =
         State::new(nodes.iter().map(of_node).collect(), Vec::new(), queues.into_values().collect());
-    state.projects = granted
-        .quotas()
-        .map(|(name, quota)| Project::with_quota(name, granted.parent(name), quota))
-        .collect();
+    let project = |(name, quota)| {
+        let mut project = Project::with_quota(name, granted.parent(name), quota);
+        project.usage_ppm = past.ppm(&granted.projects, name).unwrap_or(0);
+        project
+    };
+    state.projects = granted.quotas().map(project).collect();
     state.elsewhere.held = held.iter().map(|task| holds(task, granted)).collect();
     Ok(state)
 }

@@ -27,8 +27,12 @@ impl TestServer {
     }
 
     pub(crate) async fn start_in(dir: tempfile::TempDir, open_source: bool) -> Self {
-        let listen = "127.0.0.1:0".to_owned();
-        let config = Config { listen, state_dir: dir.path().to_owned(), open_source, ..Config::default() };
+        Self::start_with(dir, Config { open_source, ..Config::default() }).await
+    }
+
+    /// One that is told more.
+    pub(crate) async fn start_with(dir: tempfile::TempDir, config: Config) -> Self {
+        let config = Config { state_dir: dir.path().to_owned(), ..config };
         let server = Server::bind(&config).await.unwrap();
         let client = Client::new(server.url(), server.credentials()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -38,11 +42,16 @@ impl TestServer {
     }
 
     /// Stops it and starts another one on the same folder.
-    pub(crate) async fn restart(mut self) -> Self {
+    pub(crate) async fn restart(self) -> Self {
+        self.restart_with(Config::default()).await
+    }
+
+    /// The same, told more.
+    pub(crate) async fn restart_with(mut self, config: Config) -> Self {
         drop(self.stop.take());
         self.serving.take().unwrap().await.unwrap();
         let Self { dir, .. } = self;
-        Self::start_in(dir, false).await
+        Self::start_with(dir, config).await
     }
 
     pub(crate) async fn queue(&self, name: &str) -> String {
