@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use cantle_mig::{Table, grant};
 use cantle_model::{GpuRequest, Isolation, QueueWant};
+use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cut, Host, Instance, Queue, Waiting};
 
 /// What is wanted of GPUs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Ask {
     /// No GPU at all.
     Nothing,
@@ -55,7 +57,7 @@ impl fmt::Display for Ask {
 }
 
 /// All that one task needs.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
     /// GPUs.
     pub ask: Ask,

@@ -3,6 +3,7 @@
 
 use cantle_mig::GpuGeometry;
 use cantle_model::{Gpu, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, Slice, TaskId};
+use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cause, Mix, Project, Start};
 
@@ -69,7 +70,7 @@ impl State {
 }
 
 /// Processor time and memory of a host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Host {
     /// Thousandths of a CPU core.
     pub cpu_milli: u64,

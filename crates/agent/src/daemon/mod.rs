@@ -16,6 +16,7 @@ mod entry;
 mod execute;
 mod finish;
 mod fleet;
+mod history;
 mod hours;
 mod link;
 mod load;
@@ -81,6 +82,7 @@ struct Agent {
     reports: report::Reports,
     planning: start::Planning,
     property: hours::Property,
+    history: history::History,
     watchdog: Watchdog,
     meter: Meter,
     looked: Option<Instant>,

@@ -11,6 +11,7 @@ use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use cantle_runtime::Engine;
 use tokio::sync::mpsc;
 
+use super::history::History;
 use super::link::Link;
 use super::meter::Meter;
 use super::queues::{default_queue, resolve};
@@ -116,6 +117,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         reports: report::Reports::default(),
         planning: start::Planning::default(),
         property: hours::Property::default(),
+        history: History::open(&config.state_dir),
         watchdog: Watchdog::default(),
         meter,
         looked: None,

@@ -145,6 +145,7 @@ impl Agent {
             capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
         state.at_once = self.config.gives.at_once();
         state.last_served.clone_from(&self.planning.last_served);
+        state.expected = self.history.mix();
         fleet::enter(&mut state, fleet, &self.ending());
         let began = Instant::now();
         let decided = capacity::decide(&state, &fleet::policy(&self.config.policy, fleet), now_ms())?;
@@ -155,6 +156,7 @@ impl Agent {
         }
         span.record("placed", decided.starts.len()).record("evictions", decided.evictions.len());
         self.set_waits(&decided);
+        self.history.count(&state, &decided.starts);
         let mut placed = Vec::new();
         for start in decided.starts {
             placed.push(self.write_down(&locked, start)?);

@@ -17,12 +17,14 @@ pub(crate) struct PolicyArgs {
     #[arg(long)]
     consolidate: bool,
     /// Where a task goes when there is a choice
-    #[arg(long, value_enum, value_name = "HOW", default_value = "binpack")]
+    #[arg(long, value_enum, value_name = "HOW", default_value = "worth")]
     placement: PlacementArg,
 }
 
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum PlacementArg {
+    /// Where the least is lost to the tasks that are expected, as they came so far; binpack until 100 have come
+    Worth,
     /// Where the least is left over: GPUs that are cut already, fullest first
     Binpack,
     /// Where the most is left over
@@ -37,7 +39,8 @@ impl PolicyArgs {
             backfill: self.backfill,
             consolidate: self.consolidate,
             placement: match self.placement {
-                PlacementArg::Binpack => Placement::default(),
+                PlacementArg::Worth => Placement::Worth,
+                PlacementArg::Binpack => Placement::Binpack,
                 PlacementArg::Spread => Placement::Spread,
             },
             ..Policy::default()
