@@ -65,6 +65,16 @@ def report_of(server, task):
     return dict(zip(words[::2], map(int, words[1::2])))
 
 
+def each_is_held_to_its_slice(server, tasks):
+    """Those of the documented example that run at once: they see their slice, and can't take more."""
+    for name, devices, fraction in (("dual_gpus", 2, 1), ("quarter_gpu", 1, 0.25), ("half_gpu", 1, 0.5)):
+        seen = report_of(server, tasks[name])
+        limit = int(A100_40GB * fraction)
+        assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
+        assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
+        assert limit - 1024 * MIB < seen["taken"] <= limit
+
+
 def ended(server, task):
     wait_until(lambda: server.status(task) in ("completed", "failed", "stopped"), 90, f"{task}'s end")
     return server.status(task)
@@ -79,12 +89,7 @@ def test_the_documented_example(server, dynamic):
     assert "Not enough free GPUs 0.25/1.0" in wait_until(
         lambda: "Not enough free GPUs" in server.text("agent.log") and server.text("agent.log"), 30, "the waiting task"
     )
-    for name, devices, fraction in (("dual_gpus", 2, 1), ("quarter_gpu", 1, 0.25), ("half_gpu", 1, 0.5)):
-        seen = report_of(server, tasks[name])
-        limit = int(A100_40GB * fraction)
-        assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
-        assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
-        assert limit - 1024 * MIB < seen["taken"] <= limit
+    each_is_held_to_its_slice(server, tasks)
     (server.home / "reports/go").touch()
     assert all(ended(server, task) == "completed" for task in tasks.values()), server.text("agent.log")
     leases = list((server.home / "sim/node/leases").glob("*.json"))

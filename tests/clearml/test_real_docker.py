@@ -11,7 +11,7 @@ import sys
 import pytest
 from conftest import CANTLE, ROOT, wait_until
 from ours import command
-from test_dynamic_gpus import A100_40GB, MIB, ended, report_of
+from test_dynamic_gpus import each_is_held_to_its_slice, ended
 
 HERE = pathlib.Path(__file__).parent
 ENGINE = pathlib.Path(os.environ["CANTLE_TEST_ENGINE"])
@@ -75,12 +75,7 @@ def test_the_documented_example_with_the_stock_agent_in_real_containers(server):
     for name in names:
         tasks[name] = server.api("tasks.create", name=name, type="training", script=script)["id"]
         server.api("tasks.enqueue", task=tasks[name], queue=queues[name])
-    for name, devices, fraction in (("dual_gpus", 2, 1), ("quarter_gpu", 1, 0.25), ("half_gpu", 1, 0.5)):
-        seen = report_of(server, tasks[name])
-        limit = int(A100_40GB * fraction)
-        assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
-        assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
-        assert limit - 1024 * MIB < seen["taken"] <= limit
+    each_is_held_to_its_slice(server, tasks)
     assert len(containers()) == 2, "the two fractions have slices"
     assert server.status(tasks["single_gpu"]) == "queued"
     workers = {w["id"] for w in server.api("workers.get_all", last_seen=600, worker_pattern="node1:gpu*")["workers"]}

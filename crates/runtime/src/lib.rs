@@ -31,6 +31,7 @@ pub use container::{
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
+pub use privileges::is_withheld;
 pub use processes::{alive, holder_of, leave_terminal, terminate};
 pub use running::{Exit, Running, Stopper};
 pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};

@@ -1,6 +1,7 @@
 //! What a pod with a slice may not have, because it would get around the limit. Limits do not rest on this: they lie in
 //! files that the node mounts read-only. It turns what would be caught later into a plain refusal.
 
+use cantle_runtime::is_withheld;
 use k8s_openapi::api::core::v1::{EnvVar, Pod, SecurityContext, VolumeMount};
 
 use super::seat::List;
@@ -23,10 +24,6 @@ impl Default for Rules {
         Self { denied_env: Self::DENIED_ENV.map(str::to_owned).to_vec() }
     }
 }
-
-/// The capabilities that a task of root loses everywhere else, too (docs/security.md).
-const CAPABILITIES: [&str; 7] =
-    ["ALL", "SYS_ADMIN", "SYS_PTRACE", "SYS_MODULE", "SYS_RAWIO", "BPF", "DAC_READ_SEARCH"];
 
 /// Of the node: GPUs, their limits, the driver's own libraries, and whoever starts containers. `/var/run` is `/run`.
 const NODE_PATHS: [&str; 17] = [
@@ -96,7 +93,7 @@ impl Parts<'_> {
                 return Err(lifts("has an unmasked /proc".to_owned(), "leave procMount out"));
             }
             let added = security.capabilities.iter().flat_map(|caps| &caps.add).flatten();
-            if let Some(cap) = added.into_iter().find(|cap| is_denied_capability(cap)) {
+            if let Some(cap) = added.into_iter().find(|cap| is_withheld(cap)) {
                 return Err(lifts(format!("adds the capability {cap}"), "leave it out"));
             }
         }
@@ -110,11 +107,6 @@ impl Parts<'_> {
             None => Ok(()),
         }
     }
-}
-
-fn is_denied_capability(given: &str) -> bool {
-    let name = given.to_ascii_uppercase();
-    CAPABILITIES.contains(&name.strip_prefix("CAP_").unwrap_or(&name))
 }
 
 fn is_denied_env(entry: &EnvVar, rules: &Rules) -> bool {

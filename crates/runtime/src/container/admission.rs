@@ -7,6 +7,7 @@ use std::io;
 use std::path::{Component, Path, PathBuf};
 
 use super::flags::{self, Given, Verdict};
+use crate::privileges::is_withheld;
 
 /// What admission has to know of the machine.
 pub(crate) trait Host {
@@ -60,9 +61,6 @@ pub(crate) struct Protected {
 /// On any machine: whoever has these has the machine.
 const SENSITIVE_SOURCES: [&str; 6] =
     ["/dev", "/proc", "/sys", "/run/docker.sock", "/run/containerd", "/run/podman"];
-/// Would let a task undo mounts, enter other namespaces, or read other processes' memory.
-const REFUSED_CAPABILITIES: [&str; 7] =
-    ["ALL", "SYS_ADMIN", "SYS_PTRACE", "SYS_MODULE", "SYS_RAWIO", "BPF", "DAC_READ_SEARCH"];
 /// Set by cantle, or read by the loader before the driver's libraries.
 const REFUSED_VARIABLES: [&str; 8] = [
     "NVIDIA_VISIBLE_DEVICES",
@@ -124,12 +122,7 @@ fn check(name: &str, value: &str, protected: &Protected, host: &dyn Host) -> Res
             check_mount(None, target, protected, host)
         }
         "device" => check_device(value, host),
-        "cap-add" => {
-            let name = value.to_ascii_uppercase();
-            let name = name.strip_prefix("CAP_").unwrap_or(&name);
-            let refused = REFUSED_CAPABILITIES.contains(&name);
-            if refused { Err("with it the task could undo its limit".to_owned()) } else { Ok(()) }
-        }
+        "cap-add" if is_withheld(value) => Err("with it the task could undo its limit".to_owned()),
         "security-opt" if value.starts_with("systempaths") => {
             Err("it opens the machine's own files in /proc".to_owned())
         }
