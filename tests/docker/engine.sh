@@ -8,7 +8,6 @@ set -eu
 
 command=$1
 dir=$2
-cache=${CANTLE_TEST_CACHE:-$(cd "$(dirname "$0")/../.." && pwd)/.cache/docker}
 
 dockerd_pid() { cat "$dir/docker.pid" 2>/dev/null || echo 0; }
 
@@ -28,15 +27,7 @@ begin() {
 }
 
 base_image() {
-    rootfs=$cache/bookworm-minbase.tar
-    if [ ! -s "$rootfs" ]; then
-        mkdir -p "$cache"
-        tree=$(mktemp -d)
-        debootstrap --variant=minbase --include=python3 bookworm "$tree" >"$cache/debootstrap.log" 2>&1
-        tar -C "$tree" -c . >"$rootfs.part"
-        mv "$rootfs.part" "$rootfs"
-        rm -rf "$tree"
-    fi
+    rootfs=$("$(dirname "$0")/../rootfs.sh")
     docker --host "unix://$dir/docker.sock" image inspect cantle-test:base >/dev/null 2>&1 ||
         docker --host "unix://$dir/docker.sock" import "$rootfs" cantle-test:base >/dev/null
 }

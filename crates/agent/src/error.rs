@@ -118,6 +118,9 @@ pub enum AgentError {
     /// No room within the time given.
     #[error("no room: {0} (cantle explain no-capacity)")]
     NoRoom(String),
+    /// A cluster's decision that this machine can't carry out.
+    #[error("the cluster gave out what is not free here: {0}")]
+    NotFree(String),
     /// A plan that must not be executed.
     #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
     Audit(String),
@@ -198,7 +201,7 @@ impl AgentError {
             Self::NoRoom(_) => 6,
             Self::PlaceLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
             Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
-            Self::GpuTaken { .. } | Self::WorkerTaken { .. } => 8,
+            Self::GpuTaken { .. } | Self::WorkerTaken { .. } | Self::NotFree(_) => 8,
             Self::Start(error) => error.exit_code(),
             Self::File { .. }
             | Self::Listen { .. }

@@ -129,7 +129,7 @@ impl Launcher {
 pub(crate) fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
     let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
     let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
-    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, enforcement: None }
+    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, kept: false, enforcement: None }
 }
 
 /// How a slice is enforced, for people.

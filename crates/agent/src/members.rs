@@ -95,6 +95,7 @@ mod tests {
             placed_ms: 0,
             owner,
             leader: None,
+            kept: false,
             enforcement: None,
         }
     }

@@ -165,6 +165,10 @@ impl Mig for FaultyDriver {
         self.inner.destroy_gpu_instance(gpu, instance)
     }
 
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
+        self.inner.switches_mig(gpu)
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
         self.inner.set_mig_mode(gpu, on)
     }

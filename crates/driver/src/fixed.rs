@@ -76,6 +76,11 @@ impl Mig for FixedInstances {
         self.unless_fixed(gpu)?.destroy_gpu_instance(gpu, instance)
     }
 
+    fn switches_mig(&self, _gpu: &GpuUuid) -> Result<bool> {
+        // Its instances are to stay.
+        Ok(false)
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
         self.unless_fixed(gpu)?.set_mig_mode(gpu, on)
     }

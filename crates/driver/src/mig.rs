@@ -85,6 +85,12 @@ pub trait Mig {
     /// [`crate::DriverError::is_in_use`] while something is left of it, or the driver fails.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
 
+    /// Can MIG mode be turned on and off without a reset of the GPU (Hopper and newer)?
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool>;
+
     /// Turns MIG mode on or off; only where that needs no reset of the GPU (Hopper and newer), elsewhere it is left as
     /// it is.
     ///

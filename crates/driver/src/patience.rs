@@ -184,6 +184,11 @@ impl Mig for Patient {
         self.session.destroy_gpu_instance(gpu, instance)
     }
 
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
+        let uuid = gpu.clone();
+        self.ask(gpu, "its architecture", move |session| session.switches_mig(&uuid))
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
         self.session.set_mig_mode(gpu, on)
     }

@@ -259,6 +259,8 @@ fn mig_mode_is_changed_only_where_that_needs_no_reset() {
     let Some(node) = Node::with("1xA100-40GB,1xH100-80GB,1xT4-16GB") else { return };
     let gpus = node.uuids();
     assert_eq!(node.driver.set_mig_mode(&gpus[0], true), Ok(Activation::ResetRequired));
+    let switches: Vec<bool> = gpus.iter().map(|gpu| node.driver.switches_mig(gpu).unwrap()).collect();
+    assert_eq!(switches, [false, true, false]);
     let holder = node.holder(&gpus[1].0);
     assert_eq!(node.driver.set_mig_mode(&gpus[1], true), Ok(Activation::InUse));
     drop(holder);

@@ -1,5 +1,8 @@
 //! What can go wrong with a cluster, in one line each: what is wrong, what was given, what would be right.
 
+use std::io;
+use std::path::PathBuf;
+
 /// An error of the Kubernetes part.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeError {
@@ -42,6 +45,43 @@ pub enum KubeError {
     /// A listener that fails.
     #[error("cannot serve: {0}")]
     Serve(#[source] std::io::Error),
+    /// Something that was published and not kept.
+    #[error(
+        "the API server drops what it is told of shared GPUs: its feature gate {gate} is off; turn it on, or use Kubernetes {since} or newer, where it is on"
+    )]
+    Dropped {
+        /// The gate.
+        gate: &'static str,
+        /// Since when it is on.
+        since: crate::Version,
+    },
+    /// A claim that can't be prepared.
+    #[error("claim {claim}: {why}")]
+    Claim {
+        /// Namespace and name.
+        claim: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A socket for the kubelet.
+    #[error("socket {}: {why}", path.display())]
+    Socket {
+        /// The socket.
+        path: PathBuf,
+        /// What the system says.
+        why: io::Error,
+    },
+    /// The folder for the container engine.
+    #[error("CDI specs in {}: {why}; give the folder that the container engine reads with --cdi-dir", dir.display())]
+    Cdi {
+        /// The folder.
+        dir: PathBuf,
+        /// What the system says.
+        why: io::Error,
+    },
+    /// Work that did not come to its end.
+    #[error("internal error: {0}; please report this")]
+    Lost(String),
     /// The node's part.
     #[error(transparent)]
     Node(#[from] cantle_agent::AgentError),
@@ -59,7 +99,7 @@ impl KubeError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::NoCluster(_) => 2,
-            Self::TooOld { .. } => 7,
+            Self::TooOld { .. } | Self::Dropped { .. } => 7,
             Self::Api(_)
             | Self::Version(_)
             | Self::Object(_)
@@ -67,7 +107,11 @@ impl KubeError {
             | Self::Tls(_)
             | Self::File { .. }
             | Self::Listen(..)
-            | Self::Serve(_) => 1,
+            | Self::Serve(_)
+            | Self::Claim { .. }
+            | Self::Socket { .. }
+            | Self::Cdi { .. }
+            | Self::Lost(_) => 1,
             Self::Node(error) => error.exit_code(),
         }
     }

@@ -5,6 +5,7 @@
 
 mod ask;
 mod connect;
+pub mod dra;
 mod error;
 pub mod inject;
 pub mod names;

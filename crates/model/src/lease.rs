@@ -82,6 +82,10 @@ pub struct Lease {
     /// First process of the task, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<Holder>,
+    /// Whoever gave it takes it back, whether or not a process of it lives: what a cluster's claim got stands until the
+    /// cluster says that the claim has ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub kept: bool,
     /// What keeps the task to its slices, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,

@@ -32,7 +32,7 @@ pub use container::{
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use privileges::is_withheld;
-pub use processes::{alive, holder_of, leave_terminal, terminate};
+pub use processes::{alive, end_now, holder_of, leave_terminal, terminate};
 pub use running::{Exit, Running, Stopper};
 pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;

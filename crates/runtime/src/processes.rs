@@ -70,6 +70,13 @@ pub fn terminate(holder: &Holder) {
     }
 }
 
+/// Ends this very process at once, as `kill -9 PID` does.
+pub fn end_now(holder: &Holder) {
+    if alive(holder) {
+        let _ = kill(pid_of(holder), Signal::SIGKILL);
+    }
+}
+
 /// Gives the calling program a session of its own, so that the end of the terminal it was started from is not its end.
 pub fn leave_terminal() {
     // Refused only to the first process of a session or group, which has left already.

@@ -48,6 +48,7 @@ fn step(state: &mut State, policy: &Policy) -> Plan {
             placed_ms: 0,
             owner,
             leader: None,
+            kept: false,
             enforcement: None,
         };
         state.running.push(Running::of_lease(&lease, &start.node, 0));

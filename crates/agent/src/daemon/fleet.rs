@@ -185,6 +185,7 @@ mod tests {
             placed_ms: 0,
             owner: holder,
             leader: None,
+            kept: false,
             enforcement: None,
         };
         Running::of_lease(&lease, "here", 0)

@@ -38,8 +38,7 @@ pub(crate) use mode::{sweep, turn_on};
 pub(crate) use stages::Stages;
 pub use view::{MigGpu, MigPlace, PlaceState, mig_gpus};
 pub use writer::Adopt;
-use writer::Writer;
-pub(crate) use writer::make_instances;
+pub(crate) use writer::{Writer, make_instances};
 
 use crate::{AgentError, Node};
 

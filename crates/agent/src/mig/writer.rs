@@ -295,7 +295,7 @@ fn in_the_way<'f>(
     way
 }
 
-/// Makes the instances of a lease that is on disk, with all their names in it. Takes seconds on real hardware.
+/// Makes the instances of a lease that is on disk, as far as it has none yet, with all their names in it. Takes seconds on real hardware.
 ///
 /// # Errors
 /// [`AgentError::PlaceLost`], or the driver fails; instances that were made stay, as room for others.
@@ -307,7 +307,7 @@ pub(crate) fn make_instances(
     stages: &Stages,
 ) -> Result<(), AgentError> {
     for slice in &mut lease.slices {
-        let Some(wanted) = &slice.mig else { continue };
+        let Some(wanted) = slice.mig.as_ref().filter(|mig| mig.uuid.is_empty()) else { continue };
         let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
         let gpu = gpu.ok_or_else(|| DriverError::NoSuchGpu(slice.gpu.clone()))?;
         slice.mig = Some(Writer::open(driver, node, gpu, stages)?.make(&lease.id, wanted)?);

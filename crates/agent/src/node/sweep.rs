@@ -14,7 +14,8 @@ impl Locked<'_> {
     /// Takes back each lease that nobody holds any more, and gives the ones that stand.
     ///
     /// A lease stands as long as the process that answers for it lives, or the task's first process or supervisor, or any
-    /// process that is attached to its accounting region, as the kernel's locks say. So a task outlives a killed `cantle run` with its slice intact.
+    /// process that is attached to its accounting region, as the kernel's locks say. So a task outlives a killed `cantle run`
+    /// with its slice intact. One that is [`Lease::kept`] stands until it is retired.
     ///
     /// # Errors
     /// Names the file that can't be read or removed.
@@ -31,6 +32,9 @@ impl Locked<'_> {
     }
 
     fn is_held(&self, lease: &Lease) -> bool {
+        if lease.kept {
+            return true;
+        }
         let lives = |holder| cantle_runtime::alive(holder);
         if lives(&lease.owner) || lease.leader.as_ref().is_some_and(lives) {
             return true;

@@ -1,5 +1,6 @@
 //! `cantle controller …`: what runs in the pods of a Kubernetes cluster.
 
+mod node;
 mod webhook;
 
 use std::path::PathBuf;
@@ -23,12 +24,15 @@ pub(crate) struct ControllerArgs {
 /// Which part.
 #[derive(Subcommand, Debug)]
 enum ControllerCommand {
+    /// The DRA driver of a node: publishes its GPUs and makes the slices that the cluster's scheduler gives to pods
+    Node(node::NodeArgs),
     /// The injector: pods that ask for a share of a GPU in ClearML's or Run:ai's words get a claim for it
     Webhook(webhook::WebhookArgs),
 }
 
-pub(crate) fn controller(_context: &Context, args: ControllerArgs) -> Outcome {
+pub(crate) fn controller(context: &Context, args: ControllerArgs) -> Outcome {
     match args.command {
+        ControllerCommand::Node(node) => node::node(context, args.kubeconfig.as_deref(), node),
         ControllerCommand::Webhook(webhook) => webhook::webhook(args.kubeconfig.as_deref(), webhook),
     }
 }

@@ -272,6 +272,12 @@ impl Mig for Session {
         nvml!(self, Some(gpu), nvmlGpuInstanceDestroy(handle))
     }
 
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
+        let mut architecture: c_uint = 0;
+        nvml!(self, Some(gpu), nvmlDeviceGetArchitecture(self.device(gpu)?, &raw mut architecture))?;
+        Ok(architecture >= HOPPER)
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
         let handle = self.device(gpu)?;
         let (mut current, mut pending): (c_uint, c_uint) = (0, 0);
@@ -279,9 +285,7 @@ impl Mig for Session {
         if (current == MIG_ON) == on {
             return Ok(Activation::Done);
         }
-        let mut architecture: c_uint = 0;
-        nvml!(self, Some(gpu), nvmlDeviceGetArchitecture(handle, &raw mut architecture))?;
-        if architecture < HOPPER {
+        if !self.switches_mig(gpu)? {
             return Ok(Activation::ResetRequired);
         }
         let mut activation = 0;

@@ -93,6 +93,10 @@ impl Mig for Mortal {
         self.call(|driver| driver.destroy_gpu_instance(gpu, instance))
     }
 
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
+        self.inner.switches_mig(gpu)
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
         self.call(|driver| driver.set_mig_mode(gpu, on))
     }

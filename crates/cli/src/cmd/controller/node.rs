@@ -1,0 +1,58 @@
+//! `cantle controller node`: the DRA driver of a node.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cantle_kube::dra::{self, NodeConfig};
+use cantle_model::GpuList;
+use clap::Args;
+use tokio::sync::watch;
+
+use super::from_kube;
+use crate::cmd::up::until_signal;
+use crate::cmd::{Context, runtime};
+use crate::error::Outcome;
+
+/// `cantle controller node`
+#[derive(Args, Debug)]
+pub(crate) struct NodeArgs {
+    /// Name of this node in the cluster
+    #[arg(long, value_name = "NAME", env = "NODE_NAME")]
+    node: String,
+    /// The kubelet's folder
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
+    kubelet_dir: PathBuf,
+    /// Where the container engine reads CDI specs
+    #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
+    cdi_dir: PathBuf,
+    /// GPUs to put into MIG mode at the start, e.g. 0-3; they serve shares and whole GPUs too where the mode can change
+    /// without a reset
+    #[arg(long, value_name = "LIST", value_parser = mig_list)]
+    mig: Option<GpuList>,
+}
+
+fn mig_list(text: &str) -> Result<GpuList, String> {
+    GpuList::parse(&[text.to_owned()]).map_err(|error| format!("--mig {text}: {error}"))
+}
+
+/// Serves the node until it is told to stop.
+pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs) -> Outcome {
+    let config = NodeConfig {
+        node: args.node,
+        source: context.places.source()?,
+        lib_dir: context.places.lib.clone(),
+        kubelet_dir: args.kubelet_dir,
+        cdi_dir: args.cdi_dir,
+        mig: args.mig,
+    };
+    runtime()?.block_on(async {
+        let client = cantle_kube::connect(kubeconfig).await.map_err(from_kube)?;
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(async move {
+            until_signal().await;
+            stop.send_replace(true);
+        });
+        dra::run(client, config, stopped).await.map_err(from_kube)?;
+        Ok(ExitCode::SUCCESS)
+    })
+}

@@ -1,0 +1,18 @@
+//! The kubelet's two services, from their .proto files; protox reads them, so that nobody needs protoc.
+
+use std::error::Error;
+
+const PROTOS: [&str; 2] = ["proto/registration.proto", "proto/dra.proto"];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    for proto in PROTOS {
+        println!("cargo::rerun-if-changed={proto}");
+    }
+    let files = protox::compile(PROTOS, ["proto"])?;
+    tonic_prost_build::configure()
+        .build_client(false)
+        .build_transport(false)
+        .btree_map(".")
+        .compile_fds(files)?;
+    Ok(())
+}

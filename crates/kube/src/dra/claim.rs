@@ -1,0 +1,193 @@
+//! What the scheduler has decided, read from a claim.
+
+use std::collections::BTreeMap;
+
+use cantle_agent::{Award, Place};
+use cantle_model::{Bytes, GpuRequest, LeaseId, TaskId};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::ResourceExt as _;
+
+use super::devices::{Inventory, Kind, NodeDevice};
+use crate::KubeError;
+use crate::names::DRIVER;
+
+/// Length of a UID: leases are called `<uid>-<n>`.
+const UID_LEN: usize = 36;
+
+/// One request of a claim, decided.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Decided {
+    /// What this machine is to do.
+    pub(super) award: Award,
+    /// The scheduler's own words, for the answer to the kubelet.
+    pub(super) results: Vec<DeviceRequestAllocationResult>,
+}
+
+/// All requests of a claim that devices of ours serve on the node `pool`. Nothing in it can change once it is allocated, so the
+/// same claim is always read the same way.
+///
+/// # Errors
+/// [`KubeError::Claim`] if it is not allocated, or names what this node does not have.
+pub(super) fn decided(
+    claim: &ResourceClaim,
+    pool: &str,
+    inventory: &Inventory,
+) -> Result<Vec<Decided>, KubeError> {
+    let name = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+    let wrong = |why: String| KubeError::Claim { claim: name.clone(), why };
+    let status = claim.status.as_ref();
+    let allocation = status.and_then(|status| status.allocation.as_ref());
+    let allocation = allocation.ok_or_else(|| wrong("it is not allocated".to_owned()))?;
+    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
+    let mut requests: BTreeMap<&str, Vec<&DeviceRequestAllocationResult>> = BTreeMap::new();
+    for result in results.into_iter().flatten().filter(|r| r.driver == DRIVER && r.pool == pool) {
+        requests.entry(&result.request).or_default().push(result);
+    }
+    let consumer = status.and_then(|status| status.reserved_for.as_ref()?.first());
+    let task = consumer.map_or_else(|| claim.name_any(), |consumer| consumer.name.clone());
+    let task = format!("{}/{task}", claim.namespace().unwrap_or_default());
+    let uid = claim.uid().unwrap_or_default();
+    let decided = |(at, results): (usize, Vec<&DeviceRequestAllocationResult>)| {
+        let (request, places) = places(&results, inventory).map_err(wrong)?;
+        let award = Award {
+            lease: lease_id(&uid, at),
+            task: TaskId(format!("{task}/{at}")),
+            name: task.clone(),
+            request,
+            places,
+        };
+        Ok(Decided { award, results: results.into_iter().cloned().collect() })
+    };
+    requests.into_values().enumerate().map(decided).collect()
+}
+
+/// The lease of the request at position `at` of a claim.
+fn lease_id(uid: &str, at: usize) -> LeaseId {
+    LeaseId(format!("{uid}-{at}"))
+}
+
+/// The UID of the claim that a lease belongs to.
+pub(super) fn claim_of(lease: &LeaseId) -> Option<&str> {
+    lease.0.get(..UID_LEN)
+}
+
+fn places(
+    results: &[&DeviceRequestAllocationResult],
+    inventory: &Inventory,
+) -> Result<(GpuRequest, Vec<Place>), String> {
+    let mut places: Vec<Place> = Vec::new();
+    let mut requests = Vec::new();
+    for result in results {
+        let name = &result.device;
+        let device = inventory.find(name);
+        let device = device.ok_or_else(|| format!("this node has no device {name} now"))?;
+        if places.iter().any(|place| place.gpu == device.gpu) {
+            return Err(format!(
+                "two parts of GPU {} for one container; ask for one larger part",
+                device.index
+            ));
+        }
+        let start = if let Kind::Mig { start, .. } = &device.kind { Some(*start) } else { None };
+        places.push(Place { gpu: device.gpu.clone(), start });
+        requests.push(request(device, result)?);
+    }
+    let first = requests.first().cloned().ok_or("nothing of it is on this node")?;
+    if requests.iter().any(|request| *request != first) {
+        return Err("one request can't be parts of different size; ask for them one by one".to_owned());
+    }
+    let whole = first == GpuRequest::Gpus(1);
+    let count = u32::try_from(places.len()).unwrap_or(u32::MAX);
+    Ok((if whole { GpuRequest::Gpus(count) } else { first }, places))
+}
+
+fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Result<GpuRequest, String> {
+    match &device.kind {
+        Kind::Whole => Ok(GpuRequest::Gpus(1)),
+        Kind::Mig { profile, .. } => Ok(GpuRequest::MigProfile(profile.clone())),
+        Kind::Shared => {
+            let consumed = result.consumed_capacity.as_ref().and_then(|all| all.get("memory"));
+            let bytes = consumed.and_then(bytes).filter(|bytes| *bytes > 0);
+            let bytes = bytes.ok_or_else(|| format!("device {} without an amount of memory", device.name))?;
+            Ok(GpuRequest::Memory(Bytes(bytes)))
+        }
+    }
+}
+
+/// Bytes of a quantity: `20Gi`, `4G`, or a bare number.
+pub(super) fn bytes(quantity: &Quantity) -> Option<u64> {
+    quantity.0.parse().ok().or_else(|| Some(quantity.0.parse::<Bytes>().ok()?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::GpuUuid;
+
+    use super::super::devices::tests::offers;
+    use super::*;
+    use crate::Version;
+
+    const UID: &str = "988b2be4-7c39-4b2e-8288-fcde2325765c";
+
+    fn claim(results: &[(&str, &str, Option<&str>)]) -> ResourceClaim {
+        let results: Vec<_> = results
+            .iter()
+            .map(|(request, device, memory)| {
+                let mut result = serde_json::json!({"request": request, "driver": DRIVER, "pool": "n1", "device": device});
+                if let Some(memory) = memory {
+                    result["consumedCapacity"] = serde_json::json!({"memory": memory});
+                }
+                result
+            })
+            .chain([serde_json::json!({"request": "nic", "driver": "nic.example", "pool": "n1", "device": "eth0"})])
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "c", "namespace": "team", "uid": UID},
+            "spec": {},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "x"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn inventory() -> Inventory {
+        Inventory::of(&offers(2, true, true), Version::MIXED)
+    }
+
+    #[test]
+    fn a_share_is_the_memory_that_the_scheduler_counted() {
+        let read = decided(&claim(&[("gpu", "gpu-1-shared", Some("40Gi"))]), "n1", &inventory()).unwrap();
+        let [decided] = read.as_slice() else { panic!("{read:?}") };
+        assert_eq!(decided.award.request, GpuRequest::Memory(Bytes(40 << 30)));
+        assert_eq!(decided.award.places, [Place { gpu: GpuUuid("GPU-1".into()), start: None }]);
+        assert_eq!(
+            (decided.award.name.as_str(), decided.award.lease.0.as_str()),
+            ("team/p", &*format!("{UID}-0"))
+        );
+        assert_eq!(claim_of(&decided.award.lease), Some(UID));
+    }
+
+    #[test]
+    fn several_gpus_and_an_instance() {
+        let two = claim(&[("a", "gpu-0", None), ("a", "gpu-1", None), ("b", "gpu-1-mig-3g-40gb-4", None)]);
+        let read = decided(&two, "n1", &inventory()).unwrap();
+        assert_eq!(read[0].award.request, GpuRequest::Gpus(2));
+        assert_eq!(read[1].award.request, GpuRequest::MigProfile("3g.40gb".into()));
+        assert_eq!(read[1].award.places[0].start, Some(4));
+        assert!(decided(&two, "n2", &inventory()).unwrap().is_empty(), "another node's");
+    }
+
+    #[test]
+    fn what_can_not_be_carried_out_is_said() {
+        let says = |results: &[(&str, &str, Option<&str>)]| {
+            decided(&claim(results), "n1", &inventory()).unwrap_err().to_string()
+        };
+        assert_eq!(says(&[("a", "gpu-7", None)]), "claim team/c: this node has no device gpu-7 now");
+        let twice = says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-0-shared", Some("2Gi"))]);
+        assert_eq!(twice, "claim team/c: two parts of GPU 0 for one container; ask for one larger part");
+        assert!(says(&[("a", "gpu-0-shared", None)]).ends_with("without an amount of memory"));
+        assert!(says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-1", None)]).contains("different size"));
+    }
+}

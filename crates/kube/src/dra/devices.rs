@@ -1,0 +1,313 @@
+//! The devices of a node, as a cluster's scheduler sees them.
+//!
+//! A GPU is published several times: whole, as a device that many claims share, and as every place that a MIG instance can
+//! have. All draw on the same counters, one per unit of the GPU, so the scheduler itself keeps them apart. It takes the
+//! first device that fits, so their order is the packing policy: shares fill GPUs from the first one on, whole GPUs and
+//! MIG instances from the last one, an instance where it blocks the fewest others.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use cantle_agent::Offer;
+use cantle_mig::Table;
+use cantle_model::GpuUuid;
+
+use crate::Version;
+use crate::names::{KIND_MIG, KIND_SHARED, KIND_WHOLE};
+
+/// What a claim on a device gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The GPU, alone.
+    Whole,
+    /// Some of its memory.
+    Shared,
+    /// A MIG instance.
+    Mig {
+        /// Name of its profile.
+        profile: String,
+        /// Its first unit.
+        start: u32,
+    },
+}
+
+impl Kind {
+    /// As in the attribute `kind`.
+    pub(super) const fn word(&self) -> &'static str {
+        match self {
+            Self::Whole => KIND_WHOLE,
+            Self::Shared => KIND_SHARED,
+            Self::Mig { .. } => KIND_MIG,
+        }
+    }
+}
+
+/// A device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NodeDevice {
+    /// Unique on the node.
+    pub(super) name: String,
+    /// Where it is cut from.
+    pub(super) gpu: GpuUuid,
+    /// Index of that GPU.
+    pub(super) index: u32,
+    /// Model of that GPU.
+    pub(super) model: String,
+    /// What a claim gets.
+    pub(super) kind: Kind,
+    /// Memory in bytes.
+    pub(super) memory_bytes: u64,
+    /// What it takes of the GPU's counters.
+    pub(super) takes: BTreeMap<String, u32>,
+}
+
+/// Counters of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Counters {
+    /// Name of the set.
+    pub(super) name: String,
+    /// Name and value of each.
+    pub(super) values: BTreeMap<String, u32>,
+}
+
+/// All devices of a node in the order in which they are to be taken, and the counters they draw on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Inventory {
+    /// One set per GPU.
+    pub(super) counters: Vec<Counters>,
+    /// The devices.
+    pub(super) devices: Vec<NodeDevice>,
+}
+
+impl Inventory {
+    /// Of these GPUs, as far as the scheduler of this version can keep devices apart.
+    pub(super) fn of(offers: &[Offer], version: Version) -> Self {
+        let mut shared = Vec::new();
+        let mut last_first = Vec::new();
+        for offer in offers {
+            let kinds = Kinds::of(offer, version);
+            if kinds.shared {
+                shared.push(whole_gpu(offer, Kind::Shared));
+            }
+            let mut own = Vec::new();
+            if let (Some(table), true) = (&offer.table, kinds.mig) {
+                own.extend(partitions(offer, table));
+            }
+            if kinds.whole {
+                own.push(whole_gpu(offer, Kind::Whole));
+            }
+            last_first.push(own);
+        }
+        let devices = shared.into_iter().chain(last_first.into_iter().rev().flatten()).collect();
+        Self { counters: offers.iter().map(counters).collect(), devices }
+    }
+
+    /// The device of that name.
+    pub(super) fn find(&self, name: &str) -> Option<&NodeDevice> {
+        self.devices.iter().find(|device| device.name == name)
+    }
+}
+
+/// Which kinds a GPU is published as.
+struct Kinds {
+    whole: bool,
+    shared: bool,
+    mig: bool,
+}
+
+impl Kinds {
+    fn of(offer: &Offer, version: Version) -> Self {
+        let in_mig = offer.gpu.mig;
+        if version < Version::MIXED {
+            // The scheduler may give out two devices of one GPU that exclude each other, so there is one kind only.
+            let mig = in_mig && version >= Version::COUNTERS;
+            return Self { whole: false, shared: !in_mig, mig };
+        }
+        let as_one = !in_mig || offer.switches;
+        Self { whole: as_one, shared: as_one, mig: in_mig || offer.switches }
+    }
+}
+
+/// Name of a GPU's counters, and of the whole GPU.
+fn gpu_name(offer: &Offer) -> String {
+    format!("gpu-{}", offer.gpu.index)
+}
+
+fn units(offer: &Offer) -> u32 {
+    offer.table.as_ref().map_or(1, |table| table.units)
+}
+
+fn unit(at: u32) -> String {
+    format!("unit-{at}")
+}
+
+/// The counter of a profile of which a GPU can have fewer instances than there are places for.
+fn limit_of(table: &Table, at: usize) -> Option<(String, u32)> {
+    let profile = &table.profiles[at];
+    let mut starts = profile.starts.clone();
+    starts.sort_unstable();
+    let (mut fit, mut free) = (0, 0);
+    for start in starts {
+        if start >= free {
+            fit += 1;
+            free = start + profile.size;
+        }
+    }
+    (profile.max_instances < fit).then(|| (label(&profile.name), profile.max_instances))
+}
+
+/// A profile's name where neither dots nor `+` may be.
+fn label(profile: &str) -> String {
+    profile.replace(['.', '+'], "-")
+}
+
+fn counters(offer: &Offer) -> Counters {
+    let mut values: BTreeMap<String, u32> = (0..units(offer)).map(|at| (unit(at), 1)).collect();
+    if let Some(table) = &offer.table {
+        values.extend((0..table.profiles.len()).filter_map(|at| limit_of(table, at)));
+    }
+    Counters { name: gpu_name(offer), values }
+}
+
+fn whole_gpu(offer: &Offer, kind: Kind) -> NodeDevice {
+    let name = gpu_name(offer);
+    NodeDevice {
+        name: if kind == Kind::Shared { format!("{name}-shared") } else { name },
+        gpu: offer.gpu.uuid.clone(),
+        index: offer.gpu.index,
+        model: offer.gpu.model.clone(),
+        kind,
+        memory_bytes: offer.gpu.memory_bytes,
+        takes: (0..units(offer)).map(|at| (unit(at), 1)).collect(),
+    }
+}
+
+/// Every place of every profile, those first that leave the most to others.
+fn partitions(offer: &Offer, table: &Table) -> Vec<NodeDevice> {
+    let places = || {
+        let of = |at: usize| table.profiles[at].starts.iter().map(move |start| (at, *start));
+        (0..table.profiles.len()).flat_map(of)
+    };
+    let mut all: Vec<(usize, u32)> = places().collect();
+    let blocked = |(at, start): (usize, u32)| {
+        let taken = table.units_at(at, start);
+        places().filter(|&(at, start)| table.units_at(at, start) & taken != 0).count()
+    };
+    all.sort_by_key(|&place| (blocked(place), Reverse(place.1)));
+    all.into_iter().map(|(at, start)| partition(offer, table, at, start)).collect()
+}
+
+fn partition(offer: &Offer, table: &Table, at: usize, start: u32) -> NodeDevice {
+    let profile = &table.profiles[at];
+    let mut takes: BTreeMap<String, u32> = (start..start + profile.size).map(|at| (unit(at), 1)).collect();
+    takes.extend(limit_of(table, at).map(|(name, _)| (name, 1)));
+    NodeDevice {
+        name: format!("{}-mig-{}-{start}", gpu_name(offer), label(&profile.name)),
+        gpu: offer.gpu.uuid.clone(),
+        index: offer.gpu.index,
+        model: offer.gpu.model.clone(),
+        kind: Kind::Mig { profile: profile.name.clone(), start },
+        memory_bytes: profile.memory_bytes,
+        takes,
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use cantle_mig::Profile;
+    use cantle_model::Gpu;
+
+    use super::*;
+
+    fn profile(name: &str, compute_slices: u32, size: u32, starts: &[u32], max_instances: u32) -> Profile {
+        let (name, starts) = (name.to_owned(), starts.to_vec());
+        Profile {
+            name,
+            id: 0,
+            compute_slices,
+            size,
+            starts,
+            max_instances,
+            memory_bytes: u64::from(size) * 10 << 30,
+        }
+    }
+
+    pub(in crate::dra) fn offers(count: u32, mig: bool, switches: bool) -> Vec<Offer> {
+        let table = Table {
+            units: 8,
+            profiles: vec![
+                profile("1g.10gb", 1, 1, &[0, 1, 2, 3, 4, 5, 6], 7),
+                profile("1g.10gb+me", 1, 1, &[0, 1, 2, 3, 4, 5, 6], 1),
+                profile("3g.40gb", 3, 4, &[0, 4], 2),
+                profile("7g.80gb", 7, 8, &[0], 1),
+            ],
+        };
+        let offer = |index: u32| Offer {
+            gpu: Gpu {
+                uuid: GpuUuid(format!("GPU-{index}")),
+                index,
+                model: "H100".into(),
+                memory_bytes: 80 << 30,
+                mig,
+            },
+            table: mig.then(|| table.clone()),
+            switches,
+        };
+        (0..count).map(offer).collect()
+    }
+
+    fn names(inventory: &Inventory) -> Vec<&str> {
+        inventory.devices.iter().map(|device| device.name.as_str()).collect()
+    }
+
+    #[test]
+    fn shares_from_the_first_gpu_and_the_rest_from_the_last() {
+        let inventory = Inventory::of(&offers(2, false, false), Version::MIXED);
+        assert_eq!(names(&inventory), ["gpu-0-shared", "gpu-1-shared", "gpu-1", "gpu-0"]);
+        assert_eq!(inventory.counters[0].values, BTreeMap::from([("unit-0".to_owned(), 1)]));
+    }
+
+    #[test]
+    fn an_instance_goes_where_it_blocks_the_fewest_others() {
+        let inventory = Inventory::of(&offers(1, true, true), Version::MIXED);
+        let small: Vec<&str> =
+            names(&inventory).into_iter().filter(|name| name.contains("1g-10gb-me")).collect();
+        assert_eq!(small[0], "gpu-0-mig-1g-10gb-me-6");
+        assert_eq!(inventory.devices.len(), 2 + 7 + 7 + 2 + 1);
+        let unique: std::collections::BTreeSet<&str> = names(&inventory).into_iter().collect();
+        assert_eq!(unique.len(), inventory.devices.len());
+    }
+
+    /// Whatever two devices the scheduler takes together, they exist together on the hardware.
+    #[test]
+    fn what_excludes_each_other_draws_on_one_counter() {
+        let inventory = Inventory::of(&offers(1, true, true), Version::MIXED);
+        let fits = |names: &[&str]| {
+            inventory.counters[0].values.iter().all(|(counter, value)| {
+                let devices = names.iter().map(|name| inventory.find(name).unwrap());
+                devices.map(|device| device.takes.get(counter).copied().unwrap_or(0)).sum::<u32>() <= *value
+            })
+        };
+        assert!(fits(&["gpu-0-mig-3g-40gb-0", "gpu-0-mig-3g-40gb-4"]));
+        assert!(fits(&["gpu-0-mig-1g-10gb-0", "gpu-0-mig-1g-10gb-me-1", "gpu-0-mig-3g-40gb-4"]));
+        assert!(!fits(&["gpu-0-mig-1g-10gb-5", "gpu-0-mig-3g-40gb-4"]));
+        assert!(
+            !fits(&["gpu-0-mig-1g-10gb-me-0", "gpu-0-mig-1g-10gb-me-1"]),
+            "one with media engines per GPU"
+        );
+        for whole in ["gpu-0", "gpu-0-shared"] {
+            assert!(!fits(&[whole, "gpu-0-mig-1g-10gb-6"]));
+        }
+        assert!(!fits(&["gpu-0", "gpu-0-shared"]));
+    }
+
+    #[test]
+    fn a_gpu_that_needs_a_reset_is_one_kind_or_the_other() {
+        let mig = Inventory::of(&offers(1, true, false), Version::MIXED);
+        assert!(mig.devices.iter().all(|device| matches!(device.kind, Kind::Mig { .. })));
+        let old = Version { major: 1, minor: 36, patch: 1 };
+        assert_eq!(names(&Inventory::of(&offers(2, false, false), old)), ["gpu-0-shared", "gpu-1-shared"]);
+        assert!(Inventory::of(&offers(1, true, true), old).devices.iter().all(|d| d.kind.word() == KIND_MIG));
+        assert!(Inventory::of(&offers(1, true, true), Version::FLOOR).devices.is_empty());
+    }
+}

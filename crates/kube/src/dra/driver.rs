@@ -1,0 +1,145 @@
+//! Prepares claims and takes them back.
+//!
+//! A lease is called after its claim, so that whatever dies at whatever moment, the same claim finds the same lease
+//! again, and a lease whose claim is gone is known by its name.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_agent::Grants;
+use cantle_runtime::cdi;
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::Mutex;
+
+use super::claim::{self, Decided};
+use super::devices::Inventory;
+use super::plugin::dra::{Claim, Device};
+use crate::{KubeError, Version};
+
+/// The driver of a node.
+#[derive(Clone)]
+pub(super) struct Driver {
+    client: Client,
+    node: String,
+    version: Version,
+    cdi_dir: PathBuf,
+    grants: Arc<Grants>,
+    /// One claim at a time: to prepare one may change the mode of a GPU.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Driver {
+    pub(super) fn new(
+        client: Client,
+        node: &str,
+        version: Version,
+        cdi_dir: PathBuf,
+        grants: Grants,
+    ) -> Self {
+        let (grants, turn) = (Arc::new(grants), Arc::default());
+        Self { client, node: node.to_owned(), version, cdi_dir, grants, turn }
+    }
+
+    /// The GPUs, as devices.
+    pub(super) async fn inventory(&self) -> Result<Inventory, KubeError> {
+        let version = self.version;
+        self.blocking(move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
+    }
+
+    /// Makes what a claim was given, as far as it is not there yet.
+    pub(super) async fn prepare(&self, asked: &Claim) -> Result<Vec<Device>, KubeError> {
+        let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &asked.namespace);
+        let claim = api.get(&asked.name).await?;
+        if claim.uid().as_deref() != Some(asked.uid.as_str()) {
+            let why = "it was made anew since the pod was placed".to_owned();
+            return Err(KubeError::Claim { claim: format!("{}/{}", asked.namespace, asked.name), why });
+        }
+        let _turn = self.turn.lock().await;
+        let inventory = self.inventory().await?;
+        let decided = claim::decided(&claim, &self.node, &inventory)?;
+        let (uid, dir) = (asked.uid.clone(), self.cdi_dir.clone());
+        self.blocking(move |grants| {
+            let mut devices = Vec::new();
+            for one in &decided {
+                let lease = grants.grant(&one.award)?;
+                devices
+                    .push(cdi::Device { name: lease.id.0.clone(), container_edits: grants.edits(&lease)? });
+            }
+            let written = cdi::Spec::of_slices(devices).write(&dir, &uid);
+            written.map_err(|why| KubeError::Cdi { dir, why })?;
+            tracing::info!(%uid, requests = decided.len(), "claim prepared");
+            Ok(decided.iter().flat_map(answer).collect())
+        })
+        .await
+    }
+
+    /// Takes back what a claim was given; its pod has ended.
+    pub(super) async fn unprepare(&self, uid: &str) -> Result<(), KubeError> {
+        let _turn = self.turn.lock().await;
+        let (uid, dir) = (uid.to_owned(), self.cdi_dir.clone());
+        self.blocking(move |grants| {
+            cdi::remove(&dir, &uid).map_err(|why| KubeError::Cdi { dir, why })?;
+            for lease in grants.standing()? {
+                if claim::claim_of(&lease.id) == Some(uid.as_str()) {
+                    grants.revoke(&lease.id)?;
+                    tracing::info!(%uid, task = lease.name, "claim taken back");
+                }
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Takes back what claims hold that are gone, which nobody will ask to unprepare any more.
+    pub(super) async fn sweep(&self) -> Result<(), KubeError> {
+        let standing = self.blocking(|grants| Ok(grants.standing()?)).await?;
+        let specs = cdi::ids(&self.cdi_dir);
+        let specs = specs.map_err(|why| KubeError::Cdi { dir: self.cdi_dir.clone(), why })?;
+        let leased = standing.iter().filter_map(|lease| claim::claim_of(&lease.id).map(str::to_owned));
+        let held: BTreeSet<String> = leased.chain(specs).collect();
+        if held.is_empty() {
+            return Ok(());
+        }
+        let api: Api<ResourceClaim> = Api::all(self.client.clone());
+        let claims = api.list(&ListParams::default()).await?;
+        let known: BTreeSet<String> = claims.iter().filter_map(kube::ResourceExt::uid).collect();
+        for uid in held.difference(&known) {
+            tracing::warn!(%uid, "a claim is gone without a word from the kubelet");
+            self.unprepare(uid).await?;
+        }
+        Ok(())
+    }
+
+    /// One look at what the pods really hold.
+    pub(super) async fn watch(&self) {
+        let found = self.blocking(|grants| Ok(grants.watch())).await.unwrap_or_default();
+        for (lease, what) in found {
+            tracing::warn!(pod = lease.name, "{what}");
+        }
+    }
+
+    async fn blocking<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
+    ) -> Result<T, KubeError> {
+        let grants = Arc::clone(&self.grants);
+        let done = tokio::task::spawn_blocking(move || work(&grants)).await;
+        done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
+    }
+}
+
+/// The devices of one request. Its slice is one CDI device, however many GPUs it has, and is named once.
+fn answer(decided: &Decided) -> Vec<Device> {
+    let device =
+        |(at, result): (usize, &k8s_openapi::api::resource::v1::DeviceRequestAllocationResult)| Device {
+            request_names: vec![result.request.clone()],
+            pool_name: result.pool.clone(),
+            device_name: result.device.clone(),
+            cdi_device_ids: if at == 0 { vec![cdi::qualified(&decided.award.lease.0)] } else { Vec::new() },
+            share_id: result.share_id.clone(),
+        };
+    decided.results.iter().enumerate().map(device).collect()
+}

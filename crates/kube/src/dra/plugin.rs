@@ -1,0 +1,155 @@
+//! The two sockets of a DRA driver: one where the kubelet learns of it, one where it asks for claims.
+//!
+//! The kubelet dials the first with its path as gRPC authority, percent-encoded, which no Rust server accepts (h2 answers
+//! PROTOCOL_ERROR). A `@` in the file's name makes all before it the user information of the authority, which is fine.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use super::driver::Driver;
+use crate::KubeError;
+use crate::names::DRIVER;
+
+/// What a kubelet from 1.34 on speaks.
+const SERVICE: &str = "v1.DRAPlugin";
+
+/// Generated from `proto/dra.proto`.
+#[expect(unreachable_pub, reason = "generated")]
+pub(super) mod dra {
+    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
+}
+
+/// Generated from `proto/registration.proto`.
+#[expect(unreachable_pub, reason = "generated")]
+mod registration {
+    tonic::include_proto!("pluginregistration");
+}
+
+use dra::dra_plugin_server::{DraPlugin, DraPluginServer};
+use dra::{
+    NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
+    NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
+};
+use registration::registration_server::{Registration, RegistrationServer};
+use registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+
+#[tonic::async_trait]
+impl DraPlugin for Driver {
+    async fn node_prepare_resources(
+        &self,
+        request: Request<NodePrepareResourcesRequest>,
+    ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
+        let mut response = NodePrepareResourcesResponse::default();
+        for claim in &request.get_ref().claims {
+            let prepared = self.prepare(claim).await;
+            let answer = prepared.map_or_else(
+                |error| {
+                    tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "not prepared");
+                    NodePrepareResourceResponse { devices: Vec::new(), error: error.to_string() }
+                },
+                |devices| NodePrepareResourceResponse { devices, error: String::new() },
+            );
+            response.claims.insert(claim.uid.clone(), answer);
+        }
+        Ok(Response::new(response))
+    }
+
+    async fn node_unprepare_resources(
+        &self,
+        request: Request<NodeUnprepareResourcesRequest>,
+    ) -> Result<Response<NodeUnprepareResourcesResponse>, Status> {
+        let mut response = NodeUnprepareResourcesResponse::default();
+        for claim in &request.get_ref().claims {
+            let error = self.unprepare(&claim.uid).await.err().map(|error| error.to_string());
+            let answer = NodeUnprepareResourceResponse { error: error.unwrap_or_default() };
+            response.claims.insert(claim.uid.clone(), answer);
+        }
+        Ok(Response::new(response))
+    }
+}
+
+/// Tells the kubelet where the driver is.
+struct Registrar {
+    endpoint: PathBuf,
+}
+
+#[tonic::async_trait]
+impl Registration for Registrar {
+    async fn get_info(&self, _: Request<InfoRequest>) -> Result<Response<PluginInfo>, Status> {
+        Ok(Response::new(PluginInfo {
+            r#type: "DRAPlugin".to_owned(),
+            name: DRIVER.to_owned(),
+            endpoint: self.endpoint.display().to_string(),
+            supported_versions: vec![SERVICE.to_owned()],
+        }))
+    }
+
+    async fn notify_registration_status(
+        &self,
+        request: Request<RegistrationStatus>,
+    ) -> Result<Response<RegistrationStatusResponse>, Status> {
+        let status = request.into_inner();
+        if status.plugin_registered {
+            tracing::info!("registered with the kubelet");
+        } else {
+            tracing::error!(error = status.error, "the kubelet refuses the driver");
+        }
+        Ok(Response::new(RegistrationStatusResponse {}))
+    }
+}
+
+/// Serves the kubelet whose folder is `kubelet_dir` until `stop` is set. What is announced can be asked: the registration
+/// comes last and goes first.
+///
+/// # Errors
+/// If a socket can't be made, or fails.
+pub(super) async fn serve(
+    driver: Driver,
+    kubelet_dir: &Path,
+    stop: watch::Receiver<bool>,
+) -> Result<(), KubeError> {
+    let own = kubelet_dir.join("plugins").join(DRIVER).join("dra.sock");
+    let announced = kubelet_dir.join("plugins_registry").join(format!("{DRIVER}@reg.sock"));
+    let service = listen(&own)?;
+    let registry = listen(&announced)?;
+    tracing::info!(folder = %kubelet_dir.display(), "waiting for the kubelet");
+    let registrar = RegistrationServer::new(Registrar { endpoint: own.clone() });
+    let goodbye = async {
+        stopped(stop.clone()).await;
+        // The kubelet takes the end of this file for the driver's.
+        let _ = fs::remove_file(&announced);
+    };
+    let served = tokio::try_join!(
+        Server::builder().add_service(registrar).serve_with_incoming_shutdown(registry, goodbye),
+        Server::builder()
+            .add_service(DraPluginServer::new(driver))
+            .serve_with_incoming_shutdown(service, stopped(stop.clone())),
+    );
+    let _ = fs::remove_file(&own);
+    served.map(drop).map_err(|error| KubeError::Socket { path: own, why: io::Error::other(error) })
+}
+
+async fn stopped(mut stop: watch::Receiver<bool>) {
+    // An error means that nobody is left who could say so.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+/// A socket of that name, in place of one that a killed driver left.
+fn listen(path: &Path) -> Result<UnixListenerStream, KubeError> {
+    let bind = || -> io::Result<UnixListener> {
+        path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        match fs::remove_file(path) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+        UnixListener::bind(path)
+    };
+    bind().map(UnixListenerStream::new).map_err(|why| KubeError::Socket { path: path.to_owned(), why })
+}

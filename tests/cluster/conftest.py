@@ -1,0 +1,126 @@
+"""A real cluster for the whole session: its control plane, and a worker node where this machine allows one."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+
+import pytest
+
+import image
+from api import RESOURCE, claim_template, device_class, node
+from control_plane import ControlPlane
+from driver import Driver
+from processes import wait_until
+from worker import Worker
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+KIND = "device.attributes['gpu.cantle.dev'].kind"
+PROFILE = "device.attributes['gpu.cantle.dev'].profile"
+CLASSES = [
+    device_class("whole.gpu.cantle.dev", f"{KIND} == 'whole'"),
+    device_class("shared.gpu.cantle.dev", f"{KIND} == 'shared'"),
+    device_class("mig-1g.10gb.gpu.cantle.dev", f"{KIND} == 'mig' && {PROFILE} == '1g.10gb'", "nvidia.com/mig-1g.10gb"),
+    device_class("mig-3g.40gb.gpu.cantle.dev", f"{KIND} == 'mig' && {PROFILE} == '3g.40gb'", "nvidia.com/mig-3g.40gb"),
+]
+
+
+@pytest.fixture(scope="session")
+def programs():
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    if not folder:
+        pytest.skip("no Kubernetes programs; run tests/cluster/run.sh")
+    return pathlib.Path(folder)
+
+
+@pytest.fixture(scope="session")
+def folder():
+    # Short: the kubelet's sockets are below it, and the name of a socket has 107 characters at most.
+    made = pathlib.Path(tempfile.mkdtemp(prefix="k8s"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def plane(programs, folder):
+    plane = ControlPlane(folder, programs)
+    try:
+        plane.start()
+        for each in CLASSES:
+            plane.api.create(f"{RESOURCE}/deviceclasses", each)
+        yield plane
+    finally:
+        plane.stop()
+
+
+@pytest.fixture(scope="session")
+def worker(programs, folder, plane):
+    missing = [name for name in ["containerd", "containerd-shim-runc-v2", "ctr"] if not (programs / name).exists()]
+    if os.geteuid() != 0 or missing or not shutil.which("runc"):
+        pytest.skip("a kubelet with real pods needs root, runc and, beside Kubernetes' programs, containerd")
+    archive = folder / "images.tar"
+    rootfs = subprocess.run([ROOT / "tests/rootfs.sh"], check=True, capture_output=True, text=True).stdout.strip()
+    image.archive(pathlib.Path(rootfs), archive)
+    worker = Worker(folder, programs, plane)
+    try:
+        worker.start(archive)
+        archive.unlink()
+        yield worker
+    finally:
+        worker.stop()
+
+
+@pytest.fixture
+def namespace(plane, request):
+    """A namespace of the test's own; all in it is gone at the end."""
+    name = request.node.name.replace("_", "-").lower()[:60].strip("-")
+    api = plane.api
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
+    wait_until(lambda: api.find(account), 60, "a service account of the namespace")
+    yield name
+    for pod in api.items(f"/api/v1/namespaces/{name}/pods"):
+        at_once = 0 if pod["spec"].get("nodeName", "hand").startswith("hand") else 1
+        api.delete(f"/api/v1/namespaces/{name}/pods/{pod['metadata']['name']}", at_once)
+    wait_until(lambda: not api.items(f"/api/v1/namespaces/{name}/pods"), 60, "the end of all pods")
+    wait_until(lambda: not api.items(f"{RESOURCE}/namespaces/{name}/resourceclaims"), 60, "the end of all claims")
+    api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+def hand_made(plane, request):
+    """A node that nobody runs, for what the scheduler alone decides."""
+    name = "hand-" + request.node.name.replace("_", "-").lower()[:40].strip("-")
+    plane.api.create("/api/v1/nodes", node(name))
+    yield name
+    plane.api.delete(f"/api/v1/nodes/{name}")
+    slices = lambda: [s for s in plane.api.items(f"{RESOURCE}/resourceslices") if s["spec"].get("nodeName") == name]
+    wait_until(lambda: not slices(), 120, "the end of the node's slices, which the node owns")
+
+
+@pytest.fixture
+def make_driver(plane, folder):
+    """Starts the DRA driver of a node on simulated GPUs; stopped at the end."""
+    made = []
+
+    def make(node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None):
+        home = pathlib.Path(tempfile.mkdtemp(prefix="d", dir=folder))
+        made.append(Driver(plane, home, node_name, sim_gpus, flags, kubelet_dir or home / "kubelet", cdi_dir or home / "cdi"))
+        return made[-1].start()
+
+    yield make
+    for each in made:
+        each.remove()
+
+
+@pytest.fixture
+def templates(plane, namespace):
+    """Claim templates by short names: half, quarter, whole of an 80 GB GPU."""
+    path = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates"
+    for template in [
+        claim_template("half", "shared.gpu.cantle.dev", "40Gi"),
+        claim_template("quarter", "shared.gpu.cantle.dev", "20Gi"),
+        claim_template("whole", "whole.gpu.cantle.dev"),
+    ]:
+        plane.api.create(path, template)

@@ -1,0 +1,155 @@
+"""Real pods on a real kubelet: what the scheduler gave is what they have, and no more."""
+
+import pytest
+
+from api import pod
+from processes import wait_until
+
+FILL = """
+import ctypes, sys, time
+cuda = ctypes.CDLL("libcuda.so.1")
+context = ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+free, total, code, taken = ctypes.c_size_t(), ctypes.c_size_t(), 0, 0
+assert cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)) == 0
+while code == 0:
+    pointer = ctypes.c_uint64()
+    code = cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(256 << 20))
+    taken += 256 if code == 0 else 0
+print("total", total.value >> 20, "taken", taken, "code", code, flush=True)
+time.sleep(600)
+"""
+OUT_OF_MEMORY = 2
+GIB = 1 << 30
+
+
+class Pods:
+    def __init__(self, api, namespace):
+        self.api, self.path = api, f"/api/v1/namespaces/{namespace}/pods"
+
+    def create(self, name, template=None, limits=None, command=("python3", "-c", FILL)):
+        self.api.create(self.path, pod(name, list(command), template, limits))
+
+    def get(self, name):
+        return self.api.get(f"{self.path}/{name}")
+
+    def delete(self, name):
+        self.api.delete(f"{self.path}/{name}", 1)
+
+    def wait_gone(self, name):
+        wait_until(lambda: self.api.find(f"{self.path}/{name}") is None, 60, f"the end of {name}")
+
+    def wait_running(self, name):
+        wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 90, lambda: self.get(name)["status"])
+
+    def said(self, name):
+        """The pod's first line, as a dict of its words."""
+        self.wait_running(name)
+        log = wait_until(lambda: self.api.get(f"{self.path}/{name}/log"), 60, lambda: self.get(name)["status"])
+        words = log.split()
+        return {words[at]: int(words[at + 1]) for at in range(0, 6, 2)}
+
+
+@pytest.fixture
+def start(worker, make_driver):
+    """The driver of the worker node."""
+
+    def start(sim_gpus, *flags):
+        driver = make_driver(worker.name, sim_gpus, *flags, kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir)
+        wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
+        return driver
+
+    return start
+
+
+@pytest.fixture
+def pods(start, plane, namespace, templates):
+    """Pods of a namespace. They end before the driver does, which the kubelet needs for that."""
+    return Pods(plane.api, namespace)
+
+
+def used(driver, gpu=0):
+    return driver.truth()[gpu]["used_bytes"]
+
+
+def test_shares_hold_and_a_waiting_one_starts(pods, start):
+    driver = start("1xH100-80GB:mig")
+    pods.create("half", "half")
+    pods.create("quarter", "quarter")
+    half, quarter = pods.said("half"), pods.said("quarter")
+    assert (half["total"], half["code"]) == (40 << 10, OUT_OF_MEMORY)
+    assert (quarter["total"], quarter["code"]) == (20 << 10, OUT_OF_MEMORY)
+    # The context is charged to the slice; what is left of it is less than one more step.
+    assert (40 << 10) - 1024 < half["taken"] < (40 << 10)
+    assert used(driver) <= 60 * GIB and len(driver.truth()[0]["processes"]) == 2
+    assert not driver.truth()[0]["mig"], "a GPU with shares has no partitions"
+
+    pods.create("third", "half")
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"})
+    refused = lambda name: any(c.get("reason") == "Unschedulable" for c in pods.get(name)["status"].get("conditions", []))
+    wait_until(lambda: refused("third") and refused("partition"), 60, "two pods that wait")
+    pods.delete("partition")
+    pods.delete("half")
+    assert pods.said("third")["total"] == 40 << 10
+    pods.wait_gone("half")
+    assert len(driver.leases()) == 2
+
+
+def test_a_pod_gets_the_partition_it_asks_for(pods, start):
+    driver = start("1xH100-80GB:mig")
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"}, command=("sleep", "600"))
+    pods.wait_running("partition")
+    (instance,) = driver.truth()[0]["mig"]
+    assert instance["profile"] == "1g.10gb"
+    # Freed lazily: the instance stays as room, and makes way when a share comes.
+    pods.delete("partition")
+    wait_until(lambda: not driver.leases(), 60, driver.log)
+    pods.create("quarter", "quarter")
+    assert pods.said("quarter")["total"] == 20 << 10
+    assert not driver.truth()[0]["mig"]
+
+
+def test_a_killed_driver_leaks_nothing(pods, start):
+    driver = start("1xH100-80GB:mig")
+    # Between the GPU instance and its compute instance, when the lease does not name it yet.
+    driver.faults("nvmlGpuInstanceCreateComputeInstance delay_ms=60000 once\n")
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"}, command=("sleep", "600"))
+    wait_until(lambda: driver.truth()[0]["mig"], 60, driver.log)
+    driver.program.kill()
+    driver.faults("")
+    driver.start()
+    pods.wait_running("partition")
+    assert len(driver.truth()[0]["mig"]) == 1 and len(driver.leases()) == 1
+    pods.delete("partition")
+    pods.wait_gone("partition")
+    wait_until(lambda: not driver.leases(), 60, driver.log)
+
+
+def test_a_kubelet_that_restarts_loses_nothing(pods, start, worker):
+    driver = start("1xH100-80GB:mig")
+    pods.create("half", "half")
+    assert pods.said("half")["total"] == 40 << 10
+    before = (driver.leases(), used(driver), pods.get("half")["status"]["containerStatuses"][0]["containerID"])
+    worker.kubelet.kill()
+    worker.kubelet.start()
+    wait_until(worker.is_ready, 60, worker.kubelet.log)
+    wait_until(lambda: driver.log().count("registered with the kubelet") == 2, 60, driver.log)
+    pods.create("quarter", "quarter")
+    assert pods.said("quarter")["code"] == OUT_OF_MEMORY
+    status = pods.get("half")["status"]["containerStatuses"][0]
+    assert (status["containerID"], status["restartCount"]) == (before[2], 0)
+    assert driver.leases()[0] in before[0] or driver.leases()[1] in before[0]
+
+
+def test_the_next_driver_takes_over(pods, start):
+    driver = start("1xH100-80GB:mig")
+    pods.create("half", "half", command=("sleep", "600"))
+    pods.wait_running("half")
+    (spec,) = driver.cdi_dir.glob("cantle-*.json")
+    driver.stop()
+    driver.start()
+    assert spec.exists() and len(driver.leases()) == 1
+    pods.delete("half")
+    wait_until(lambda: not driver.leases() and not spec.exists(), 60, driver.log)

@@ -1,0 +1,103 @@
+"""What the cluster's own scheduler does with the devices of a node: no kubelet needed."""
+
+from api import RESOURCE, pod
+from processes import wait_until
+
+SLEEP = ["sleep", "600"]
+
+
+class Pods:
+    """The pods of a namespace."""
+
+    def __init__(self, api, namespace):
+        self.api, self.path = api, f"/api/v1/namespaces/{namespace}/pods"
+
+    def create(self, name, template=None, limits=None):
+        self.api.create(self.path, pod(name, SLEEP, template, limits))
+
+    def end(self, name):
+        self.api.delete(f"{self.path}/{name}", 0)
+
+    def is_placed(self, name):
+        return bool(self.api.get(f"{self.path}/{name}")["spec"].get("nodeName"))
+
+    def why(self, name):
+        """What the scheduler says about a pod that waits."""
+        conditions = self.api.get(f"{self.path}/{name}")["status"].get("conditions", [])
+        said = [each for each in conditions if each["type"] == "PodScheduled" and each["status"] == "False"]
+        return said[0]["message"] if said else None
+
+    def wait_placed(self, name):
+        wait_until(lambda: self.is_placed(name), 60, lambda: f"{name} is not placed: {self.why(name)}")
+
+    def wait_refused(self, name):
+        wait_until(lambda: self.why(name), 60, f"a word of the scheduler about {name}")
+        assert "cannot allocate all claims" in self.why(name), self.why(name)
+        assert not self.is_placed(name)
+
+
+def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
+    driver = make_driver(hand_made, "1xH100-80GB:mig,1xA100-40GB,1xA100-80GB:mig")
+    devices = driver.devices()
+    # Hopper changes its mode by itself; Ampere is what its administrator has made it.
+    assert {"gpu-0", "gpu-0-shared", "gpu-0-mig-1g-10gb-6", "gpu-1", "gpu-1-shared"} <= set(devices)
+    assert not {"gpu-2", "gpu-2-shared"} & set(devices)
+    assert "gpu-2-mig-7g-80gb-0" in devices
+    assert devices["gpu-1-shared"]["capacity"]["memory"]["value"] == "40Gi"
+    assert devices["gpu-1-shared"]["capacity"]["memory"]["requestPolicy"]["validRange"]["step"] == "2Mi"
+    assert all(slice["metadata"]["ownerReferences"][0]["kind"] == "Node" for slice in driver.slices())
+    generation = driver.slices()[0]["spec"]["pool"]["generation"]
+
+    driver.stop()
+    driver.start()
+    wait_until(lambda: driver.log().count("waiting for the kubelet") == 2, 60, driver.log)
+    assert {slice["spec"]["pool"]["generation"] for slice in driver.slices()} == {generation}, "nothing has changed"
+
+    plane.api.delete(f"{RESOURCE}/resourceslices/{driver.slices()[-1]['metadata']['name']}")
+    newer = lambda: {slice["spec"]["pool"]["generation"] for slice in driver.slices()} == {generation + 1}
+    wait_until(lambda: newer() and set(driver.devices()) == set(devices), 60, driver.log)
+
+
+def test_a_lost_gpu_leaves_the_others(hand_made, make_driver):
+    driver = make_driver(hand_made, "2xA100-40GB")
+    assert {"gpu-0", "gpu-1"} <= set(driver.devices())
+    driver.faults("* gpu=0 error=15\n")
+    wait_until(lambda: set(driver.devices()) == {"gpu-1", "gpu-1-shared"}, 60, driver.log)
+    driver.faults("")
+    wait_until(lambda: "gpu-0-shared" in driver.devices(), 60, driver.log)
+
+
+def test_shares_and_partitions_never_meet_on_a_gpu(plane, hand_made, make_driver, namespace, templates):
+    make_driver(hand_made, "1xH100-80GB:mig")
+    pods = Pods(plane.api, namespace)
+    pods.create("half", "half")
+    pods.create("quarter", "quarter")
+    pods.wait_placed("half")
+    pods.wait_placed("quarter")
+    pods.create("third", "half")
+    pods.create("exclusive", "whole")
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"})
+    for name in ["third", "exclusive", "partition"]:
+        pods.wait_refused(name)
+    pods.end("exclusive")
+    pods.end("partition")
+    pods.end("half")
+    pods.wait_placed("third")
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"})
+    pods.wait_refused("partition")
+    pods.end("third")
+    pods.end("quarter")
+    pods.wait_placed("partition")
+    pods.create("share", "quarter")
+    pods.wait_refused("share")
+
+
+def test_partitions_leave_room_for_the_large_ones(plane, hand_made, make_driver, namespace, templates):
+    make_driver(hand_made, "1xH100-80GB:mig")
+    pods = Pods(plane.api, namespace)
+    for at in range(3):
+        pods.create(f"small-{at}", limits={"nvidia.com/mig-1g.10gb": "1"})
+        pods.wait_placed(f"small-{at}")
+    # They went where no large one can be, or to one half.
+    pods.create("large", limits={"nvidia.com/mig-3g.40gb": "1"})
+    pods.wait_placed("large")
