@@ -89,6 +89,10 @@ impl Mig for NoGpus {
         none(gpu)
     }
 
+    fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
+        none(gpu)
+    }
+
     fn set_mig_mode(&self, gpu: &GpuUuid, _on: bool) -> Result<Activation> {
         none(gpu)
     }

@@ -235,6 +235,7 @@ pub(super) mod tests {
     pub(in crate::dra) fn offers(count: u32, mig: bool, switches: bool) -> Vec<Offer> {
         let table = Table {
             units: 8,
+            fixed: false,
             profiles: vec![
                 profile("1g.10gb", 1, 1, &[0, 1, 2, 3, 4, 5, 6], 7),
                 profile("1g.10gb+me", 1, 1, &[0, 1, 2, 3, 4, 5, 6], 1),
