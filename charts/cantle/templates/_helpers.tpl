@@ -22,6 +22,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "cantle.fullname" . }}-webhook
 {{- end }}
 
+{{- define "cantle.node" -}}
+{{ include "cantle.fullname" . }}-node
+{{- end }}
+
 {{- /* The Secret that the webhook's pods mount a certificate from. */}}
 {{- define "cantle.webhook.tlsSecret" -}}
 {{- if eq .Values.webhook.certificates.mode "secret" }}{{ required "webhook.certificates.secret.name is needed with mode: secret" .Values.webhook.certificates.secret.name }}{{ else }}{{ include "cantle.webhook" . }}-tls{{ end }}

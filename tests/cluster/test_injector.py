@@ -1,0 +1,190 @@
+"""Pods in the words of ClearML and Run:ai on the real API server: what they get, what is refused, and what happens while the
+injector is away."""
+
+import pytest
+import yaml
+
+from api import RESOURCE, ApiError
+from injector import Injector, pod
+from processes import wait_until
+
+FRACTIONS = ["0.0625", "0.125", "0.250", "0.375", "0.500", "0.625", "0.750", "0.875"]
+LABEL = "clearml-injector/fraction"
+
+# As ClearML documents them; the image is one that is here.
+LABELLED = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train-pod
+  labels:
+    trainer: train
+    clearml-injector/fraction: "0.500"
+spec:
+  securityContext:
+    fsGroup: 1000
+  containers:
+  - name: train-container
+    image: localhost/cantle-test:1
+    command: ['sh', '-c', "sleep 600"]
+    resources:
+      limits:
+        nvidia.com/gpu: 4
+"""
+DEPRECATED = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train-pod-old
+spec:
+  containers:
+  - name: train-container
+    image: localhost/cantle-test:1
+    command: ['sh', '-c', "sleep 600"]
+    resources:
+      limits:
+        nvidia.com/gpu: 1
+        clear.ml/fraction-1: "0.5"
+"""
+MIG = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: tf-benchmarks-mixed
+spec:
+  restartPolicy: Never
+  containers:
+    - name: tf-benchmarks-mixed
+      image: localhost/cantle-test:1
+      command: ['sh', '-c', "sleep 600"]
+      resources:
+        limits:
+          nvidia.com/mig-1g.10gb: 1
+"""
+
+
+@pytest.fixture(scope="module")
+def injector(plane, tmp_path_factory):
+    made = Injector(plane, tmp_path_factory.mktemp("injector"))
+    yield made.start()
+    made.remove()
+
+
+def refusal(injector, thing):
+    with pytest.raises(ApiError) as refused:
+        injector.dry_run(thing)
+    return str(refused.value)
+
+
+def claims_of(plane, namespace):
+    return plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims")
+
+
+def allocated(plane, namespace, count):
+    """What the scheduler gave, by pod."""
+    def all_of_them():
+        claims = [c for c in claims_of(plane, namespace) if c.get("status", {}).get("allocation")]
+        return claims if len(claims) == count else None
+
+    pods = lambda: [(p["metadata"]["name"], p["status"].get("conditions")) for p in plane.api.items(f"/api/v1/namespaces/{namespace}/pods")]
+    claims = wait_until(all_of_them, 60, lambda: (claims_of(plane, namespace), pods()))
+    return {c["metadata"]["ownerReferences"][0]["name"]: c["status"]["allocation"]["devices"]["results"] for c in claims}
+
+
+def test_documented_manifests(plane, injector, hand_made, make_driver, namespace):
+    make_driver(hand_made, "1xA100-40GB,1xH100-80GB:mig")
+    with pytest.raises(ApiError, match="must be an integer"):
+        # Where the injector does not look (kube-system), Kubernetes itself refuses the older form.
+        plane.api.create("/api/v1/namespaces/kube-system/pods?dryRun=All", yaml.safe_load(DEPRECATED))
+    for manifest in [LABELLED, DEPRECATED, MIG]:
+        plane.api.create(f"/api/v1/namespaces/{namespace}/pods", yaml.safe_load(manifest))
+    given = allocated(plane, namespace, 3)
+    for name in ["train-pod", "train-pod-old"]:
+        [share] = given[name]
+        assert share["device"] == "gpu-0-shared" and share["consumedCapacity"] == {"memory": "20Gi"}, share
+    [instance] = given["tf-benchmarks-mixed"]
+    assert instance["device"].startswith("gpu-1-mig-1g-10gb"), instance
+
+
+def test_templates_follow_the_gpus(plane, injector, hand_made, make_driver, namespace):
+    """A pod that was there before any GPU gets its share when one comes."""
+    thing = pod({LABEL: "0.250"}, name="early")
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", thing)
+    make_driver(hand_made, "1xA100-40GB")
+    [share] = allocated(plane, namespace, 1)["early"]
+    assert share["consumedCapacity"] == {"memory": "10Gi"}
+    [template] = plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates")
+    assert template["metadata"]["name"] == "cantle-fraction-2500"
+    [owner] = template["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"]) == ("DeviceClass", "shared.gpu.cantle.dev")
+
+
+def test_two_gpus(plane, injector, hand_made, make_driver, namespace):
+    make_driver(hand_made, "2xA100-40GB")
+    annotations = {"gpu-memory": "4095", "gpu-fraction-num-devices": "2"}
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod(annotations=annotations, name="two"))
+    shares = allocated(plane, namespace, 1)["two"]
+    assert sorted(share["device"] for share in shares) == ["gpu-0-shared", "gpu-1-shared"]
+    assert {share["consumedCapacity"]["memory"] for share in shares} == {"4Gi"}
+
+
+def test_every_fraction_in_a_dry_run_makes_nothing(plane, injector, namespace):
+    for fraction in FRACTIONS:
+        given = injector.dry_run(pod({LABEL: fraction}), namespace)
+        [claim] = given["spec"]["resourceClaims"]
+        assert claim["name"] == "cantle-gpu"
+        assert given["spec"]["containers"][0]["resources"]["claims"] == [{"name": "cantle-gpu"}]
+        again = injector.dry_run({**given, "metadata": {k: given["metadata"][k] for k in ("name", "labels")}}, namespace)
+        assert again["spec"] == given["spec"], "what was changed once is not changed again"
+    assert plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates") == []
+
+
+@pytest.mark.parametrize("thing, said", [
+    *[(pod({LABEL: given}), "write 0.125, 0.250") for given in ["0.333", "0.5", "0", "1.5", "NaN", "half", "33", "2."]],
+    *[(pod(annotations={"gpu-fraction": given}), "above 0 and below 1") for given in ["0", "1", "-0.5", "NaN", "50%"]],
+    *[(pod(annotations={"gpu-memory": given}), "whole number of MiB") for given in ["0", "4Gi", "-1"]],
+    (pod(limits={"clear.ml/fraction-1": "0.3"}), "resource clear.ml/fraction-1"),
+    (pod(annotations={"mig-profile": "big"}), "name of a MIG profile"),
+    (pod(annotations={"gpu-fraction-num-devices": "2"}), "needs annotation gpu-fraction"),
+    (pod({LABEL: "0.500"}, {"gpu-fraction": "0.25"}), "keep one of them"),
+    (pod({LABEL: "0.500"}, {"gpu-memory": "4096"}), "keep one of them"),
+    (pod({LABEL: "0.500"}, limits={"nvidia.com/gpu": "3"}), "keep one of them"),
+    (pod({LABEL: "0.500"}, limits={"nvidia.com/mig-1g.10gb": "1"}), "keep one of them"),
+    (pod({LABEL: "0.500"}, {"gpu-fraction-container-name": "x"}), "the pod has only main"),
+])
+def test_nonsense_is_refused_with_the_reason(injector, thing, said):
+    text = refusal(injector, thing)
+    assert "denied the request: " in text and said in text, text
+
+
+def test_limits_are_not_lifted(plane, injector, namespace):
+    label = {LABEL: "0.500"}
+    worse = pod(label)
+    worse["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    assert "container main is privileged" in refusal(injector, worse)
+    worse = pod(label)
+    worse["spec"]["containers"][0]["env"] = [{"name": "LD_PRELOAD", "value": "/tmp/x.so"}]
+    assert "container main sets LD_PRELOAD" in refusal(injector, worse)
+    worse = pod(label)
+    worse["spec"]["volumes"] = [{"name": "dev", "hostPath": {"path": "/dev"}}]
+    assert "volume dev mounts /dev of the node" in refusal(injector, worse)
+
+    # A container that joins later.
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod(label, name="joined"))
+    path = f"/api/v1/namespaces/{namespace}/pods/joined/ephemeralcontainers"
+    debug = lambda **more: {"spec": {"ephemeralContainers": [{"name": "debug", "image": "x", **more}]}}
+    with pytest.raises(ApiError, match="container debug is privileged"):
+        plane.api.merge(path, debug(securityContext={"privileged": True}))
+    joined = plane.api.merge(path, debug())["spec"]["ephemeralContainers"][0]
+    assert joined["env"] == [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "void"}]
+
+
+def test_without_the_injector_only_pods_that_ask_are_refused(injector):
+    injector.stop()
+    try:
+        for thing in [pod({LABEL: "0.500"}), pod(annotations={"gpu-fraction": "0.5"}), pod(limits={"clear.ml/fraction-1": "500m"})]:
+            assert "failed calling webhook" in refusal(injector, thing)
+        injector.dry_run(pod({"app": "other"}))
+        injector.dry_run(pod(limits={"nvidia.com/mig-1g.10gb": "1"}))
+    finally:
+        injector.run()

@@ -1,0 +1,51 @@
+"""The injector's own certificate authority, renewed while pods are created."""
+
+import concurrent.futures
+import threading
+import time
+
+from api import ApiError
+from injector import Injector, pod
+from processes import wait_until
+
+
+def certificates(injector):
+    return injector.program.log().count("a new certificate is in use")
+
+
+def authorities(injector):
+    return injector.program.log().count("a new certificate authority")
+
+
+def test_no_call_fails_while_certificates_change(plane, tmp_path_factory):
+    """Authority and certificate live so shortly that both change several times while pods are created."""
+    lives = ["--ca-life", "36s", "--cert-life", "4s", "--ca-settle", "8s"]
+    injector = Injector(plane, tmp_path_factory.mktemp("rotation"), *lives).start()
+    stop, failures = threading.Event(), []
+
+    def create():
+        count = 0
+        while not stop.is_set():
+            try:
+                assert injector.dry_run(pod({"clearml-injector/fraction": "0.500"}))["spec"]["resourceClaims"]
+            except (ApiError, OSError, AssertionError) as error:
+                failures.append(repr(error))
+            count += 1
+            time.sleep(0.01)
+        return count
+
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        try:
+            loops = [threads.submit(create) for _ in range(8)]
+            # The second authority is made after 24 s and signs 8 s later.
+            wait_until(lambda: authorities(injector) >= 2, 120, injector.program.log)
+            seen = certificates(injector)
+            wait_until(lambda: certificates(injector) >= seen + 6, 120, injector.program.log)
+        finally:
+            stop.set()
+        total = sum(loop.result() for loop in loops)
+    elapsed = time.monotonic() - began
+    print(f"{total} creations in {elapsed:.0f} s, {certificates(injector)} certificates, {authorities(injector)} authorities")
+    injector.remove()
+    assert failures == [], failures[:3]
