@@ -120,7 +120,7 @@ def test_device_classes_are_those_of_the_table(render):
 
 
 def test_parts_can_be_left_out(render):
-    nothing = {"webhook": {"enabled": False}, "deviceClasses": {"enabled": False}}
+    nothing = {"webhook": {"enabled": False}, "node": {"enabled": False}, "deviceClasses": {"enabled": False}}
     assert render(nothing) == []
     alone = render({"webhook": {"replicas": 1}})
     assert of_kind(alone, "PodDisruptionBudget") == [], "one replica must be allowed to move"

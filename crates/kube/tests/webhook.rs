@@ -1,4 +1,5 @@
 //! The injector over HTTPS, as the API server calls it, with a certificate that somebody else provides and renews.
+#![allow(clippy::unwrap_used, reason = "a test says by panicking that something is wrong")]
 
 use std::net::SocketAddr;
 use std::path::Path;

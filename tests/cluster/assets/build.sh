@@ -1,6 +1,6 @@
 #!/bin/sh
 # Prints the folder with the programs of a Kubernetes cluster: $KUBEBUILDER_ASSETS, or a cache outside the tree, which is filled by
-# building them with Go from the modules beside this file if CANTLE_K8S=build. Exit 77 with a reason where that can't be.
+# building them with Go from the modules beside this file. Exit 77 with a reason where that can't be.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 version=$(awk '$1 == "k8s.io/kubernetes" { print $2; exit }' "$here/kubernetes/go.mod")
@@ -21,13 +21,8 @@ if complete "$cache" && [ -x "$cache/containerd" ]; then
     echo "$cache"
     exit 0
 fi
-# Twelve minutes of one core: nobody is to be surprised by that in `make test`.
-if [ "${CANTLE_K8S:-}" != build ]; then
-    echo "no Kubernetes programs here; set KUBEBUILDER_ASSETS, or CANTLE_K8S=build to build them once with Go" >&2
-    exit 77
-fi
 command -v go >/dev/null || { echo "no Kubernetes programs here, and no Go to build them; set KUBEBUILDER_ASSETS" >&2; exit 77; }
-echo "building Kubernetes $version once, into $cache" >&2
+echo "building Kubernetes $version once, into $cache: twelve minutes of one core" >&2
 
 # A build of its own: what it compiles is some gigabytes that nobody needs again.
 work=$(mktemp -d)
@@ -37,9 +32,15 @@ mkdir -p "$work/out"
 base=k8s.io/component-base/version
 minor=$(echo "$version" | cut -d. -f2)
 named="-X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=$minor -X $base.gitTreeState=clean"
+for module in kubernetes containerd; do
+    (cd "$here/$module" && go mod download) >&2 || { echo "no Kubernetes programs here, and Go could not fetch their source; set KUBEBUILDER_ASSETS" >&2; exit 77; }
+done
 (cd "$here/kubernetes" && go build -trimpath -ldflags "-s -w $named" -o "$work/out/" tool) >&2
 mv "$work/out/server" "$work/out/etcd"
 (cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
-mkdir -p "$cache"
-mv "$work"/out/* "$cache/"
+# All of them or none: whoever comes after a half-filled cache would not notice.
+mkdir -p "$(dirname "$cache")"
+rm -rf "$cache" "$cache.part"
+mv "$work/out" "$cache.part"
+mv "$cache.part" "$cache"
 echo "$cache"

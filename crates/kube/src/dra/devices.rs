@@ -228,7 +228,7 @@ pub(super) mod tests {
             size,
             starts,
             max_instances,
-            memory_bytes: u64::from(size) * 10 << 30,
+            memory_bytes: u64::from(size) * (10 << 30),
         }
     }
 
