@@ -28,6 +28,9 @@ fn main() {
     // As the real libcuda: the library's own references, the table of `cuGetProcAddress` among them, must reach its own
     // functions even when a shim with the same names stands in front of it.
     println!("cargo::rustc-link-arg=-Wl,-Bsymbolic");
+    // A machine stays open as long as its process lives (see `state::liveness`). A library that could be unloaded and loaded
+    // again would forget which it has open, and open them once more.
+    println!("cargo::rustc-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     let out = Path::new(&out);
     fs::write(out.join("cuda_generated.rs"), cuda()).expect("writing generated code");

@@ -194,6 +194,7 @@ fn tasks_come_and_go_and_nothing_leaks() {
     for (seed, family) in (1..).zip(FAMILIES) {
         let began = Instant::now();
         let mut world = World::new(&format!("8x{family}:mig"), &lib_dir);
+        let open_files = world.open_files();
         let mut random = Random(seed);
         let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
         run.events(events);
@@ -204,5 +205,6 @@ fn tasks_come_and_go_and_nothing_leaks() {
             world.leave(0);
         }
         world.restart(0);
+        assert_eq!(world.open_files(), open_files, "files are left open");
     }
 }

@@ -101,6 +101,13 @@ impl World {
         self.tables[0].profiles.iter().map(|profile| profile.name.clone()).collect()
     }
 
+    /// How many files of this node the process has open.
+    pub(super) fn open_files(&self) -> usize {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap();
+        let names = descriptors.filter_map(|descriptor| descriptor.unwrap().path().read_link().ok());
+        names.filter(|name| name.starts_with(self.state.path())).count()
+    }
+
     pub(super) fn faults(&self, script: &str) {
         std::fs::write(self.state.path().join("faults"), script).unwrap();
     }
