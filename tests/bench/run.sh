@@ -7,8 +7,9 @@ python3 tests/bench/calls.py || broken=1
 python3 tests/bench/launch.py || broken=1
 python3 tests/bench/containers.py || broken=1
 cargo run -q --release --locked -p cantle-sim --example speed || broken=1
-# Where MIG instances go: part of the work accepted beside simpler rules, and the time of a decision.
-cargo test -q --release --locked -p cantle-mig --test quality eight_gpus -- --nocapture || broken=1
+cargo run -q --release --locked -p cantle-sim --example mig || broken=1
+# Where MIG instances go: the part of the work accepted, beside simpler rules and, on one GPU, the optimum.
+cargo test -q --release --locked -p cantle-mig --test one_gpu --test quality -- --nocapture rules_beside eight_gpus || broken=1
 openb="${OPENB:-../shared/data/openb}"
 if [ -d "$openb" ]; then
     # Two seeds, about a minute; ten, as published figures have, with: cargo run --release -p cantle-sim --example openb -- FOLDER

@@ -157,8 +157,8 @@ fn planner(mix: &[(&str, f64)]) -> Planner {
     Planner { demand: mix.iter().map(|(name, weight)| ((*name).to_owned(), *weight)).collect() }
 }
 
-/// Mean of three seeds, and how long the median decision took.
-fn eight_gpus(table: &Table, mix: &[(&str, f64)], rule: Rule<'_>) -> (f64, Duration) {
+/// Mean of three seeds, and how long each decision took, the shortest first.
+fn eight_gpus(table: &Table, mix: &[(&str, f64)], rule: Rule<'_>) -> (f64, Vec<Duration>) {
     let times = RefCell::new(Vec::new());
     #[expect(clippy::disallowed_methods, reason = "measures how long a decision takes")]
     let timed = |gpus: &[GpuGeometry], name: &str| {
@@ -171,22 +171,28 @@ fn eight_gpus(table: &Table, mix: &[(&str, f64)], rule: Rule<'_>) -> (f64, Durat
     let mean = (1..=3).map(part).sum::<f64>() / 3.0;
     let mut times = times.into_inner();
     times.sort_unstable();
-    (mean, times[times.len() / 2])
+    (mean, times)
 }
 
 #[test]
 fn eight_gpus_accept_more_than_simpler_rules_do() {
     let table = table("A100-40GB");
     println!("accepted work on 8 A100-40GB at load 0.8, {} arrivals, seeds 1 to 3", ARRIVALS / 5);
-    println!("1g/2g/3g/4g/7g  first-fit  highest start  planner  decision");
+    println!("1g/2g/3g/4g/7g  first-fit  highest start  planner  decision: p50     p99");
     for (name, mix, least) in
         [("50/25/15/5/5", &SMALL[..], 0.866), ("30/30/20/20/0", &MIXED, 0.877), ("uniform", &UNIFORM, 0.825)]
     {
         let planner = planner(mix);
-        let (ours, median) = eight_gpus(&table, mix, &|gpus, name| planner.decide(gpus, name));
+        let (ours, times) = eight_gpus(&table, mix, &|gpus, name| planner.decide(gpus, name));
         let (lowest, _) = eight_gpus(&table, mix, &|gpus, name| first_gpu(gpus, name, false));
         let (highest, _) = eight_gpus(&table, mix, &|gpus, name| first_gpu(gpus, name, true));
-        println!("{name:15} {lowest:9.4} {highest:14.4} {ours:8.4}  {:.0} us", median.as_secs_f64() * 1e6);
+        let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        println!(
+            "{name:15} {lowest:9.4} {highest:14.4} {ours:8.4} {:11.0} us {:4.0} us",
+            us(median),
+            us(p99)
+        );
         assert!(ours >= least && ours > lowest && ours > highest, "{name}: {ours:.4}");
         assert!(median <= Duration::from_micros(100), "{name}: {median:?} for a decision");
     }
