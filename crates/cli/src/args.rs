@@ -174,6 +174,9 @@ pub(crate) enum Command {
     Explain(ExplainArgs),
     /// Check this machine: driver, libraries, enforcement, server
     Doctor(crate::cmd::doctor::DoctorArgs),
+    /// Check something else: a Kubernetes cluster
+    #[command(subcommand)]
+    Check(crate::cmd::check::CheckCommand),
     /// Print the completions of a shell, e.g. source <(cantle completions bash)
     Completions(CompletionsArgs),
     /// Write the manual pages into a directory

@@ -83,6 +83,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
         Command::Explain(args) => cmd::explain::explain(&context, args.name.as_deref()),
         Command::Doctor(args) => cmd::doctor::doctor(&context, &args),
+        Command::Check(command) => cmd::check::check(&context, command),
         Command::Completions(args) => cmd::manual::completions(&args.shell),
         Command::Man(args) => cmd::manual::man(&args.dir),
         Command::Reference => cmd::manual::reference(),

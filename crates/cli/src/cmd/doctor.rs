@@ -1,20 +1,18 @@
 //! `cantle doctor`: what this machine has, what it lacks, what to do.
 
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError};
 use cantle_model::Bytes;
 use cantle_runtime::{Engine, EngineError, EngineInfo};
 use clap::Args;
-use serde::Serialize;
 
+use super::finding::{Finding, Verdict, good, not, report};
 use super::{Context, runtime};
 use crate::connect::{Server, local};
 use crate::containers::SocketArgs;
-use crate::error::{CliError, Kind, Outcome};
-use crate::out::{Column, Format};
+use crate::error::{CliError, Outcome};
 use crate::place::is_root;
 
 /// `cantle doctor`
@@ -23,29 +21,6 @@ pub(crate) struct DoctorArgs {
     #[command(flatten)]
     socket: SocketArgs,
 }
-
-/// How a check went.
-#[derive(Serialize, Clone, Copy, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-enum Verdict {
-    Good,
-    Warning,
-    Bad,
-}
-
-#[derive(Serialize)]
-struct Finding {
-    check: &'static str,
-    verdict: Verdict,
-    found: String,
-    hint: Option<String>,
-}
-
-const COLUMNS: [Column<Finding>; 3] = [
-    Column { head: "", wide: false, cell: |f| mark(f.verdict).to_owned() },
-    Column { head: "CHECK", wide: false, cell: |f| f.check.to_owned() },
-    Column { head: "FOUND", wide: false, cell: |f| f.found.clone() },
-];
 
 const LIBRARIES: [&str; 6] = [
     "shim/libcuda.so.1",
@@ -66,32 +41,7 @@ pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> Outcome {
     findings.push(enforcement());
     findings.extend(engine(args.socket.resolve()?)?);
     findings.push(server(context));
-    context.printer.items(&findings, |f| f.check.to_owned(), &COLUMNS);
-    if context.printer.format != Format::Json {
-        for finding in &findings {
-            if let Some(hint) = &finding.hint {
-                context.printer.say(&format!("{} {}: {hint}", mark(finding.verdict), finding.check));
-            }
-        }
-    }
-    let bad = findings.iter().any(|f| f.verdict == Verdict::Bad);
-    Ok(if bad { ExitCode::from(Kind::Unavailable as u8) } else { ExitCode::SUCCESS })
-}
-
-const fn mark(verdict: Verdict) -> &'static str {
-    match verdict {
-        Verdict::Good => "√",
-        Verdict::Warning => "‼",
-        Verdict::Bad => "×",
-    }
-}
-
-fn good(check: &'static str, found: impl Into<String>) -> Finding {
-    Finding { check, verdict: Verdict::Good, found: found.into(), hint: None }
-}
-
-fn not(verdict: Verdict, check: &'static str, found: impl Into<String>, hint: &str) -> Finding {
-    Finding { check, verdict, found: found.into(), hint: Some(hint.to_owned()) }
+    Ok(report(context.printer, &findings))
 }
 
 fn libraries(context: &Context) -> Finding {

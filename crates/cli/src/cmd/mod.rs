@@ -1,9 +1,11 @@
 //! The commands, one module per family.
 
+pub(crate) mod check;
 pub(crate) mod controller;
 pub(crate) mod daemon;
 pub(crate) mod doctor;
 pub(crate) mod explain;
+mod finding;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod list;

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 pub use denial::Denial;
 pub use guard::Rules;
+pub(crate) use read::LABEL;
 pub use review::{Answer, Verdict, answer};
 pub(crate) use seat::CLAIM;
 

@@ -1,0 +1,281 @@
+//! `cantle check …`: looks at something that is not this machine, and says what it lacks.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use cantle_kube::{Part, Probe, Survey, SurveyedNode, Version};
+use clap::{Args, Subcommand};
+
+use super::finding::{Finding, Verdict, good, not, report};
+use super::{Context, runtime};
+use crate::error::{CliError, Outcome};
+
+/// `cantle check …`
+#[derive(Subcommand, Debug)]
+pub(crate) enum CheckCommand {
+    /// A cluster: whether cantle fits, what is missing, what to do
+    Kubernetes(KubernetesArgs),
+}
+
+/// `cantle check kubernetes`
+#[derive(Args, Debug)]
+pub(crate) struct KubernetesArgs {
+    /// The cluster, as for kubectl; default: the one whose pod this is, or $KUBECONFIG
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+}
+
+/// Exit code 0 if pods could get slices, else 7.
+pub(crate) fn check(context: &Context, command: CheckCommand) -> Outcome {
+    let CheckCommand::Kubernetes(args) = command;
+    let survey = runtime()?.block_on(async {
+        let client = cantle_kube::connect(args.kubeconfig.as_deref()).await?;
+        cantle_kube::survey(&client).await
+    });
+    let survey = survey.map_err(|error| CliError::with_code(error.exit_code(), error.to_string()))?;
+    Ok(report(context.printer, &findings(&survey)))
+}
+
+fn findings(survey: &Survey) -> Vec<Finding> {
+    let mut all = vec![path(survey)];
+    all.extend(gates(survey));
+    all.extend(engines(&survey.nodes));
+    all.extend(kubelets(&survey.nodes));
+    all.extend(device_plugin(&survey.nodes));
+    all.extend(parts(&survey.parts));
+    all.push(devices(survey));
+    all.push(injector(survey));
+    all
+}
+
+fn path(survey: &Survey) -> Finding {
+    let version = survey.version;
+    let said = |what: &str| format!("Kubernetes {version}: {what}");
+    if version < Version::FLOOR {
+        let hint = format!("upgrade the cluster to {} or newer, better {}", Version::FLOOR, Version::MIXED);
+        return not(Verdict::Bad, "path", said("no claims on devices"), &hint);
+    }
+    if !survey.has_dra {
+        let hint = "let the API server serve resource.k8s.io/v1 (its flag --runtime-config)";
+        return not(Verdict::Bad, "path", said("claims on devices are switched off"), hint);
+    }
+    if version < Version::MIXED {
+        let hint =
+            format!("upgrade to {} to mix shares, whole GPUs and MIG instances on a GPU", Version::MIXED);
+        return not(Verdict::Warning, "path", said("claims (DRA), each GPU as one kind only"), &hint);
+    }
+    good("path", said("claims (DRA): shares, whole GPUs and MIG instances mixed"))
+}
+
+/// What each kind of device needs of the API server.
+const GATES: [(&str, &str); 3] = [
+    ("DRAConsumableCapacity", "shares of a GPU"),
+    ("DRAPartitionableDevices", "MIG instances"),
+    ("DRAExtendedResource", "MIG instances under limits (nvidia.com/mig-…)"),
+];
+
+fn gates(survey: &Survey) -> Vec<Finding> {
+    let of = |(gate, what): (&str, &str)| match survey.gates.get(gate) {
+        Some(true) => Some(good("feature gate", gate)),
+        Some(false) => {
+            let hint = format!(
+                "{what} need it: --feature-gates={gate}=true for API server, scheduler, controller manager and kubelets"
+            );
+            Some(not(Verdict::Bad, "feature gate", format!("{gate} is off"), &hint))
+        }
+        None => None,
+    };
+    GATES.into_iter().filter_map(of).collect()
+}
+
+/// Can the engine give devices by name (CDI)?
+fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
+    if nodes.is_empty() {
+        return vec![not(Verdict::Bad, "nodes", "none", "join nodes with GPUs to the cluster")];
+    }
+    let judged = |(engine, nodes): (String, usize)| {
+        let found = format!("{engine} on {}", count(nodes, "node"));
+        let (name, version) = engine.split_once("://").unwrap_or((&engine, ""));
+        let mut numbers = version.trim_start_matches('v').split('.').map(|part| part.parse().unwrap_or(0u32));
+        let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+        match name {
+            "containerd" if version >= (2, 0) => good("engine", found),
+            "containerd" if version >= (1, 7) => {
+                let hint = "CDI is off there unless enable_cdi = true stands in its configuration, section \
+                            plugins.\"io.containerd.grpc.v1.cri\"";
+                not(Verdict::Warning, "engine", found, hint)
+            }
+            "cri-o" if version >= (1, 23) => good("engine", found),
+            _ => {
+                let hint =
+                    "slices are given as CDI devices: use containerd 1.7 or newer, or CRI-O 1.23 or newer";
+                not(Verdict::Bad, "engine", found, hint)
+            }
+        }
+    };
+    counted(nodes, |node| node.engine.clone()).into_iter().map(judged).collect()
+}
+
+/// A kubelet may be older than its API server.
+fn kubelets(nodes: &[SurveyedNode]) -> Option<Finding> {
+    let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|v| v < Version::FLOOR);
+    let old = nodes.iter().filter(is_old).count();
+    let hint = format!("their pods can't have claims: upgrade them to {} or newer", Version::FLOOR);
+    let found = format!("{} with a kubelet older than {}", count(old, "node"), Version::FLOOR);
+    (old > 0).then(|| not(Verdict::Warning, "kubelet", found, &hint))
+}
+
+fn device_plugin(nodes: &[SurveyedNode]) -> Vec<Finding> {
+    let mut by_resource: BTreeMap<&str, Vec<&SurveyedNode>> = BTreeMap::new();
+    for node in nodes {
+        node.nvidia.keys().for_each(|key| by_resource.entry(key).or_default().push(node));
+    }
+    // Pods that ask by limits get claims for MIG instances; then the kubelet has nothing to say of them.
+    let judged = |(resource, nodes): (&str, Vec<&SurveyedNode>)| {
+        let both = nodes.iter().filter(|node| node.is_published).count();
+        let found = format!("gives out {resource} on {}", count(nodes.len(), "node"));
+        if both == 0 {
+            return good("NVIDIA's device plugin", found);
+        }
+        let found = format!("{found}, cantle the same GPUs on {both} of them");
+        let hint = "one of the two per node: keep the plugin away from cantle's nodes (its nodeSelector), or cantle from its \
+                    (node.nodeSelector)";
+        not(Verdict::Bad, "NVIDIA's device plugin", found, hint)
+    };
+    by_resource.into_iter().map(judged).collect()
+}
+
+fn parts(parts: &[Part]) -> Vec<Finding> {
+    if parts.is_empty() {
+        let hint = "helm install cantle charts/cantle --namespace cantle-system --create-namespace";
+        return vec![not(Verdict::Bad, "parts", "cantle is not installed", hint)];
+    }
+    let judged = |part: &Part| {
+        let found = format!("{}: {} of {} ready", part.name, part.ready, part.wanted);
+        if part.ready >= part.wanted {
+            return good("parts", found);
+        }
+        let (namespace, _) = part.name.split_once('/').unwrap_or_default();
+        not(Verdict::Bad, "parts", found, &format!("kubectl --namespace {namespace} describe pods says why"))
+    };
+    parts.iter().map(judged).collect()
+}
+
+fn devices(survey: &Survey) -> Finding {
+    let published = survey.nodes.iter().filter(|node| node.is_published).count();
+    if published == 0 {
+        let hint = "the node driver's log says why: kubectl --namespace cantle-system logs --selector \
+                    app.kubernetes.io/component=node";
+        return not(Verdict::Bad, "devices", "no node offers GPUs", hint);
+    }
+    if !survey.has_classes {
+        let found = "no device class of cantle's";
+        return not(Verdict::Bad, "devices", found, "install the chart with deviceClasses.enabled=true");
+    }
+    good("devices", format!("GPUs of {} published", count(published, "node")))
+}
+
+fn injector(survey: &Survey) -> Finding {
+    let Some(name) = &survey.injector else {
+        let hint =
+            "install the chart with webhook.enabled=true; pods with claims of their own work without it";
+        return not(Verdict::Warning, "injector", "none", hint);
+    };
+    match &survey.probe {
+        Probe::Injected(slice) => good("injector", format!("{name}: half a GPU becomes {slice}")),
+        Probe::Untouched => {
+            let hint = "the kubeconfig's namespace is not the injector's: look at webhook.namespaceSelector and \
+                        webhook.excludedNamespaces";
+            not(Verdict::Warning, "injector", format!("{name}: a pod of this namespace is not changed"), hint)
+        }
+        Probe::Refused(why) => {
+            let hint = if why.contains("failed calling webhook") {
+                "the API server can't reach it or does not trust its certificate: are its pods ready, is caBundle in the \
+                 configuration, may the API server reach nodes at port 8443?"
+            } else {
+                "the API server says why"
+            };
+            not(Verdict::Bad, "injector", format!("{name}: {why}"), hint)
+        }
+    }
+}
+
+fn counted(nodes: &[SurveyedNode], what: impl Fn(&SurveyedNode) -> String) -> BTreeMap<String, usize> {
+    let mut all = BTreeMap::new();
+    for node in nodes {
+        *all.entry(what(node)).or_default() += 1;
+    }
+    all
+}
+
+fn count(number: usize, noun: &str) -> String {
+    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(engine: &str, kubelet: &str) -> SurveyedNode {
+        SurveyedNode {
+            name: "n".to_owned(),
+            kubelet: kubelet.to_owned(),
+            engine: engine.to_owned(),
+            is_published: true,
+            ..SurveyedNode::default()
+        }
+    }
+
+    fn healthy() -> Survey {
+        Survey {
+            version: Version::MIXED,
+            has_dra: true,
+            gates: BTreeMap::new(),
+            nodes: vec![node("containerd://2.1.4", "v1.36.2")],
+            has_classes: true,
+            parts: vec![Part { name: "cantle-system/cantle-node".to_owned(), ready: 1, wanted: 1 }],
+            injector: Some("cantle-webhook".to_owned()),
+            probe: Probe::Injected("cantle-fraction-5000".to_owned()),
+        }
+    }
+
+    fn amiss(survey: &Survey) -> Vec<(&'static str, Verdict)> {
+        let findings = findings(survey).into_iter().filter(|finding| finding.verdict != Verdict::Good);
+        findings.map(|finding| (finding.check, finding.verdict)).collect()
+    }
+
+    #[test]
+    fn a_healthy_cluster_has_nothing_amiss() {
+        assert_eq!(amiss(&healthy()), []);
+    }
+
+    #[test]
+    fn what_is_amiss_is_named() {
+        let with = |change: &dyn Fn(&mut Survey)| {
+            let mut survey = healthy();
+            change(&mut survey);
+            amiss(&survey)
+        };
+        let version = |text: &str| text.parse::<Version>().unwrap();
+        assert_eq!(with(&|s| s.version = version("v1.33.1")), [("path", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Verdict::Warning)]);
+        assert_eq!(with(&|s| s.has_dra = false), [("path", Verdict::Bad)]);
+        let off = ("DRAConsumableCapacity".to_owned(), false);
+        assert_eq!(with(&|s| s.gates.extend([off.clone()])), [("feature gate", Verdict::Bad)]);
+        assert_eq!(
+            with(&|s| s.nodes.push(node("containerd://1.7.2", "v1.36.2"))),
+            [("engine", Verdict::Warning)]
+        );
+        assert_eq!(with(&|s| s.nodes.push(node("docker://27.0", "v1.36.2"))), [("engine", Verdict::Bad)]);
+        assert_eq!(
+            with(&|s| s.nodes.push(node("cri-o://1.31.0", "v1.33.9"))),
+            [("kubelet", Verdict::Warning)]
+        );
+        let both = with(&|s| s.nodes[0].nvidia.extend([("nvidia.com/gpu".to_owned(), "8".to_owned())]));
+        assert_eq!(both, [("NVIDIA's device plugin", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.has_classes = false), [("devices", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.injector = None), [("injector", Verdict::Warning)]);
+        assert_eq!(with(&|s| s.probe = Probe::Refused("no".to_owned())), [("injector", Verdict::Bad)]);
+    }
+}

@@ -1,0 +1,200 @@
+//! A look at a cluster: what `cantle check kubernetes` judges by. Reads; the one thing it sends is a dry run.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use axum::http::Request;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::json;
+
+use crate::inject::{LABEL, SLICE_LABEL};
+use crate::names::{CLASS_SHARED, DRIVER};
+use crate::{KubeError, Version, server_version};
+
+/// What the chart's objects are known by.
+const OURS: &str = "app.kubernetes.io/name=cantle";
+/// The group that claims and devices are of.
+const DRA_GROUP: &str = "resource.k8s.io";
+/// How the API server's metrics show a feature gate.
+const GATE_METRIC: &str = "kubernetes_feature_enabled{";
+
+/// What there is in a cluster.
+#[derive(Clone, Debug)]
+pub struct Survey {
+    /// Of the API server.
+    pub version: Version,
+    /// Does it serve `resource.k8s.io/v1`?
+    pub has_dra: bool,
+    /// The API server's feature gates; none where its metrics may not be read.
+    pub gates: BTreeMap<String, bool>,
+    /// Every node.
+    pub nodes: Vec<SurveyedNode>,
+    /// Is there the device class that shares are of?
+    pub has_classes: bool,
+    /// What the chart has installed.
+    pub parts: Vec<Part>,
+    /// Name of the injector's configuration.
+    pub injector: Option<String>,
+    /// What became of a pod that asks for a share.
+    pub probe: Probe,
+}
+
+/// A node, as far as it matters to GPUs.
+#[derive(Clone, Debug, Default)]
+pub struct SurveyedNode {
+    /// Its name.
+    pub name: String,
+    /// The kubelet's version, as it says it.
+    pub kubelet: String,
+    /// The container engine: `containerd://2.1.4`.
+    pub engine: String,
+    /// What NVIDIA's device plugin gives out here: `nvidia.com/gpu` and the like, with its amount.
+    pub nvidia: BTreeMap<String, String>,
+    /// Has cantle's driver published GPUs of it?
+    pub is_published: bool,
+}
+
+/// Something that the chart keeps running.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// `cantle-system/cantle-node`
+    pub name: String,
+    /// Pods that are ready.
+    pub ready: i32,
+    /// Pods that there should be.
+    pub wanted: i32,
+}
+
+/// What became of a pod that asks for a share, in a dry run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Probe {
+    /// The injector was called and gave it what this says.
+    Injected(String),
+    /// Nobody has changed it.
+    Untouched,
+    /// The API server refused it, for this reason.
+    Refused(String),
+}
+
+/// Looks at the cluster.
+///
+/// # Errors
+/// If the API server does not answer, or this user may not read what is needed.
+pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
+    let version = server_version(client).await?;
+    let groups = client.list_api_groups().await?.groups;
+    let mut served = groups.iter().filter(|group| group.name == DRA_GROUP).flat_map(|group| &group.versions);
+    let has_dra = served.any(|served| served.version == "v1");
+    let (published, has_classes) = if has_dra { devices(client).await? } else { Default::default() };
+    let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
+    let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
+    let configurations = configurations.list(&ListParams::default().labels(OURS)).await?;
+    Ok(Survey {
+        version,
+        has_dra,
+        gates: gates(client).await,
+        nodes: nodes.iter().map(|node| surveyed(node, &published)).collect(),
+        has_classes,
+        parts: parts(client).await?,
+        injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
+        probe: probe(client).await?,
+    })
+}
+
+/// The nodes whose GPUs are published, and whether pods could ask for them.
+async fn devices(client: &Client) -> Result<(BTreeSet<String>, bool), KubeError> {
+    let ours = ListParams::default().fields(&format!("spec.driver={DRIVER}"));
+    let slices = Api::<ResourceSlice>::all(client.clone()).list(&ours).await?;
+    let published = slices.items.into_iter().filter_map(|slice| slice.spec.node_name).collect();
+    let class = Api::<DeviceClass>::all(client.clone()).get_opt(CLASS_SHARED).await?;
+    Ok((published, class.is_some()))
+}
+
+/// Hosted clusters show no metrics of the API server; then nothing is known about its gates.
+async fn gates(client: &Client) -> BTreeMap<String, bool> {
+    let Ok(request) = Request::get("/metrics").body(Vec::new()) else { return BTreeMap::new() };
+    let text = client.request_text(request).await.unwrap_or_default();
+    text.lines().filter_map(gate).collect()
+}
+
+/// `kubernetes_feature_enabled{name="DRAConsumableCapacity",stage="BETA"} 1`
+fn gate(line: &str) -> Option<(String, bool)> {
+    let (labels, value) = line.strip_prefix(GATE_METRIC)?.rsplit_once("} ")?;
+    let name = labels.split(',').find_map(|label| label.strip_prefix("name=\""))?;
+    Some((name.trim_end_matches('"').to_owned(), value.trim() == "1"))
+}
+
+fn surveyed(node: &Node, published: &BTreeSet<String>) -> SurveyedNode {
+    let name = node.name_any();
+    let status = node.status.as_ref();
+    let info = status.and_then(|status| status.node_info.as_ref());
+    let resources = status.and_then(|status| status.allocatable.as_ref()).into_iter().flatten();
+    let nvidia = resources.filter(|(key, amount)| key.starts_with("nvidia.com/") && amount.0 != "0");
+    SurveyedNode {
+        kubelet: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
+        engine: info.map(|info| info.container_runtime_version.clone()).unwrap_or_default(),
+        nvidia: nvidia.map(|(key, amount)| (key.clone(), amount.0.clone())).collect(),
+        is_published: published.contains(&name),
+        name,
+    }
+}
+
+async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
+    let ours = ListParams::default().labels(OURS);
+    let full = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
+    let sets = Api::<DaemonSet>::all(client.clone()).list(&ours).await?;
+    let sets = sets.iter().map(|set| {
+        let status = set.status.as_ref();
+        Part {
+            name: full(set.namespace(), set.name_any()),
+            ready: status.map_or(0, |status| status.number_ready),
+            wanted: status.map_or(0, |status| status.desired_number_scheduled),
+        }
+    });
+    let mut parts: Vec<Part> = sets.collect();
+    let deployments = Api::<Deployment>::all(client.clone()).list(&ours).await?;
+    parts.extend(deployments.iter().map(|deployment| Part {
+        name: full(deployment.namespace(), deployment.name_any()),
+        ready: deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0),
+        wanted: deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1),
+    }));
+    Ok(parts)
+}
+
+/// The way from the API server through the injector and back: address, certificate and answer at once.
+async fn probe(client: &Client) -> Result<Probe, KubeError> {
+    let pod = json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "cantle-check-", "labels": {LABEL: "0.500"}},
+        "spec": {"containers": [{"name": "main", "image": "none"}]},
+    });
+    let pod: Pod = serde_json::from_value(pod).map_err(KubeError::Object)?;
+    let dry_run = PostParams { dry_run: true, field_manager: None };
+    match Api::default_namespaced(client.clone()).create(&dry_run, &pod).await {
+        Ok(pod) => {
+            let slice = pod.labels().get(SLICE_LABEL).cloned();
+            Ok(slice.map_or(Probe::Untouched, Probe::Injected))
+        }
+        Err(kube::Error::Api(status)) => Ok(Probe::Refused(status.message.clone())),
+        Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::gate;
+
+    #[test]
+    fn gates_are_read_from_metrics() {
+        let on = r#"kubernetes_feature_enabled{name="DRAConsumableCapacity",stage="BETA"} 1"#;
+        let off = r#"kubernetes_feature_enabled{name="DRADeviceTaintRules",stage="ALPHA"} 0"#;
+        assert_eq!(gate(on), Some(("DRAConsumableCapacity".to_owned(), true)));
+        assert_eq!(gate(off), Some(("DRADeviceTaintRules".to_owned(), false)));
+        assert_eq!(gate("# HELP kubernetes_feature_enabled x"), None);
+    }
+}
