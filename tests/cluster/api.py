@@ -1,5 +1,6 @@
 """The API server, spoken to over plain HTTPS: JSON in, JSON out."""
 
+import copy
 import json
 import ssl
 import urllib.error
@@ -18,13 +19,20 @@ class ApiError(Exception):
 
 class Api:
     def __init__(self, url, ca, certificate, key):
-        self.url = url
+        self.url, self.ca, self.headers = url, ca, {}
         self.context = ssl.create_default_context(cafile=str(ca))
         self.context.load_cert_chain(str(certificate), str(key))
 
+    def with_token(self, token):
+        """The same server for the owner of a token."""
+        other = copy.copy(self)
+        other.context = ssl.create_default_context(cafile=str(self.ca))
+        other.headers = {"Authorization": f"Bearer {token}"}
+        return other
+
     def call(self, method, path, body=None, kind="application/json", timeout=30):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind}, method=method)
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind, **self.headers}, method=method)
         try:
             with urllib.request.urlopen(request, context=self.context, timeout=timeout) as answer:
                 text = answer.read()
@@ -113,11 +121,3 @@ def node(name, labels=None):
         "metadata": {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}},
         "status": {"capacity": capacity, "allocatable": capacity, "conditions": [ready]},
     }
-
-
-def device_class(name, cel, resource=None):
-    """The DeviceClass of the devices for which the CEL expression is true."""
-    spec = {"selectors": [{"cel": {"expression": f"device.driver == 'gpu.cantle.dev' && {cel}"}}]}
-    if resource:
-        spec["extendedResourceName"] = resource
-    return {"metadata": {"name": name}, "spec": spec}

@@ -8,23 +8,16 @@ import tempfile
 
 import pytest
 
+import built
+import chart
 import image
-from api import RESOURCE, claim_template, device_class, node
-from control_plane import ControlPlane
+from api import RESOURCE, claim_template, node
+from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
 from processes import wait_until
 from worker import Worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-KIND = "device.attributes['gpu.cantle.dev'].kind"
-PROFILE = "device.attributes['gpu.cantle.dev'].profile"
-CLASSES = [
-    device_class("whole.gpu.cantle.dev", f"{KIND} == 'whole'"),
-    device_class("shared.gpu.cantle.dev", f"{KIND} == 'shared'"),
-    device_class("mig-1g.10gb.gpu.cantle.dev", f"{KIND} == 'mig' && {PROFILE} == '1g.10gb'", "nvidia.com/mig-1g.10gb"),
-    device_class("mig-3g.40gb.gpu.cantle.dev", f"{KIND} == 'mig' && {PROFILE} == '3g.40gb'", "nvidia.com/mig-3g.40gb"),
-]
-
 
 @pytest.fixture(scope="session")
 def programs():
@@ -47,8 +40,8 @@ def plane(programs, folder):
     plane = ControlPlane(folder, programs)
     try:
         plane.start()
-        for each in CLASSES:
-            plane.api.create(f"{RESOURCE}/deviceclasses", each)
+        plane.api.create("/api/v1/namespaces", {"metadata": {"name": chart.NAMESPACE}})
+        chart.create(plane.api, chart.standing())
         yield plane
     finally:
         plane.stop()
@@ -57,8 +50,8 @@ def plane(programs, folder):
 @pytest.fixture(scope="session")
 def worker(programs, folder, plane):
     missing = [name for name in ["containerd", "containerd-shim-runc-v2", "ctr"] if not (programs / name).exists()]
-    if os.geteuid() != 0 or missing or not shutil.which("runc"):
-        pytest.skip("a kubelet with real pods needs root, runc and, beside Kubernetes' programs, containerd")
+    if not OWN_NODE or missing or not shutil.which("runc"):
+        pytest.skip("a kubelet with real pods needs root, namespaces, ip, runc and, beside Kubernetes' programs, containerd")
     archive = folder / "images.tar"
     rootfs = subprocess.run([ROOT / "tests/rootfs.sh"], check=True, capture_output=True, text=True).stdout.strip()
     image.archive(pathlib.Path(rootfs), archive)
@@ -69,6 +62,15 @@ def worker(programs, folder, plane):
         yield worker
     finally:
         worker.stop()
+
+
+@pytest.fixture(scope="session")
+def built_images(worker, folder):
+    """Images as users build them; see built.py."""
+    archive = folder / "built.tar"
+    built.build(folder, archive)
+    worker.ctr("images", "import", archive)
+    archive.unlink()
 
 
 @pytest.fixture
@@ -104,9 +106,10 @@ def make_driver(plane, folder):
     """Starts the DRA driver of a node on simulated GPUs; stopped at the end."""
     made = []
 
-    def make(node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None):
+    def make(node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
         home = pathlib.Path(tempfile.mkdtemp(prefix="d", dir=folder))
-        made.append(Driver(plane, home, node_name, sim_gpus, flags, kubelet_dir or home / "kubelet", cdi_dir or home / "cdi"))
+        folders = (kubelet_dir or home / "kubelet", cdi_dir or home / "cdi", sim_dir or home / "sim")
+        made.append(Driver(plane, home, node_name, sim_gpus, flags, *folders))
         return made[-1].start()
 
     yield make

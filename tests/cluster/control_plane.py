@@ -1,16 +1,26 @@
 """etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as they are, on the loopback."""
 
+import json
+import os
+import pathlib
 import urllib.error
 
 from api import Api, ApiError
 from certificates import Certificates
+from chart import NAMESPACE
 from processes import Program, free_ports, wait_until
+
+
+# Where the cluster has a network of its own (run.sh), pods and API server find each other as in every cluster: the server has
+# the address of its service, and calls webhooks at their pods, because nobody forwards the addresses of other services.
+OWN_NODE = bool(os.environ.get("CANTLE_TEST_OWN_NODE"))
 
 
 class ControlPlane:
     def __init__(self, folder, programs):
         self.folder, self.programs = folder, programs
         self.etcd_port, self.peer_port, self.port, self.kcm_port, self.scheduler_port = free_ports(5)
+        self.port = 443 if OWN_NODE else self.port
         self.certificates = Certificates(folder / "certificates", f"https://127.0.0.1:{self.port}")
         crt, key = self.certificates.crt, self.certificates.key
         self.api = Api(self.certificates.url, crt("ca"), crt("admin"), key("admin"))
@@ -32,7 +42,7 @@ class ControlPlane:
         crt, key, folder = self.certificates.crt, self.certificates.key, self.certificates.folder
         return [
             f"--etcd-servers=http://127.0.0.1:{self.etcd_port}",
-            "--bind-address=127.0.0.1",
+            *(["--bind-address=0.0.0.0", "--enable-aggregator-routing=true"] if OWN_NODE else ["--bind-address=127.0.0.1"]),
             f"--secure-port={self.port}",
             "--advertise-address=127.0.0.1",
             # A loopback address is refused as an endpoint otherwise.
@@ -101,6 +111,15 @@ class ControlPlane:
 
     def kubeconfig(self):
         return self.certificates.kubeconfig("admin")
+
+    def account_kubeconfig(self, account, path, bound=None):
+        """For a service account of cantle's, so that its rights are what is tested; `bound` as a pod's token is to its node."""
+        asked = {"expirationSeconds": 7200, **({"boundObjectRef": bound} if bound else {})}
+        token = self.api.create(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{account}/token", {"spec": asked})
+        config = json.loads(pathlib.Path(self.kubeconfig()).read_text())
+        config["users"][0]["user"] = {"token": token["status"]["token"]}
+        path.write_text(json.dumps(config))
+        return path
 
     def stop(self):
         for each in [*reversed(self.others), self.server, self.etcd]:

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 
 from api import RESOURCE
+from chart import NODE
 from processes import Program, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -13,18 +14,24 @@ CANTLE = ROOT / "dist/bin/cantle"
 
 
 class Driver:
-    def __init__(self, plane, home, node, sim_gpus, flags, kubelet_dir, cdi_dir):
-        self.plane, self.home, self.node, self.cdi_dir = plane, home, node, cdi_dir
+    def __init__(self, plane, home, node, sim_gpus, flags, kubelet_dir, cdi_dir, sim_dir):
+        self.plane, self.home, self.node, self.cdi_dir, self.sim_dir = plane, home, node, cdi_dir, sim_dir
         self.env = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
             "CANTLE_STATE_DIR": str(home / "state"),
-            "CANTLE_SIM_DIR": str(home / "sim"),
+            "CANTLE_SIM_DIR": str(sim_dir),
             "CANTLE_SIM_GPUS": sim_gpus,
         }
-        words = ["controller", "node", "--kubeconfig", plane.kubeconfig(), "--node", node]
+        words = ["controller", "node", "--kubeconfig", self.kubeconfig(), "--node", node]
         words += ["--kubelet-dir", kubelet_dir, "--cdi-dir", cdi_dir, *flags]
         self.program = Program("driver", home, [CANTLE, *words], self.env)
+
+    def kubeconfig(self):
+        """Of the chart's service account on this node, as a pod of the DaemonSet has it."""
+        node = self.plane.api.get(f"/api/v1/nodes/{self.node}")
+        bound = {"apiVersion": "v1", "kind": "Node", "name": self.node, "uid": node["metadata"]["uid"]}
+        return self.plane.account_kubeconfig(NODE, self.home / "driver.kubeconfig", bound)
 
     def start(self):
         self.program.start()
@@ -51,10 +58,10 @@ class Driver:
         return json.loads(self.cli("sim", "truth", "-o", "json"))["gpus"]
 
     def leases(self):
-        return sorted((self.home / "sim/node/leases").glob("*.json"))
+        return sorted((self.sim_dir / "node/leases").glob("*.json"))
 
     def faults(self, script):
-        (self.home / "sim/faults").write_text(script)
+        (self.sim_dir / "faults").write_text(script)
 
     def log(self):
         return self.program.log()

@@ -1,50 +1,18 @@
 """The injector as its chart starts it: the chart's objects on the real API server, and the program with the rights of its own
 service account. Only its address differs: a URL on the loopback in place of a service."""
 
-import json
 import os
 import pathlib
 import subprocess
 import urllib.request
 
-import yaml
-
+import chart
 from api import ApiError
+from chart import rendered
 from processes import Program, free_ports, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NAMESPACE = "cantle-system"
 NAME = "cantle-webhook"
-# Kinds of the chart that stand in the path of their own name.
-PLACES = {
-    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
-    "Secret": "/api/v1/namespaces/{}/secrets",
-    "Service": "/api/v1/namespaces/{}/services",
-    "Deployment": "/apis/apps/v1/namespaces/{}/deployments",
-    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
-    "PodDisruptionBudget": "/apis/policy/v1/namespaces/{}/poddisruptionbudgets",
-    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/roles",
-    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{}/rolebindings",
-    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "MutatingWebhookConfiguration": "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
-    "ValidatingAdmissionPolicy": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies",
-    "ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
-    "DeviceClass": "/apis/resource.k8s.io/v1/deviceclasses",
-}
-
-
-def place(thing):
-    return PLACES[thing["kind"]].format(NAMESPACE)
-
-
-def rendered(values=None):
-    import helm_python
-
-    with helm_python.Chart.load(ROOT / "charts/cantle") as chart:
-        files = chart.render(values, name="cantle", namespace=NAMESPACE)
-    texts = (text for path, text in sorted(files.items()) if path.endswith(".yaml"))
-    return [thing for text in texts for thing in yaml.safe_load_all(text) if thing]
 
 
 class Injector:
@@ -59,11 +27,9 @@ class Injector:
         self.flags = flags
 
     def start(self):
-        if not self.plane.api.find(f"/api/v1/namespaces/{NAMESPACE}"):
-            self.plane.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        for thing in self.things:
-            self.plane.api.create(place(thing), thing)
-        words = ["controller", "webhook", "--kubeconfig", self.kubeconfig(), "--host", "127.0.0.1"]
+        chart.create(self.plane.api, self.things)
+        kubeconfig = self.plane.account_kubeconfig(NAME, self.folder / "injector.kubeconfig")
+        words = ["controller", "webhook", "--kubeconfig", kubeconfig, "--host", "127.0.0.1"]
         words += ["--listen", f"127.0.0.1:{self.port}", "--observe-listen", f"127.0.0.1:{self.observe_port}"]
         words += ["--secret", f"{NAME}-ca", "--configuration", NAME, *self.flags]
         env = {"PATH": os.environ["PATH"], "HOME": str(self.folder)}
@@ -76,16 +42,6 @@ class Injector:
         wait_until(self.is_ready, 60, self.program.log)
         # The API server takes a moment to learn of a new configuration.
         wait_until(self.is_called, 60, "a call of the API server")
-
-    def kubeconfig(self):
-        """Of the service account, so that its role is what is tested."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
-        token = self.plane.api.create(path, {"spec": {"expirationSeconds": 7200}})["status"]["token"]
-        config = json.loads(pathlib.Path(self.plane.kubeconfig()).read_text())
-        config["users"][0]["user"] = {"token": token}
-        file = self.folder / "injector.kubeconfig"
-        file.write_text(json.dumps(config))
-        return file
 
     def observe(self, path):
         with urllib.request.urlopen(f"http://127.0.0.1:{self.observe_port}{path}", timeout=10) as answer:
@@ -115,8 +71,7 @@ class Injector:
 
     def remove(self):
         self.stop()
-        for thing in self.things:
-            self.plane.api.delete(f"{place(thing)}/{thing['metadata']['name']}")
+        chart.delete(self.plane.api, self.things)
 
 
 def pod(labels=None, annotations=None, limits=None, name="p"):

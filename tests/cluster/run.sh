@@ -8,4 +8,15 @@ if [ ! -x dist/bin/cantle ]; then
 fi
 assets=$(tests/cluster/assets/build.sh)
 tests/setup-venv.sh
-KUBEBUILDER_ASSETS=$assets exec .venv/bin/python -m pytest -q tests/cluster "$@"
+set -- env "KUBEBUILDER_ASSETS=$assets" .venv/bin/python -m pytest -q tests/cluster "$@"
+
+# A node's fixed folders and addresses are the cluster's own: nothing of the machine's is touched, and all is gone at the end.
+if [ "$(id -u)" = 0 ] && unshare --net --mount ip link add cable0 type veth peer name cable1 2>/dev/null; then
+    mkdir -p /var/lib/kubelet /var/lib/cantle /opt/cantle
+    exec unshare --net --mount sh -eu -c '
+        for folder in /run /opt/cantle /var/lib/kubelet /var/lib/cantle; do mount -t tmpfs tmpfs $folder; done
+        ip link set lo up
+        ip address add 10.96.0.1/32 dev lo
+        CANTLE_TEST_OWN_NODE=yes exec "$@"' sh "$@"
+fi
+exec "$@"

@@ -2,11 +2,12 @@
 
 import os
 
+import chart
 import pytest
 
 from api import RESOURCE
-from conftest import CLASSES, ROOT
-from injector import NAME, NAMESPACE, PLACES, place, pod, rendered
+from chart import NAMESPACE, PLACES, ROOT, place, rendered
+from injector import NAME, pod
 from processes import Program, free_ports, wait_until
 
 CHART = ROOT / "charts/cantle"
@@ -14,18 +15,12 @@ INSTANCE = "app.kubernetes.io/instance=cantle"
 CERT_MANAGER = {"Issuer", "Certificate"}
 
 
-@pytest.fixture
-def system(plane):
-    if not plane.api.find(f"/api/v1/namespaces/{NAMESPACE}"):
-        plane.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-
-
 @pytest.mark.parametrize("values", [
     {},
     {"webhook": {"certificates": {"mode": "cert-manager"}}, "deviceClasses": {"gpuResource": True}},
     {"webhook": {"namespaceSelector": {"matchLabels": {"team": "a"}}, "excludedNamespaces": ["b"], "deniedEnv": ["A"]}},
 ])
-def test_every_object_is_accepted(plane, system, values):
+def test_every_object_is_accepted(plane, values):
     things = [thing for thing in rendered(values) if thing["kind"] not in CERT_MANAGER]
     assert len(things) > 70
     for thing in things:
@@ -42,12 +37,11 @@ def left(plane):
     return found
 
 
-def test_install_upgrade_uninstall(plane, system, namespace, tmp_path):
+def test_install_upgrade_uninstall(plane, namespace, tmp_path):
     import helm_python
 
     # Those of the other tests are not Helm's.
-    for each in CLASSES:
-        plane.api.delete(f"{RESOURCE}/deviceclasses/{each['metadata']['name']}")
+    chart.delete(plane.api, chart.standing())
     try:
         with helm_python.Config(kubeconfig_path=str(plane.kubeconfig()), namespace=NAMESPACE) as helm:
             helm.install(str(CHART), "cantle", namespace=NAMESPACE)
@@ -60,8 +54,7 @@ def test_install_upgrade_uninstall(plane, system, namespace, tmp_path):
         templates = lambda: plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates")
         wait_until(lambda: not templates(), 60, lambda: f"claim templates stay: {templates()}")
     finally:
-        for each in CLASSES:
-            plane.api.create(f"{RESOURCE}/deviceclasses", each)
+        chart.create(plane.api, chart.standing())
 
 
 def upgrade_keeps_what_the_injector_wrote(plane, helm, namespace, folder):

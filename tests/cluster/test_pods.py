@@ -57,7 +57,9 @@ def start(worker, make_driver):
     """The driver of the worker node."""
 
     def start(sim_gpus, *flags):
-        driver = make_driver(worker.name, sim_gpus, *flags, kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir)
+        worker.forget_gpus()
+        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
+        driver = make_driver(worker.name, sim_gpus, *flags, **folders)
         wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
         return driver
 

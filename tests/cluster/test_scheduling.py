@@ -1,6 +1,10 @@
 """What the cluster's own scheduler does with the devices of a node: no kubelet needed."""
 
-from api import RESOURCE, pod
+import json
+
+import pytest
+
+from api import RESOURCE, ApiError, pod
 from processes import wait_until
 
 SLEEP = ["sleep", "600"]
@@ -56,6 +60,33 @@ def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     plane.api.delete(f"{RESOURCE}/resourceslices/{driver.slices()[-1]['metadata']['name']}")
     newer = lambda: {slice["spec"]["pool"]["generation"] for slice in driver.slices()} == {generation + 1}
     wait_until(lambda: newer() and set(driver.devices()) == set(devices), 60, driver.log)
+
+
+def test_the_nodes_label_puts_its_gpus_into_mig_mode(plane, hand_made, make_driver):
+    instances = lambda driver: [name for name in driver.devices() if "-mig-" in name]
+    driver = make_driver(hand_made, "1xA100-40GB,1xH100-80GB")
+    assert not instances(driver), "they have never been in MIG mode"
+    driver.stop()
+    plane.api.merge(f"/api/v1/nodes/{hand_made}", {"metadata": {"labels": {"cdmo.clear.ml/gpu-partitioning": "mig"}}})
+    driver.start()
+    wait_until(lambda: instances(driver), 60, driver.log)
+    # The H100 serves shares too, as before; the A100 would need a reset, and the log says so.
+    assert {name[:5] for name in instances(driver)} == {"gpu-1"}
+    assert {"gpu-0-shared", "gpu-1-shared"} <= set(driver.devices())
+    assert "nvidia-smi -i 0 -mig 1" in driver.log()
+
+
+def test_a_driver_writes_slices_of_its_own_node_only(plane, hand_made, make_driver):
+    """Even with the token of another node's driver."""
+    driver = make_driver(hand_made, "1xA100-40GB")
+    (written,) = [s for s in driver.slices() if s["spec"].get("devices")][:1]
+    config = json.loads((driver.home / "driver.kubeconfig").read_text())
+    theirs = plane.api.with_token(config["users"][0]["user"]["token"])
+    foreign = {"metadata": {"name": "foreign"}, "spec": {**written["spec"], "nodeName": "another"}}
+    with pytest.raises(ApiError, match="may write ResourceSlices of that node only"):
+        theirs.create(f"{RESOURCE}/resourceslices", {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", **foreign})
+    with pytest.raises(ApiError, match="forbidden"):
+        theirs.items("/api/v1/secrets")
 
 
 def test_a_lost_gpu_leaves_the_others(hand_made, make_driver):

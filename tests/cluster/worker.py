@@ -1,4 +1,4 @@
-"""A worker node: containerd and kubelet, as they are. One per machine: the kubelet's cgroup is fixed."""
+"""A worker node: containerd and kubelet, as they are."""
 
 import json
 import os
@@ -11,7 +11,15 @@ import time
 from image import IMAGES
 from processes import Program, free_ports, pids_with, wait_until
 
-CGROUPS = pathlib.Path("/sys/fs/cgroup")
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# Of this node only: run.sh has put them there.
+KUBELET_DIR = pathlib.Path("/var/lib/kubelet")
+CDI_DIR = pathlib.Path("/var/run/cdi")
+SIM_DIR = pathlib.Path("/var/lib/cantle/sim")
+# With cgroups of version 1 there is one folder for each controller.
+CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
+if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
+    CGROUPS = [pathlib.Path("/sys/fs/cgroup")]
 
 CONTAINERD = """
 version = 3
@@ -28,12 +36,14 @@ state = '{dir}/state'
   cdi_spec_dirs = ['{cdi}']
   restrict_oom_score_adj = true
   [plugins.'io.containerd.cri.v1.runtime'.cni]
-    bin_dirs = ['{dir}/cni-bin']
+    use_internal_loopback = true
+    bin_dirs = ['{cni}']
     conf_dir = '{dir}/cni'
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
     default_runtime_name = 'runc'
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
       runtime_type = 'io.containerd.runc.v2'
+      base_runtime_spec = '{dir}/base.json'
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
         BinaryName = '{runc}'
         SystemdCgroup = false
@@ -46,24 +56,41 @@ class Worker:
     def __init__(self, folder, programs, control_plane, name="worker"):
         self.folder, self.programs, self.plane, self.name = folder, programs, control_plane, name
         self.containerd_dir = folder / "containerd"
-        self.kubelet_dir = folder / "kubelet"
-        self.cdi_dir = folder / "cdi"
+        self.kubelet_dir, self.cdi_dir, self.sim_dir = KUBELET_DIR, CDI_DIR, SIM_DIR
         self.port, self.health_port = free_ports(2)
         self.socket = self.containerd_dir / "containerd.sock"
-        for made in [self.containerd_dir / "cni", self.containerd_dir / "cni-bin", self.kubelet_dir, self.cdi_dir]:
+        for made in [self.containerd_dir / "cni", self.cdi_dir, self.sim_dir]:
             made.mkdir(parents=True)
+        self.cgroup = f"cantle-test-{os.getpid()}"
+        for folder in CGROUPS:
+            (folder / self.cgroup).mkdir(exist_ok=True)
         self.containerd = self.make_containerd()
         self.kubelet = self.make_kubelet()
 
     def make_containerd(self):
         fields = {"dir": self.containerd_dir, "cdi": self.cdi_dir, "pause": IMAGES["pause"], "runc": shutil.which("runc")}
+        fields["cni"] = ROOT / "tests/cluster/cni"
         config = self.containerd_dir / "config.toml"
         config.write_text(CONTAINERD.format(**fields))
-        loopback = {"cniVersion": "1.0.0", "name": "lo", "plugins": [{"type": "loopback"}]}
-        (self.containerd_dir / "cni/lo.conflist").write_text(json.dumps(loopback))
+        pods = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "pods"}]}
+        (self.containerd_dir / "cni/pods.conflist").write_text(json.dumps(pods))
+        (self.containerd_dir / "base.json").write_text(json.dumps(self.base_spec()))
         # It looks for its shim beside itself.
         env = {"PATH": f"{self.programs}:{os.environ['PATH']}", "HOME": str(self.folder)}
         return Program("containerd", self.folder, [self.programs / "containerd", "--config", config], env)
+
+    def base_spec(self):
+        """What every container begins with. As NVIDIA's container runtime does where it is the default one, it gives all of
+        them the driver and all GPUs; only what cantle puts over that holds a container to its slice."""
+        spec = json.loads(self.ctr("oci", "spec"))
+        # The engine itself leaves this one away.
+        spec["mounts"] = [mount for mount in spec["mounts"] if mount["destination"] != "/run"]
+        bind = lambda source, to, mode: {"type": "bind", "source": str(source), "destination": to, "options": ["rbind", mode]}
+        for name in ["libcuda.so.1", "libnvidia-ml.so.1"]:
+            spec["mounts"].append(bind(ROOT / "dist/lib/cantle/sim" / name, f"/usr/lib/x86_64-linux-gnu/{name}", "ro"))
+        spec["mounts"].append(bind(self.sim_dir, "/gpus", "rw"))
+        spec["process"]["env"] = ["CANTLE_SIM_DIR=/gpus"]
+        return spec
 
     def make_kubelet(self):
         certificates, name = self.plane.certificates, self.name
@@ -86,7 +113,8 @@ class Worker:
             "tlsPrivateKeyFile": str(certificates.key("kubelet")),
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "cgroupDriver": "cgroupfs",
-            "cgroupRoot": "/",
+            # A kubelet ends whatever it does not know below its root; another cluster may be running here.
+            "cgroupRoot": f"/{self.cgroup}",
             "cgroupsPerQOS": True,
             "enforceNodeAllocatable": ["pods"],
             # Kubelets refuse cgroup v1 by default.
@@ -94,6 +122,8 @@ class Worker:
             "failSwapOn": False,
             "localStorageCapacityIsolation": False,
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
+            # A pod whose claim could not be prepared is looked at again as rarely as one that runs: once a minute by default.
+            "syncFrequency": "5s",
             "makeIPTablesUtilChains": False,
             "resolvConf": "/etc/resolv.conf",
             "volumePluginDir": str(self.folder / "kubelet-plugins"),
@@ -118,6 +148,11 @@ class Worker:
         self.plane.api.merge(f"/api/v1/nodes/{self.name}/status", {"status": {"addresses": addresses}})
         return self
 
+    def forget_gpus(self):
+        """For a test with other ones."""
+        shutil.rmtree(self.sim_dir)
+        self.sim_dir.mkdir()
+
     def ctr(self, *words):
         command = [self.programs / "ctr", "--address", self.socket, "--namespace", "k8s.io", *map(str, words)]
         return subprocess.run(command, capture_output=True, text=True, timeout=300).stdout
@@ -140,8 +175,7 @@ class Worker:
         for pid in pids_with(str(self.socket)):
             os.kill(pid, signal.SIGKILL)
         unmount_below(self.folder)
-        remove_cgroups()
-        shutil.rmtree("/var/lib/kubelet/device-plugins", ignore_errors=True)
+        remove_cgroups(self.cgroup)
 
 
 def unmount_below(folder):
@@ -151,8 +185,8 @@ def unmount_below(folder):
         subprocess.run(["umount", "--lazy", place], capture_output=True)
 
 
-def remove_cgroups():
-    roots = [CGROUPS / "kubepods", *CGROUPS.glob("*/kubepods")]
+def remove_cgroups(name):
+    roots = [folder / name for folder in CGROUPS]
     end = time.monotonic() + 10
     while (left := [root for root in roots if root.is_dir()]) and time.monotonic() < end:
         for root in left:

@@ -65,6 +65,18 @@ pub struct Place {
     pub start: Option<u32>,
 }
 
+/// Which GPUs are put into MIG mode at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum MigAtStart {
+    /// None: each stays in the mode that it has.
+    #[default]
+    AsTheyAre,
+    /// These, or it is an error.
+    Listed(GpuList),
+    /// Those that can change now; what hinders the others is logged.
+    AllThatCan,
+}
+
 /// The GPUs of this machine, given out as a cluster decides.
 pub struct Grants {
     driver: Arc<dyn Driver>,
@@ -79,13 +91,8 @@ impl Grants {
     /// Takes the GPUs of this machine for the cluster's node `name`; those of `mig` are put into MIG mode first.
     ///
     /// # Errors
-    /// If there are none, another agent has them, or one can't be put into MIG mode.
-    pub fn open(
-        source: &Source,
-        lib_dir: &Path,
-        name: &str,
-        mig: Option<&GpuList>,
-    ) -> Result<Self, AgentError> {
+    /// If there are none, another agent has them, or one that is listed can't be put into MIG mode.
+    pub fn open(source: &Source, lib_dir: &Path, name: &str, mig: &MigAtStart) -> Result<Self, AgentError> {
         let driver = cantle_driver::open(source)?;
         let mut gpus = driver.gpus()?;
         if gpus.is_empty() {
@@ -98,16 +105,7 @@ impl Grants {
             locked.claim(&format!("{name}:kubernetes"), crate::own_holder(), &gpus, BTreeMap::new())?;
             locked.sweep()?
         };
-        if let Some(wanted) = mig {
-            // One with shares on it goes on with them, and changes when a claim needs it.
-            let chosen: Vec<u32> = wanted.select(&gpus)?.iter().map(|gpu| gpu.index).collect();
-            let held = |gpu: &Gpu| leases.iter().flat_map(|lease| &lease.slices).any(|s| s.gpu == gpu.uuid);
-            let idle = gpus.iter().filter(|gpu| chosen.contains(&gpu.index) && !held(gpu));
-            let idle: Vec<u32> = idle.map(|gpu| gpu.index).collect();
-            if !idle.is_empty() {
-                turn_on(driver.as_ref(), &mut gpus, &GpuList::Indices(idle))?;
-            }
-        }
+        set_modes(driver.as_ref(), &mut gpus, mig, &leases)?;
         launcher.measure(driver.as_ref(), &gpus)?;
         Ok(Self { driver, node, launcher, gpus, watchdog: Mutex::default(), stages: Stages::default() })
     }
@@ -321,6 +319,30 @@ impl Grants {
             holders.for_each(|holder| cantle_runtime::end_now(&holder));
         }
     }
+}
+
+/// A GPU with a slice on it stays as it is, and changes when a claim needs it.
+fn set_modes(
+    driver: &dyn Driver,
+    gpus: &mut [Gpu],
+    mig: &MigAtStart,
+    leases: &[Lease],
+) -> Result<(), AgentError> {
+    let wanted = match mig {
+        MigAtStart::AsTheyAre => return Ok(()),
+        MigAtStart::Listed(list) => list.select(gpus)?,
+        MigAtStart::AllThatCan => gpus.to_vec(),
+    };
+    let held = |gpu: &Gpu| leases.iter().flat_map(|lease| &lease.slices).any(|slice| slice.gpu == gpu.uuid);
+    for gpu in wanted.iter().filter(|gpu| !held(gpu)) {
+        match turn_on(driver, gpus, &GpuList::Indices(vec![gpu.index])) {
+            Err(why @ AgentError::MigMode { .. }) if *mig == MigAtStart::AllThatCan => {
+                tracing::warn!(gpu = gpu.index, %why, "stays as it is");
+            }
+            turned => turned?,
+        }
+    }
+    Ok(())
 }
 
 /// A cluster counts a share's bytes, a node its thousandths too, each rounded up: shares that fill a GPU exactly may be one

@@ -25,7 +25,7 @@ use cantle_model::Holder;
 pub use cantle_runtime::leave_terminal;
 pub use daemon::{Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
 pub use error::AgentError;
-pub use grants::{Award, Grants, Offer, Place};
+pub use grants::{Award, Grants, MigAtStart, Offer, Place};
 pub use launch::Command;
 pub use mig::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
 pub use node::{Claim, Locked, Node, agents};

@@ -10,6 +10,11 @@ pub const KIND_SHARED: &str = "shared";
 /// Kind of a device: a place for a MIG instance (attribute `profile` says which).
 pub const KIND_MIG: &str = "mig";
 
+/// ClearML's label of nodes whose GPUs serve MIG instances.
+pub const PARTITIONING: &str = "cdmo.clear.ml/gpu-partitioning";
+/// Its only value.
+pub const PARTITIONING_MIG: &str = "mig";
+
 /// The device class of whole GPUs.
 pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
 /// The device class of shares.

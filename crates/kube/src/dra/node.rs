@@ -3,17 +3,19 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle_agent::Grants;
+use cantle_agent::{Grants, MigAtStart};
 use cantle_driver::Source;
 use cantle_model::GpuList;
 use futures_util::StreamExt as _;
-use kube::Client;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 
 use super::driver::Driver;
 use super::plugin::serve;
 use super::publish::Publisher;
+use crate::names::{PARTITIONING, PARTITIONING_MIG};
 use crate::{KubeError, Version, server_version};
 
 /// How often the GPUs are asked whether they are as published.
@@ -38,7 +40,7 @@ pub struct NodeConfig {
     pub kubelet_dir: PathBuf,
     /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
     pub cdi_dir: PathBuf,
-    /// GPUs to put into MIG mode at the start.
+    /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator.
     pub mig: Option<GpuList>,
 }
 
@@ -55,9 +57,12 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         tracing::warn!(%version, needs = %Version::MIXED, "each GPU is published as one kind of device only");
     }
     let NodeConfig { node, source, lib_dir, kubelet_dir, cdi_dir, mig } = config;
+    let mig = match mig {
+        Some(list) => MigAtStart::Listed(list),
+        None => labelled(&client, &node).await?,
+    };
     let name = node.clone();
-    let opened =
-        tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &name, mig.as_ref())).await;
+    let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &name, &mig)).await;
     let grants = opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??;
     let driver = Driver::new(client.clone(), &node, version, cdi_dir, grants);
     let publisher = Publisher::new(&client, &node);
@@ -69,6 +74,13 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         never = keep_watch(&driver) => match never {},
         never = keep_swept(&driver) => match never {},
     }
+}
+
+/// What the label of the node says about its GPUs.
+async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
+    let node = Api::<Node>::all(client.clone()).get(node).await?;
+    let is_mig = node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG);
+    Ok(if is_mig { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
 }
 
 /// After every change of the slices at the API server, and of the GPUs.
