@@ -157,12 +157,76 @@ def test_services_run_several_at_a_time_beside_the_gpus(server):
     assert ended(server, beside) == ["completed"]
     assert server.status(third) == "queued"
     nodes = server.api("cantle.get_nodes")["nodes"]
-    assert {node["node"]: len(node["gpus"]) for node in nodes} == {"node1": 1, "node1:cpu:0": 0}
+    assert {node["node"]: len(node["gpus"]) for node in nodes} == {"node1:dgpu0": 1, "node1:cpu:0": 0}
     (server.home / "go").touch()
     assert ended(server, first, second, third) == ["completed"] * 3
     wait_until(lambda: server.log_of(third), 10, "the log")
     assert server.log_of(third) == f"[none] [] node1:cpu:0:service:{third}\n"
     assert cantle(server, "daemon", "--services-mode", "--stop") == "agent node1:cpu:0 is stopped\n"
+
+
+def test_each_running_task_is_a_worker_of_its_own(server):
+    """As with ClearML's agent: its web page shows who has what of which GPU, under ids that end with the task."""
+    for queue in ("dual_gpus", "quarter_gpu", "services"):
+        server.queue(queue)
+    agent = daemon(server, "--queue", "dual_gpus=2", "quarter_gpu=0.25", "--child-report-tags", "blue")
+    serve(server, "--services-mode", "--queue", "services", worker="node1:cpu:0", log="services.log")
+    hold = f"echo $CLEARML_WORKER_ID; {until(server, 'go')}"
+    dual, first = enqueue(server, "dual_gpus", "dual", hold), enqueue(server, "quarter_gpu", "first", hold)
+    second, service = enqueue(server, "quarter_gpu", "second", hold), enqueue(server, "services", "service", hold)
+    children = {"node1:gpu0,1": dual, "node1:gpu2.25a": first, "node1:gpu2.25b": second, f"node1:cpu:0:service:{service}": service}
+    workers = lambda: {w["id"]: w for w in server.api("workers.get_all", last_seen=60)["workers"]}
+    tasks = lambda: {id: worker["task"]["id"] for id, worker in workers().items() if "task" in worker}
+    wait_until(lambda: tasks() == children, 30, f"the children; there are {tasks()}")
+    child = workers()["node1:gpu2.25a"]
+    assert child["tags"] == ["blue"] and child["queues"] == []
+    used, free = child["machine_stats"]["gpu_memory_used"], child["machine_stats"]["gpu_memory_free"]
+    assert (len(used), used[0] + free[0]) == (1, 10240.0), "the slice, not the GPU"
+    # A stock agent of this name takes its GPUs from these ids.
+    stock = server.api("workers.get_all", last_seen=600, worker_pattern="node1:gpu*")["workers"]
+    assert len(stock) == 3
+    # Ids are kept by an agent that takes the tasks over.
+    agent.kill()
+    agent.wait()
+    daemon(server, "--queue", "dual_gpus=2", "quarter_gpu=0.25", log="second.log")
+    (server.home / "go").touch()
+    assert ended(server, *children.values()) == ["completed"] * 4
+    wait_until(lambda: set(workers()) == {"node1:dgpu0-2", "node1:cpu:0"}, 20, f"no children; there are {set(workers())}")
+    for id, task in children.items():
+        wait_until(lambda task=task: server.log_of(task), 10, "the log")
+        assert server.log_of(task) == f"{id}\n"
+
+
+@pytest.mark.parametrize(("script", "says"), [("echo saving $CLEARML_TASK_ID >> $PWD/saved", "ended with exit status: 0"), ("sleep 60", "did not end within 1 s")])
+def test_an_abort_callback_of_the_agent_comes_before_the_stop(server, script, says):
+    queue = server.queue("half_gpu")
+    env = {"CLEARML_AGENT_ABORT_CALLBACK_CMD": f"sh -c '{script}; echo called'", "CLEARML_AGENT_ABORT_CALLBACK_TIMEOUT": "1" if "60" in script else "30"}
+    daemon(server, "--queue", "half_gpu=0.5", **env)
+    task = command(server, "t", "sleep", "600")
+    server.api("tasks.enqueue", task=task, queue=queue)
+    wait_until(lambda: server.status(task) == "in_progress", 20, "the start")
+    server.api("tasks.stop", task=task)
+    assert ended(server, task) == ["stopped"]
+    wait_until(lambda: says in server.log_of(task), 10, f"the log; it is {server.log_of(task)}")
+    assert ("called\n" in server.log_of(task)) == ("60" not in script)
+    if "60" not in script:
+        assert (server.home / "saved").read_text() == f"saving {task}\n"
+
+
+def test_two_agents_of_one_machine_are_two_nodes(server):
+    """Each has some of the GPUs: neither's report hides the other's, whoever came first."""
+    queue = server.queue("single_gpu")
+    for gpu in ("0", "1-2"):
+        words = ["--dynamic-gpus", "--gpus", gpu, "--queue", "single_gpu=1"]
+        serve(server, *words, worker=f"node1:dgpu{gpu}", log=f"{gpu}.log")
+    tasks = [enqueue(server, "single_gpu", str(n), until(server, "go")) for n in range(3)]
+    wait_until(lambda: [server.status(task) for task in tasks] == ["in_progress"] * 3, 30, "three of them")
+    nodes = server.api("cantle.get_nodes")["nodes"]
+    held = {node["node"]: [len(gpu["slices"]) for gpu in node["gpus"]] for node in nodes}
+    assert held == {"node1:dgpu0": [1], "node1:dgpu1-2": [1, 1]}
+    assert server.api("queues.get_by_id", queue=queue)["queue"]["entries"] == []
+    (server.home / "go").touch()
+    assert ended(server, *tasks) == ["completed"] * 3
 
 
 def test_an_agent_without_gpus_runs_one_at_a_time(server):

@@ -35,6 +35,12 @@ pub(crate) struct Job {
     pub(crate) queue: QueueId,
     /// The server it belongs to.
     pub(crate) server: String,
+    /// The node for which it was taken.
+    #[serde(default)]
+    pub(crate) node: String,
+    /// The worker that it is on the server, if not the daemon's own.
+    #[serde(default)]
+    pub(crate) worker: Option<String>,
     /// The daemon that answers for it.
     pub(crate) daemon: Holder,
     /// What it was given.
@@ -182,6 +188,8 @@ mod tests {
             queue: QueueId::from("q"),
             slices: Vec::new(),
             server: "http://127.0.0.1:1".to_owned(),
+            node: "n".to_owned(),
+            worker: None,
             daemon: Holder { pid: 1, start_ticks: 0 },
             claimed: false,
             command: None,

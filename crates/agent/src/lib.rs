@@ -23,7 +23,7 @@ mod watchdog;
 use cantle_model::Holder;
 
 pub use cantle_runtime::leave_terminal;
-pub use daemon::{Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
+pub use daemon::{AbortCommand, Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
 pub use error::AgentError;
 pub use grants::{Award, Grants, MigAtStart, Offer, Place};
 pub use launch::Command;

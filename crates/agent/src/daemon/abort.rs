@@ -1,20 +1,36 @@
 //! Somebody wants a task stopped: noticed at the next poll. A task may ask for time to tidy up first.
 
+use std::fs::OpenOptions;
+use std::io;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
 
 use cantle_clearml::{Error as WireError, Listing, tasks};
 use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, LeaseId, TaskStatus};
 use serde_json::{Map, Value};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
-use super::Agent;
 use super::entry::{Entry, Tidying};
+use super::execute::News;
+use super::{Agent, command};
 use crate::job::Stop;
+use crate::launch::Command;
 
 /// In a task's `runtime`, written by ClearML's SDK (`register_abort_callback`).
 const TIMEOUT: &str = "_abort_callback_timeout";
 const POLL: &str = "_abort_poll_freq";
 const COMPLETED: &str = "_abort_callback_completed";
+
+/// What an administrator has run for a task that is a plain command before it is stopped
+/// (`CLEARML_AGENT_ABORT_CALLBACK_CMD`). Code of ClearML's SDK has it run by ClearML's own agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbortCommand {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// So long the task is left alone for it.
+    pub within: Duration,
+}
 
 /// A task's wish to tidy up when it is stopped. It sees the stop for itself, and says when it is done.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,13 +111,48 @@ impl Agent {
         }
     }
 
+    /// Runs what is to be run before a plain command is stopped. It is the administrator's, not the task's: it runs beside
+    /// the task, not in its slice.
+    fn run_beside(
+        &self,
+        lease: &LeaseId,
+        abort: &AbortCommand,
+        task: &Command,
+        output: &Path,
+        within: Duration,
+    ) {
+        let (abort, task, output) = (abort.clone(), task.clone(), output.to_owned());
+        let (news, lease) = (self.news_sender.clone(), lease.clone());
+        tokio::spawn(async move {
+            let ran = run_to_end(&abort, &task, &output, within).await;
+            let how = ran.unwrap_or_else(|error| format!("could not be run: {error}"));
+            let told = format!("the abort callback {} {how}", abort.argv.join(" "));
+            // The receiver is gone only when the daemon is; then the next one stops the task.
+            let _ = news.send((lease, News::Tidied(told)));
+        });
+    }
+
+    /// What was run before a task is stopped has ended: now the task is stopped.
+    pub(crate) fn tidied(&mut self, lease: &LeaseId, how: &str) {
+        self.tell_task("stop", lease, how);
+        let tidying = self.entries.get_mut(lease).filter(|entry| entry.is_running() && entry.stop.is_none());
+        if let Some(tidying) = tidying.and_then(|entry| entry.tidying.take()) {
+            self.stop(lease, tidying.then);
+        }
+    }
+
     /// Stops a task once it has tidied up; at once if it never asked for time to do so.
     pub(crate) fn stop_when_tidy(&mut self, lease: &LeaseId, task: &tasks::Task, stop: Stop) {
         let callback = AbortCallback::of(&task.runtime, self.config.abort_callback_max);
         let Some(entry) = self.entries.get_mut(lease) else { return };
-        let Some(callback) = callback.filter(|callback| !callback.completed) else {
-            return self.stop(lease, stop);
-        };
+        let callback = callback.filter(|callback| !callback.completed);
+        let command = entry.job.command.as_ref().filter(|command| !command::is_sdk(command));
+        let command = self.config.abort_command.clone().zip(command.cloned());
+        // A plain command in a container has no place to run something else in.
+        let command = command.filter(|_| callback.is_none() && self.config.docker.is_none());
+        let within = callback.map(|callback| callback.within);
+        let within = within.or_else(|| Some(command.as_ref()?.0.within.min(self.config.abort_callback_max)));
+        let Some(within) = within else { return self.stop(lease, stop) };
         if entry.tidying.is_some() {
             return;
         }
@@ -109,10 +160,40 @@ impl Agent {
         if let Err(error) = entry.dir.set_stop(&stop) {
             tracing::error!(%error, "why a task is stopped is not on disk");
         }
-        entry.tidying = Some(Tidying { until: Instant::now() + callback.within, then: stop });
-        let words = format!("to be stopped; it has {:.0} s to tidy up", callback.within.as_secs_f64());
+        entry.tidying = Some(Tidying { until: Instant::now() + within, then: stop });
+        if let Some((abort, command)) = command {
+            let output = entry.dir.output_path();
+            self.run_beside(lease, &abort, &command, &output, within);
+        }
+        let words = format!("to be stopped; it has {:.0} s to tidy up", within.as_secs_f64());
         self.note("stop", Some(&task.id), None, words);
     }
+}
+
+/// Runs `abort` with a task's surroundings; what it prints goes to the end of the task's output. Says how it ended.
+async fn run_to_end(
+    abort: &AbortCommand,
+    task: &Command,
+    output: &Path,
+    within: Duration,
+) -> io::Result<String> {
+    let (program, words) = abort.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
+    let log = OpenOptions::new().append(true).open(output)?;
+    let mut command = tokio::process::Command::new(program);
+    command
+        .args(words)
+        .envs(&task.env)
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .kill_on_drop(true);
+    if let Some(cwd) = &task.cwd {
+        command.current_dir(cwd);
+    }
+    Ok(match timeout(within, command.status()).await {
+        Ok(status) => format!("ended with {}", status?),
+        Err(_) => format!("did not end within {:.0} s", within.as_secs_f64()),
+    })
 }
 
 /// What ClearML's agent takes for a wish to stop.

@@ -19,7 +19,7 @@ pub(crate) const CLEARML_AGENT: &str = "clearml-agent";
 ///
 /// # Errors
 /// If the task has neither, or its parameters are wrong.
-pub(crate) fn of_task(task: &tasks::Task, config: &Config) -> Result<Command, AgentError> {
+pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Result<Command, AgentError> {
     let unusable = |why: String| AgentError::Task { name: task.name.clone(), why };
     let request =
         TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| unusable(error.to_string()))?;
@@ -27,7 +27,7 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config) -> Result<Command, Ag
     if let Some(promise) = cannot_keep(&request) {
         return Err(unusable(promise.to_owned()));
     }
-    let env = environment(task, config);
+    let env = environment(task, config, worker);
     if !request.command.is_empty() {
         // Code of ClearML's SDK often names an image that it can do without, and runs without one on ClearML's agents too.
         if config.docker.is_none() && !task.container.image.is_empty() {
@@ -48,6 +48,11 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config) -> Result<Command, Ag
     Ok(Command { argv, env, cwd: None })
 }
 
+/// Is it run by ClearML's own agent?
+pub(crate) fn is_sdk(command: &Command) -> bool {
+    command.argv.first().is_some_and(|program| program == CLEARML_AGENT)
+}
+
 /// What a task asks for that nothing here enforces. Better refused than promised.
 fn cannot_keep(request: &TaskRequest) -> Option<&'static str> {
     (request.compute != ComputeMode::Even).then_some(
@@ -61,14 +66,14 @@ fn has_script(task: &tasks::Task) -> bool {
 }
 
 /// What ClearML's SDK and agent look for; the same as ClearML's agent gives its tasks.
-fn environment(task: &tasks::Task, config: &Config) -> BTreeMap<String, OsString> {
-    let (keys, worker) = (&config.credentials, config.worker_of(&task.id));
+fn environment(task: &tasks::Task, config: &Config, worker: &str) -> BTreeMap<String, OsString> {
+    let keys = &config.credentials;
     [
         ("CLEARML_API_HOST", config.server.as_str()),
         ("CLEARML_API_ACCESS_KEY", &keys.access_key),
         ("CLEARML_API_SECRET_KEY", &keys.secret_key),
         ("CLEARML_TASK_ID", &task.id),
-        ("CLEARML_WORKER_ID", &worker),
+        ("CLEARML_WORKER_ID", worker),
     ]
     .into_iter()
     .map(|(name, value)| (name.to_owned(), value.into()))
@@ -106,9 +111,10 @@ mod tests {
     fn a_plain_command_needs_no_python() {
         let request = TaskRequest { command: vec!["echo".into(), "a b".into()], ..TaskRequest::default() };
         let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
-        let command = of_task(&task, &config()).unwrap();
+        let command = of_task(&task, &config(), "w").unwrap();
         assert_eq!(command.argv, ["echo", "a b"]);
         assert_eq!(command.env.get("CLEARML_TASK_ID"), Some(&"7".into()));
+        assert_eq!(command.env.get("CLEARML_WORKER_ID"), Some(&"w".into()));
     }
 
     #[test]
@@ -116,7 +122,7 @@ mod tests {
         let command = vec!["train".to_owned()];
         let request = TaskRequest { command, compute: ComputeMode::Fair, ..TaskRequest::default() };
         let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
-        let error = of_task(&task, &config()).unwrap_err().to_string();
+        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
         assert!(error.contains("cantle/compute"), "{error}");
     }
 
@@ -125,10 +131,10 @@ mod tests {
         let request = TaskRequest { command: vec!["train".to_owned()], ..TaskRequest::default() };
         let container = tasks::Container { image: "img:1".to_owned(), ..tasks::Container::default() };
         let task = tasks::Task { hyperparams: request.to_hyperparams(), container, ..task() };
-        let error = of_task(&task, &config()).unwrap_err().to_string();
+        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
         assert!(error.contains("image img:1") && error.contains("--docker"), "{error}");
         let in_containers = Config { docker: Some(crate::Docker::default()), ..config() };
-        assert!(of_task(&task, &in_containers).is_ok());
+        assert!(of_task(&task, &in_containers, "w").is_ok());
     }
 
     #[test]
@@ -139,14 +145,14 @@ mod tests {
             task_env: BTreeMap::from([("CLEARML_AGENT_GIT_USER".to_owned(), "me".into())]),
             ..config()
         };
-        let command = of_task(&tasks::Task { script, ..task() }, &config).unwrap();
+        let command = of_task(&tasks::Task { script, ..task() }, &config, "w").unwrap();
         assert_eq!(command.argv, ["clearml-agent", "execute", "--disable-monitoring", "-O", "--id", "7"]);
         assert_eq!(command.env.get("CLEARML_AGENT_GIT_USER"), Some(&"me".into()));
     }
 
     #[test]
     fn a_task_without_anything_to_run_says_so() {
-        let error = of_task(&task(), &config()).unwrap_err().to_string();
+        let error = of_task(&task(), &config(), "w").unwrap_err().to_string();
         assert!(error.contains("neither a command") && error.contains("train"), "{error}");
     }
 }

@@ -11,7 +11,7 @@ use cantle_model::{GpuList, QueueSpec};
 use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
 
-use super::{Docker, Schedule};
+use super::{AbortCommand, Docker, Schedule};
 use crate::Node;
 use crate::mig::{Adopt, WholeGpu};
 use crate::watchdog::Watch;
@@ -90,6 +90,8 @@ pub struct Config {
     pub schedule: Schedule,
     /// How long a task may at most tidy up after somebody stopped it, if it asks for time to do so.
     pub abort_callback_max: Duration,
+    /// What is run for a plain command before it is stopped.
+    pub abort_command: Option<AbortCommand>,
     /// How often the server is told that a task lives.
     pub ping_every: Duration,
     /// Words that status reports carry.
@@ -138,6 +140,7 @@ impl Config {
             stop_grace: Duration::from_secs(10),
             schedule: Schedule::Always,
             abort_callback_max: Duration::from_secs(1800),
+            abort_command: None,
             ping_every: Duration::from_secs(60),
             report_tags: Vec::new(),
             sdk_words: Vec::new(),
@@ -177,15 +180,6 @@ impl Config {
     pub(crate) fn node_dir(&self) -> PathBuf {
         if self.gives.is_gpuless() { Node::gpuless_dir(&self.source) } else { Node::dir_for(&self.source) }
     }
-
-    /// The worker id that a task finds in its environment. Each of several services is a worker of its own, as with
-    /// ClearML's agent.
-    pub(crate) fn worker_of(&self, task: &str) -> String {
-        match self.gives {
-            Gives::Services { .. } => format!("{}:service:{task}", self.worker()),
-            _ => self.worker(),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -205,9 +199,7 @@ mod tests {
         config.gpus_text = Some("0:0,0:1".to_owned());
         assert_eq!(config.worker(), "node1:dgpu0.0,0.1");
         (config.gives, config.cpu_slot) = (Gives::NoGpu, 1);
-        assert_eq!((config.worker(), config.worker_of("7")), ("node1:cpu:1".into(), "node1:cpu:1".into()));
-        config.gives = Gives::Services { at_once: None };
-        assert_eq!(config.worker_of("7"), "node1:cpu:1:service:7");
+        assert_eq!(config.worker(), "node1:cpu:1");
         config.worker_id = Some("mine".to_owned());
         assert_eq!(config.worker(), "mine");
     }

@@ -59,8 +59,7 @@ pub(super) fn written_back(
     task: &tasks::Task,
     command: &Command,
 ) -> Option<tasks::Container> {
-    let is_sdk = command.argv.first().is_some_and(|program| program == super::command::CLEARML_AGENT);
-    let docker = docker.filter(|_| is_sdk && task.container.image.is_empty())?;
+    let docker = docker.filter(|_| super::command::is_sdk(command) && task.container.image.is_empty())?;
     let options = docker.options.iter().map(String::as_str);
     Some(tasks::Container {
         image: docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),

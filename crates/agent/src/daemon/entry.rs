@@ -20,6 +20,8 @@ pub(crate) struct Entry {
     pub(crate) tidying: Option<Tidying>,
     /// When the server last heard of it.
     pub(crate) pinged: Instant,
+    /// When its own worker was reported last, if it has one.
+    pub(crate) reported: Option<Instant>,
     /// What was refused to it, while it runs.
     pub(crate) refusals: Option<Refusals>,
 }
@@ -51,7 +53,16 @@ pub(crate) enum Stage {
 
 impl Entry {
     pub(crate) fn new(dir: JobDir, job: Job, stage: Stage) -> Self {
-        Self { dir, job, stage, stop: None, tidying: None, pinged: Instant::now(), refusals: None }
+        Self {
+            dir,
+            job,
+            stage,
+            stop: None,
+            tidying: None,
+            pinged: Instant::now(),
+            reported: None,
+            refusals: None,
+        }
     }
 
     pub(crate) const fn is_running(&self) -> bool {

@@ -26,6 +26,8 @@ use crate::refusals::Refusals;
 pub(crate) enum News {
     /// A task was started, or not.
     Started(Box<Result<Running, AgentError>>),
+    /// What was run for it before it is stopped has ended, this way.
+    Tidied(String),
     /// Of a task and all it left behind nothing is left.
     Ended(Exit),
 }
@@ -96,8 +98,10 @@ impl Agent {
         lease: &LeaseId,
         task: &tasks::Task,
     ) -> Result<Command, AgentError> {
-        let command = command::of_task(task, &self.config)?;
-        let entry = self.entries.get_mut(lease).ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
+        let gone = || AgentError::LeaseGone(lease.clone());
+        let worker = self.speaker(self.entries.get(lease).ok_or_else(gone)?);
+        let command = command::of_task(task, &self.config, &worker)?;
+        let entry = self.entries.get_mut(lease).ok_or_else(gone)?;
         entry.job.name.clone_from(&task.name);
         entry.job.command = Some(command.clone());
         entry.dir.write(&entry.job)?;
@@ -165,6 +169,7 @@ impl Agent {
                 Err(error @ AgentError::PlaceLost { .. }) => self.put_back(lease, &error),
                 Err(error) => self.not_started(lease, &error),
             },
+            News::Tidied(how) => self.tidied(lease, &how),
             News::Ended(exit) => self.task_ended(lease, exit),
         }
     }

@@ -65,8 +65,8 @@ impl Agent {
                     return Ok(());
                 }
             };
-            let task = entry.job.task.0.as_str();
-            let event = |text| Event::log(task, &self.worker, now_ms(), text);
+            let (task, speaker) = (entry.job.task.0.as_str(), self.speaker(entry));
+            let event = |text| Event::log(task, &speaker, now_ms(), text);
             let events: Vec<Event> = piece.texts.into_iter().map(event).collect();
             match self.link.client().add_batch(&events).await {
                 // The server may refuse a part (a deleted task's log); sending it again would not help.
@@ -88,6 +88,7 @@ impl Agent {
         for lease in self.leases_where(Entry::is_ended) {
             self.forward_log(&lease, true).await?;
             self.deliver_result(&lease).await?;
+            self.dismiss_child(&lease).await?;
             if let Some(entry) = self.entries.remove(&lease)
                 && let Err(error) = entry.dir.remove()
             {
@@ -153,7 +154,7 @@ impl Agent {
 }
 
 /// A server that says no to a result will say no again: the task was deleted, or is in a state that stands.
-fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
+pub(crate) fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
     match answer {
         Err(error) if error.is_temporary() => Err(error),
         Err(error) if error.is_subcode(subcode::INVALID_TASK_ID) => {

@@ -17,7 +17,7 @@ impl Agent {
     /// What is under quotas, anywhere; empty if nothing is.
     pub(crate) async fn read_fleet(&self) -> Result<Fleet, WireError> {
         let queues = self.queues.iter().map(|queue| queue.id.0.clone()).collect();
-        let request = GetFleet { node: self.config.name.clone(), queues };
+        let request = GetFleet { node: self.node_name.clone(), queues };
         Ok(self.link.call_extended(&request).await?.unwrap_or_default())
     }
 
@@ -54,7 +54,7 @@ impl Agent {
             cause: eviction.cause,
         };
         let victims = evictions.into_iter().map(victim).collect();
-        let request = Evict { node: self.config.name.clone(), victims, evictions: seen.evictions };
+        let request = Evict { node: self.node_name.clone(), victims, evictions: seen.evictions };
         match self.link.call_extended(&request).await {
             Err(error) if error.is_temporary() => return Err(error),
             // The world has changed since the plan; the next one sees how.

@@ -13,9 +13,10 @@ pub(crate) struct History {
 }
 
 impl History {
-    /// Goes on from what is on disk. It is a help, no more: what can't be read is begun anew.
-    pub(crate) fn open(state_dir: &Path) -> Self {
-        let path = state_dir.join("demand.json");
+    /// Goes on from what is on disk; each agent of a machine has its own. It is a help, no more: what can't be read is begun anew.
+    pub(crate) fn open(state_dir: &Path, worker: &str) -> Self {
+        // Worker ids may hold anything, file names may not.
+        let path = state_dir.join(format!("demand-{}.json", worker.replace('/', "_")));
         let observed = files::read_json(&path).unwrap_or_else(|error| {
             tracing::warn!(%error, "what tasks asked for so far is forgotten");
             None
@@ -54,6 +55,8 @@ mod tests {
     use super::*;
     use crate::launch::new_lease;
 
+    const WORKER: &str = "node1:dgpu0-2";
+
     /// 0.4 of the first of two GPUs is taken.
     fn state(waiting: Waiting) -> State {
         let gpu = |n: u32| {
@@ -78,14 +81,15 @@ mod tests {
     #[test]
     fn what_came_before_decides_where_the_next_one_goes_also_after_a_restart() {
         let dir = tempfile::tempdir().unwrap();
-        let mut history = History::open(dir.path());
+        let mut history = History::open(dir.path(), WORKER);
         assert!(history.mix().is_empty());
         for milli in [600, 400] {
             let state = state(task(milli));
             let starts = plan(&state, &Policy::default(), 0).starts;
             (0..50).for_each(|_| history.count(&state, &starts));
         }
-        let known = History::open(dir.path()).mix();
+        assert!(History::open(dir.path(), "node1:dgpu3").mix().is_empty(), "another agent's");
+        let known = History::open(dir.path(), WORKER).mix();
         assert_eq!((known.len(), &known), (2, &history.mix()));
 
         let mut state = state(task(300));
@@ -97,7 +101,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_begun_anew() {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join("demand.json"), "{").unwrap();
-        assert!(History::open(dir.path()).mix().is_empty());
+        std::fs::write(dir.path().join("demand-node1:dgpu0-2.json"), "{").unwrap();
+        assert!(History::open(dir.path(), WORKER).mix().is_empty());
     }
 }

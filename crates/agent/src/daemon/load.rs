@@ -114,7 +114,7 @@ fn kibibytes(text: &str, name: &str) -> Option<f64> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "GPU memory is far below 2^53 bytes")]
-fn mebibytes(bytes: u64) -> f64 {
+pub(crate) fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / MIB
 }
 

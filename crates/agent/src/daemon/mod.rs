@@ -9,6 +9,7 @@
 
 mod abort;
 mod adopt;
+mod children;
 mod command;
 mod config;
 mod container;
@@ -43,6 +44,7 @@ use cantle_runtime::Engine;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
+pub use abort::AbortCommand;
 pub use config::{Config, Gives};
 pub use container::Docker;
 pub use schedule::{Hours, Schedule, ScheduleError};
@@ -64,6 +66,8 @@ const FINISH_PASS: Duration = Duration::from_secs(5);
 /// Everything the daemon knows.
 struct Agent {
     config: Config,
+    /// What the server calls this agent's part of the machine.
+    node_name: String,
     worker: String,
     link: Link,
     driver: Arc<dyn Driver>,
@@ -186,7 +190,7 @@ impl Agent {
             kind: kind.to_owned(),
             task: task.map(str::to_owned),
             queue: queue.map(str::to_owned),
-            node: Some(self.config.name.clone()),
+            node: Some(self.node_name.clone()),
             message,
             ..EventView::default()
         });

@@ -15,7 +15,7 @@ use crate::clock::now_ms;
 use crate::view;
 
 /// ClearML's own interval.
-const STATUS_EVERY: Duration = Duration::from_secs(30);
+pub(crate) const STATUS_EVERY: Duration = Duration::from_secs(30);
 /// People look at this one.
 const NODE_EVERY: Duration = Duration::from_secs(2);
 
@@ -27,7 +27,7 @@ pub(crate) struct Reports {
     load: Load,
 }
 
-fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
+pub(crate) fn is_due(last: Option<Instant>, every: Duration, now: Instant) -> bool {
     last.is_none_or(|last| now.duration_since(last) >= every)
 }
 
@@ -38,6 +38,7 @@ impl Agent {
             self.link.call(&status).await?;
             self.reports.status = Some(now);
         }
+        self.report_children(now).await?;
         if self.planning.changed || is_due(self.reports.node, NODE_EVERY, now) {
             self.link.call_extended(&self.node_report()).await?;
             self.reports.node = Some(now);
@@ -59,7 +60,9 @@ impl Agent {
     }
 
     fn status_report(&mut self) -> StatusReport {
-        let running = self.entries.values().find(|entry| entry.is_running());
+        // Tasks that are workers of their own speak for themselves.
+        let is_own = |entry: &&Entry| entry.is_running() && entry.job.worker.is_none();
+        let running = self.entries.values().find(is_own);
         StatusReport {
             worker: self.worker.clone(),
             timestamp: now_ms(),
@@ -78,7 +81,7 @@ impl Agent {
             spec: spec_text(&served.spec.want),
         };
         ReportNode {
-            node: self.config.name.clone(),
+            node: self.node_name.clone(),
             worker: self.worker.clone(),
             queues: self.queues.iter().map(queue).collect(),
             gpus: view::gpus(&self.node, &self.gpus),

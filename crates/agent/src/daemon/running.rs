@@ -88,10 +88,11 @@ impl Agent {
     }
 
     /// Notes what happened to a task, with its name, and puts it into the task's own log too.
-    fn tell_task(&mut self, kind: &str, lease: &LeaseId, what: &str) {
+    pub(crate) fn tell_task(&mut self, kind: &str, lease: &LeaseId, what: &str) {
         let Some(entry) = self.entries.get(lease) else { return };
         let (task, line) = (entry.job.task.0.clone(), format!("task {}: {what}", entry.job.name));
-        self.link.add_to_log(Event::log(&task, &self.worker, now_ms(), format!("cantle: {what}\n")));
+        let event = Event::log(&task, &self.speaker(entry), now_ms(), format!("cantle: {what}\n"));
+        self.link.add_to_log(event);
         self.note(kind, Some(&task), None, line);
     }
 

@@ -75,7 +75,7 @@ impl Agent {
         let why = format!("{PUT_BACK}{why}");
         match self.state(task).await? {
             Some((TaskStatus::Queued, _)) => self.put_in_front(queue, task).await?,
-            Some((TaskStatus::InProgress, _)) if !self.is_elsewhere(task).await? => {
+            Some((TaskStatus::InProgress, _)) if !self.is_elsewhere(lease, task).await? => {
                 self.requeue(queue, task, &why).await?;
             }
             // A former agent died between the two steps of it.
@@ -90,11 +90,13 @@ impl Agent {
     }
 
     /// Has another node started the task, after the server gave it back? A server without `cantle.*` can't say.
-    async fn is_elsewhere(&self, task: &str) -> Result<bool, WireError> {
+    async fn is_elsewhere(&self, lease: &LeaseId, task: &str) -> Result<bool, WireError> {
         let request = cantle::GetTasks { id: vec![task.to_owned()], ..cantle::GetTasks::default() };
         let found = self.link.call_extended(&request).await?;
         let node = found.and_then(|found| found.tasks.into_iter().next()?.node);
-        Ok(node.is_some_and(|node| node != self.config.name))
+        // An agent that is gone may have taken it under another name.
+        let ours = self.entries.get(lease).map(|entry| entry.job.node.as_str());
+        Ok(node.is_some_and(|node| Some(node.as_str()) != ours))
     }
 
     /// Back into its queue, although the server has it as running already.

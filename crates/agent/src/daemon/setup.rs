@@ -23,7 +23,7 @@ use crate::node::Node;
 use crate::watchdog::Watchdog;
 
 /// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
-const WORKER_TIMEOUT_S: u64 = 600;
+pub(crate) const WORKER_TIMEOUT_S: u64 = 600;
 
 /// Refuses what can be refused without a server: GPUs that are not there or taken, queues that they can't serve.
 ///
@@ -63,11 +63,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         None => None,
     };
     let worker = config.worker();
-    if config.gives.is_gpuless() {
-        // Beside the agent that gives out this machine's GPUs it is a node of its own: neither speaks for the other.
-        config.name.clone_from(&worker);
-        config.worker_id = Some(worker.clone());
-    }
+    let node_name = node_name(&config, driver.as_ref(), &gpus)?;
     let link = Link::new(Client::new(&config.server, config.credentials.clone())?);
     if config.queues.is_empty() {
         config.queues.push(default_queue(&link).await?);
@@ -79,7 +75,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus, given)?;
-    let meter = Meter::new(&config.name);
+    let meter = Meter::new(&node_name);
     if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config, &meter.mig()) {
         claim.release(&node)?;
         return Err(error);
@@ -100,7 +96,9 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     }
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
     let (news_sender, news) = mpsc::unbounded_channel();
+    let history = History::open(&config.state_dir, &worker);
     Ok(Agent {
+        node_name,
         worker,
         link,
         driver: Arc::clone(&driver),
@@ -117,12 +115,20 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
         reports: report::Reports::default(),
         planning: start::Planning::default(),
         property: hours::Property::default(),
-        history: History::open(&config.state_dir),
+        history,
         watchdog: Watchdog::default(),
         meter,
         looked: None,
         config,
     })
+}
+
+/// An agent that gives out all GPUs of the machine is the machine. Any other is a node of its own beside its neighbours:
+/// neither speaks for the other, whoever is there and whoever came first.
+fn node_name(config: &Config, driver: &dyn Driver, gpus: &[Gpu]) -> Result<String, AgentError> {
+    let given = |gpu: &Gpu| driver.fixed_devices(&gpu.uuid).is_some();
+    let is_part = config.gives.is_gpuless() || gpus.iter().any(given) || gpus.len() < driver.gpus()?.len();
+    Ok(if is_part { config.worker() } else { config.name.clone() })
 }
 
 /// What is done to GPUs that are ours: MIG mode, instances that nobody holds, the cost of contexts.

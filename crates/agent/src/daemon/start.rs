@@ -142,7 +142,7 @@ impl Agent {
             leases.retain(|lease| self.entries.contains_key(&lease.id));
         }
         let mut state =
-            capacity::state(self.driver.as_ref(), &self.node, &self.config.name, &self.gpus, &leases, queues);
+            capacity::state(self.driver.as_ref(), &self.node, &self.node_name, &self.gpus, &leases, queues);
         state.at_once = self.config.gives.at_once();
         state.last_served.clone_from(&self.planning.last_served);
         state.expected = self.history.mix();
@@ -170,12 +170,15 @@ impl Agent {
         let queue = served.map_or_else(|| QueueId(start.queue.clone()), |queue| queue.id.clone());
         let lease = new_lease(start.task.clone(), String::new(), Some(start.queue), start.slices.clone());
         locked.put(&lease)?;
+        let worker = self.child_worker(&start.slices, &start.task);
         let job = Job {
             lease: lease.id.clone(),
             task: start.task,
             name: String::new(),
             queue,
             server: self.config.server.clone(),
+            node: self.node_name.clone(),
+            worker,
             daemon: own_holder(),
             slices: start.slices,
             claimed: false,
@@ -303,7 +306,7 @@ impl Agent {
         let job = self.entries.get(lease).map(|entry| &entry.job);
         cantle::ReportTask {
             task: job.map(|job| job.task.0.clone()).unwrap_or_default(),
-            node: self.config.name.clone(),
+            node: self.node_name.clone(),
             lease: lease.0.clone(),
             slices: job.map(|job| job.slices.clone()).unwrap_or_default(),
             exit_code: outcome.and_then(|outcome| outcome.code),

@@ -39,6 +39,18 @@ pub(crate) struct DaemonArgs {
     /// Names the GPUs where --gpus does not
     #[arg(long, hide = true, env = "NVIDIA_VISIBLE_DEVICES")]
     pub(crate) visible_devices: Option<String>,
+    /// What to run for a task that is a plain command before it is stopped
+    #[arg(long, hide = true, value_name = "CMD", env = "CLEARML_AGENT_ABORT_CALLBACK_CMD")]
+    pub(crate) abort_callback_cmd: Option<String>,
+    /// So many seconds the task is left alone for it
+    #[arg(
+        long,
+        hide = true,
+        value_name = "SECONDS",
+        env = "CLEARML_AGENT_ABORT_CALLBACK_TIMEOUT",
+        default_value_t = 180
+    )]
+    pub(crate) abort_callback_timeout: u32,
     /// The worker id; default: made of name and GPUs as ClearML's agent makes it
     #[arg(long, value_name = "ID", env = "CLEARML_WORKER_ID")]
     pub(crate) worker_id: Option<String>,

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use cantle_agent::{Claim, Config, Gives, Hours, Schedule};
+use cantle_agent::{AbortCommand, Claim, Config, Gives, Hours, Schedule};
 use cantle_clearml::Conf;
 use cantle_model::GpuUuid;
 use tokio::sync::watch;
@@ -98,6 +98,7 @@ fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, C
     config.cpu_slot = cpu_slot(&config, args.stop.is_some())?;
     config.schedule = schedule(args, conf)?;
     config.report_tags.clone_from(&args.child_report_tags);
+    config.abort_command = abort_command(args)?;
     config.sdk_words = sdk_words(&args.sdk);
     config.task_env = task_env(args);
     if let Some(seconds) = conf.number("agent.abort_callback_max_timeout").filter(|seconds| *seconds >= 0.0) {
@@ -175,6 +176,16 @@ fn schedule(args: &DaemonArgs, conf: &Conf) -> Result<Schedule, CliError> {
             Err(CliError::new(Kind::Usage, why))
         }
     }
+}
+
+fn abort_command(args: &DaemonArgs) -> Result<Option<AbortCommand>, CliError> {
+    let text = args.abort_callback_cmd.as_deref().unwrap_or_default();
+    let argv = shlex::split(text).ok_or_else(|| {
+        let why = format!("CLEARML_AGENT_ABORT_CALLBACK_CMD={text}: a quote in it is not closed");
+        CliError::new(Kind::Usage, why)
+    })?;
+    let within = Duration::from_secs(args.abort_callback_timeout.into());
+    Ok((!argv.is_empty()).then_some(AbortCommand { argv, within }))
 }
 
 /// For `clearml-agent execute`.
