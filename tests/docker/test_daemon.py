@@ -216,3 +216,32 @@ def test_twenty_at_once(make_cantle, engine, tmp_path):
     for task in tasks:
         assert cantle.wait_state(task, "completed", seconds=180)["exit_code"] == 0
     wait_until(lambda: engine.containers() == [] and cantle.used() == [0, 0, 0], 60, engine.containers)
+
+
+def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine):
+    """Around the filter, at the simulated driver itself: it lets in who has what stands for an instance's device nodes."""
+    cantle = make_cantle("1xA100-40GB:mig")
+    cantle.up("--queue", "q=task", "--docker", IMAGE)
+    tasks = [cantle.submit("q", "sh", "-c", "echo up; sleep 600", flags=["--mig-profile", "1g.5gb"]) for _ in range(2)]
+    for task in tasks:
+        wait_until(lambda t=task: cantle.said(t) == ["up"], 60, lambda t=task: cantle.output(t))
+    held = {piece["task"]: piece["mig"]["uuid"] for piece in cantle.json("gpus")[0]["slices"]}
+    init = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))"
+    nodes = {}
+    for own, other in (tasks, tasks[::-1]):
+        container = engine.container_of(own)
+        opened = [
+            engine.client(
+                "exec", "-e", f"CUDA_VISIBLE_DEVICES={held[task]}", container, "python3", "-c", init, "/run/cantle/real/libcuda.so.1"
+            ).stdout.strip()
+            for task in (own, other)
+        ]
+        assert opened == ["0", "100"], "CUDA_ERROR_NO_DEVICE for the neighbour's"
+        nodes[own] = engine.client("exec", container, "ls", "/run/cantle/sim/dev/nvidia-caps").stdout.split()
+    assert len(nodes[tasks[0]]) == len(nodes[tasks[1]]) == 2, "of the GPU instance and of its compute instance"
+    assert not set(nodes[tasks[0]]) & set(nodes[tasks[1]])
+    # The negative control: with all nodes both are there for everybody.
+    folders = ["--network", "none", "-v", f"{cantle.home}/sim:/sim", "-e", "CANTLE_SIM_DIR=/sim", "-v", f"{ROOT}/dist/lib/cantle/sim:/driver:ro"]
+    for task in tasks:
+        words = [*folders, "-e", f"CUDA_VISIBLE_DEVICES={held[task]}", IMAGE, "python3", "-c", init, "/driver/libcuda.so.1"]
+        assert engine.client("run", "--rm", *words).stdout.strip() == "0"

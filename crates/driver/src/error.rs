@@ -58,6 +58,19 @@ pub enum DriverError {
     /// No MIG device of that name.
     #[error("there is no MIG instance {0} on this machine")]
     NoSuchInstance(String),
+    /// A container can't have its instance.
+    #[error(
+        "the MIG instance's device node {} is missing and can't be made: {why}; make it as root: nvidia-modprobe -f \
+         /proc/driver/nvidia/capabilities/{}", node.display(), capability
+    )]
+    NoNode {
+        /// The node.
+        node: PathBuf,
+        /// What it opens, as `/proc/driver/nvidia/capabilities` has it.
+        capability: String,
+        /// What the system says.
+        why: String,
+    },
     /// Instances that are used as they are.
     #[error("the MIG instances of GPU {0} are used as they are; none is made or destroyed there")]
     Fixed(GpuUuid),

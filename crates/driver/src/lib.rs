@@ -99,7 +99,8 @@ pub struct Versions {
     pub nvml: String,
 }
 
-/// What a container needs to use GPUs, besides libcuda and libnvidia-ml. Nothing for simulated GPUs.
+/// What a container needs to use GPUs, besides libcuda and libnvidia-ml. For simulated GPUs only the files that stand for the
+/// device nodes of MIG instances.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerParts {
     /// Device nodes: those of the GPUs and those that all share.

@@ -1,41 +1,110 @@
 //! The device nodes that open a MIG instance: the driver lets in who can open them.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::errno::Errno;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+
+use crate::{DriverError, Result};
+
 /// Where the driver says which capability has which minor number.
-const MINORS: &str = "/proc/driver/nvidia-caps/mig-minors";
+const MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
+const NODES: &str = "dev/nvidia-caps";
+/// As the driver's own helper makes them: who has the node may use the instance.
+const MODE: u32 = 0o444;
 
 /// The nodes of GPU instance `instance` (and of its one compute instance) on the GPU with this minor number, as far as
-/// the driver knows them.
-pub(crate) fn of_instance(gpu_minor: u32, instance: u32) -> Vec<PathBuf> {
-    nodes(&fs::read_to_string(MINORS).unwrap_or_default(), gpu_minor, instance)
+/// the driver below `root` knows them. They are there when this returns.
+pub(crate) fn of_instance(root: &Path, gpu_minor: u32, instance: u32) -> Result<Vec<PathBuf>> {
+    let minors = fs::read_to_string(root.join(MINORS)).unwrap_or_default();
+    let named = capabilities(&minors, gpu_minor, instance).into_iter().map(|(capability, minor)| {
+        let node = root.join(NODES).join(format!("nvidia-cap{minor}"));
+        match make(root, &node, minor) {
+            Ok(()) => Ok(node),
+            Err(why) => {
+                let capability = capability.replacen('/', "/mig/", 1);
+                Err(DriverError::NoNode { node, capability, why: why.to_string() })
+            }
+        }
+    });
+    named.collect()
 }
 
-/// Lines are `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`.
-fn nodes(minors: &str, gpu_minor: u32, instance: u32) -> Vec<PathBuf> {
-    let of_instance = format!("gpu{gpu_minor}/gi{instance}/");
-    let wanted = ["access", "ci0/access"].map(|name| format!("{of_instance}{name}"));
-    let minor = |line: &str| {
+/// Names and minor numbers. Lines are `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`.
+fn capabilities(minors: &str, gpu_minor: u32, instance: u32) -> Vec<(String, u64)> {
+    let wanted = ["access", "ci0/access"].map(|name| format!("gpu{gpu_minor}/gi{instance}/{name}"));
+    let capability = |line: &str| {
         let (name, minor) = line.split_once(' ')?;
-        wanted.iter().any(|wanted| wanted == name).then(|| minor.trim().to_owned())
+        let wanted = wanted.iter().find(|wanted| *wanted == name)?;
+        Some((wanted.clone(), minor.trim().parse().ok()?))
     };
-    let node = |minor| Path::new("/dev/nvidia-caps").join(format!("nvidia-cap{minor}"));
-    minors.lines().filter_map(minor).map(node).collect()
+    minors.lines().filter_map(capability).collect()
+}
+
+/// The kernel makes no nodes for new instances. `nvidia-modprobe` does, but nobody runs it for an instance made through NVML.
+fn make(root: &Path, node: &Path, minor: u64) -> io::Result<()> {
+    if node.exists() {
+        return Ok(());
+    }
+    let devices = fs::read_to_string(root.join("proc/devices"))?;
+    let major = devices.lines().find_map(|line| line.trim().strip_suffix(" nvidia-caps")?.parse().ok());
+    let major = major.ok_or_else(|| io::Error::other("/proc/devices has no nvidia-caps"))?;
+    fs::create_dir_all(root.join(NODES))?;
+    match mknod(node, SFlag::S_IFCHR, Mode::from_bits_truncate(MODE), makedev(major, minor)) {
+        // Somebody was quicker.
+        Err(Errno::EEXIST) => Ok(()),
+        // The mode was cut by our umask.
+        made => made
+            .map_err(io::Error::from)
+            .and_then(|()| fs::set_permissions(node, Permissions::from_mode(MODE))),
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
+
+    const TEXT: &str = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi1/ci1/access 14\n\
+                        gpu0/gi11/access 102\ngpu1/gi1/access 147\n";
 
     #[test]
     fn an_instance_has_two_nodes_and_no_other() {
-        let minors = "config 1\nmonitor 2\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\ngpu0/gi1/ci1/access 14\n\
-                      gpu0/gi11/access 102\ngpu1/gi1/access 147\n";
-        let of = |gpu, instance| nodes(minors, gpu, instance);
-        let paths = ["/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"].map(PathBuf::from);
-        assert_eq!(of(0, 1), paths);
-        assert_eq!(of(1, 1), [PathBuf::from("/dev/nvidia-caps/nvidia-cap147")]);
+        let of = |gpu, instance| capabilities(TEXT, gpu, instance);
+        assert_eq!(of(0, 1), [("gpu0/gi1/access".to_owned(), 12), ("gpu0/gi1/ci0/access".to_owned(), 13)]);
+        assert_eq!(of(1, 1), [("gpu1/gi1/access".to_owned(), 147)]);
         assert!(of(2, 1).is_empty());
+    }
+
+    /// A machine whose driver has numbers and no nodes yet.
+    #[test]
+    fn nodes_that_are_missing_are_made_or_named() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/driver/nvidia-caps")).unwrap();
+        fs::write(root.path().join(MINORS), TEXT).unwrap();
+        let unknown = of_instance(root.path(), 0, 1).unwrap_err().to_string();
+        assert!(unknown.contains("/dev/nvidia-caps/nvidia-cap12"), "{unknown}");
+        fs::write(root.path().join("proc/devices"), "Character devices:\n  1 mem\n508 nvidia-caps\n")
+            .unwrap();
+        match of_instance(root.path(), 0, 1) {
+            Ok(nodes) => {
+                let made: Vec<_> = nodes.iter().map(|node| fs::metadata(node).unwrap()).collect();
+                assert_eq!([made[0].rdev(), made[1].rdev()], [makedev(508, 12), makedev(508, 13)]);
+                assert!(made.iter().all(|node| node.mode() & 0o7777 == MODE));
+                assert_eq!(of_instance(root.path(), 0, 1).unwrap(), nodes, "they are there");
+            }
+            // Without the right to make nodes.
+            Err(refused) => {
+                let said = refused.to_string();
+                assert!(
+                    said.contains("Operation not permitted") && said.contains("nvidia-modprobe -f"),
+                    "{said}"
+                );
+            }
+        }
     }
 }

@@ -246,16 +246,21 @@ impl Driver for Session {
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
-        if let Source::Sim { .. } = self.source {
-            return Ok(ContainerParts::default());
-        }
+        let root = match &self.source {
+            Source::Real => Path::new("/"),
+            Source::Sim { dir, .. } => dir,
+        };
         let (mut minors, mut capabilities) = (Vec::new(), Vec::new());
         for slice in slices {
             let minor = self.location(&slice.gpu)?.minor;
             minors.push(minor);
             if let Some(mig) = &slice.mig {
-                capabilities.extend(nodes::of_instance(minor, self.instance_named(&slice.gpu, &mig.uuid)?));
+                let instance = self.instance_named(&slice.gpu, &mig.uuid)?;
+                capabilities.extend(nodes::of_instance(root, minor, instance)?);
             }
+        }
+        if let Source::Sim { .. } = self.source {
+            return Ok(ContainerParts { devices: Vec::new(), files: capabilities });
         }
         let mut devices = libraries::device_nodes(&minors);
         devices.extend(capabilities);

@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    Activation, ContextCache, Driver, DriverError, GpuInstance, PROBE_CONTEXT_COMMAND, ProcessMemory, Source,
-    open_with_probe, sim,
+    Activation, ContainerParts, ContextCache, Driver, DriverError, GpuInstance, PROBE_CONTEXT_COMMAND,
+    ProcessMemory, Source, open_with_probe, sim,
 };
-use cantle_model::{GRANULE_BYTES, GpuUuid};
+use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
 use tempfile::TempDir;
 
 const SPEC: &str = "2xA100-40GB,1xT4-16GB";
@@ -193,6 +193,34 @@ fn faults_come_as_scripted() {
     assert_eq!(faulty.memory(&uuids[1]), Err(error.clone()));
     assert_eq!(faulty.memory(&uuids[1]), Err(error));
     assert!(faulty.memory(&uuids[1]).is_ok(), "the script is over");
+}
+
+#[test]
+fn a_container_gets_the_nodes_of_its_own_instance() {
+    let Some(node) = Node::with("2xA100-40GB:mig") else { return };
+    let gpu = node.uuids().remove(1);
+    let profile = node.driver.mig_table(&gpu).unwrap().unwrap().profiles.remove(0);
+    let make = |start| {
+        let id = node.driver.create_gpu_instance(&gpu, profile.id, start, profile.size).unwrap();
+        (id, node.driver.create_compute_instance(&gpu, id).unwrap())
+    };
+    let ((first, name), _) = (make(profile.starts[0]), make(profile.starts[1]));
+    let mig = MigInstance {
+        profile: profile.name.clone(),
+        start: profile.starts[0],
+        size: profile.size,
+        uuid: name,
+    };
+    let slice = Slice { gpu: gpu.clone(), milli: Milli(125), memory_limit_bytes: 0, mig: Some(mig) };
+
+    let parts = node.driver.container_parts(&[slice]).unwrap();
+
+    // NVIDIA's numbers: 135 for a GPU, 9 for an instance, the first after three others.
+    let own = 3 + 135 + 9 * first;
+    let nodes = [own, own + 1].map(|n| node.state.path().join(format!("dev/nvidia-caps/nvidia-cap{n}")));
+    assert_eq!((parts.devices.len(), parts.files), (0, nodes.to_vec()));
+    let whole = Slice { gpu, milli: Milli::ONE, memory_limit_bytes: 0, mig: None };
+    assert_eq!(node.driver.container_parts(&[whole]).unwrap(), ContainerParts::default());
 }
 
 #[test]

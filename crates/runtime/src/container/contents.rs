@@ -79,11 +79,17 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
         bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
         bind(&confinement.slice_dir.join("usage"), format!("{SLICE_DIR}/usage"), false),
     ];
+    let (of_sim, driver_files): (Vec<_>, Vec<_>) = driver_files
+        .iter()
+        .partition(|file| confinement.sim_dir.as_ref().is_some_and(|dir| file.starts_with(dir)));
     if let Some(sim_dir) = &confinement.sim_dir {
         // What simulates the hardware must be writable; the folder around it need not be.
-        for file in ["state", "locks"] {
-            mounts.push(bind(&sim_dir.join(file), format!("{SIM_DIR}/{file}"), false));
-        }
+        mounts.extend(
+            ["state", "locks"].map(|file| bind(&sim_dir.join(file), format!("{SIM_DIR}/{file}"), false)),
+        );
+        // What stands for the nodes of MIG instances.
+        let inside = |file: &PathBuf| Path::new(SIM_DIR).join(file.strip_prefix(sim_dir).unwrap_or(file));
+        mounts.extend(of_sim.into_iter().map(|file| bind(file, inside(file).display().to_string(), true)));
     }
     for dir in library_dirs() {
         for (library, stem) in [(&libraries.cuda, "libcuda.so"), (&libraries.nvml, "libnvidia-ml.so")] {
@@ -95,18 +101,18 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
             names.dedup();
             mounts.extend(names.iter().map(|name| bind(&shim, format!("{dir}/{name}"), true)));
         }
-        for (file, name) in named(driver_files).filter(|(_, name)| name.contains(".so")) {
+        for (file, name) in named(&driver_files).filter(|(_, name)| name.contains(".so")) {
             mounts.push(bind(file, format!("{dir}/{name}"), true));
         }
     }
-    for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
+    for (file, name) in named(&driver_files).filter(|(_, name)| !name.contains(".so")) {
         mounts.push(bind(file, format!("/usr/bin/{name}"), true));
     }
     mounts
 }
 
-fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
-    files.iter().filter_map(|file| Some((file, file.file_name()?.to_string_lossy().into_owned())))
+fn named<'f>(files: &[&'f PathBuf]) -> impl Iterator<Item = (&'f PathBuf, String)> {
+    files.iter().filter_map(|file| Some((*file, file.file_name()?.to_string_lossy().into_owned())))
 }
 
 /// A mount of its own, so that it can't be moved away and replaced, and takes no more files.

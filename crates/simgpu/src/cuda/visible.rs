@@ -2,9 +2,9 @@
 
 use crate::GRANULE_BYTES;
 use crate::identity::{Uuid, gpu_uuid, gpu_uuid_bytes};
-use crate::mig::{mig_uuid, mig_uuid_bytes, multiprocessors};
+use crate::mig::{mig_uuid, mig_uuid_bytes, multiprocessors, nodes};
 use crate::models::Model;
-use crate::state::{Device, State, WHOLE_GPU};
+use crate::state::{Device, Guard, WHOLE_GPU};
 
 /// A device as this process sees it: a GPU or a MIG device.
 #[derive(Debug, Clone)]
@@ -33,7 +33,7 @@ impl Visible {
 /// The devices that `setting` selects, in its order. As with the real driver, the list ends at the first entry that names
 /// no device, a device named twice leaves none, and without a setting MIG devices are seen only if there is nothing else,
 /// and then one.
-pub(super) fn select(state: &State, setting: Option<&str>) -> Vec<Visible> {
+pub(super) fn select(state: &Guard, setting: Option<&str>) -> Vec<Visible> {
     let count = state.devices().len();
     let Some(setting) = setting else {
         let gpus: Vec<Visible> = (0..count).filter_map(|i| whole(state, i)).collect();
@@ -51,7 +51,7 @@ pub(super) fn select(state: &State, setting: Option<&str>) -> Vec<Visible> {
     selected
 }
 
-fn resolve(state: &State, entry: &str) -> Option<Visible> {
+fn resolve(state: &Guard, entry: &str) -> Option<Visible> {
     // The number of a GPU in MIG mode means its first MIG device.
     if let Ok(index) = entry.parse::<usize>() {
         return whole(state, index).or_else(|| mig_devices(state, index).into_iter().next());
@@ -69,7 +69,7 @@ fn resolve(state: &State, entry: &str) -> Option<Visible> {
 }
 
 /// Either notation: `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>`.
-fn names_mig_device(state: &State, device: &Visible, entry: &str) -> bool {
+fn names_mig_device(state: &Guard, device: &Visible, entry: &str) -> bool {
     let gpu = &state.devices()[device.index];
     gpu.mig_devices().into_iter().any(|(gi, ci, ..)| {
         let new = mig_uuid(device.index, device.model, gi, ci);
@@ -80,7 +80,7 @@ fn names_mig_device(state: &State, device: &Visible, entry: &str) -> bool {
 }
 
 /// A GPU used as a whole; one in MIG mode can't be.
-fn whole(state: &State, index: usize) -> Option<Visible> {
+fn whole(state: &Guard, index: usize) -> Option<Visible> {
     let device = state.devices().get(index)?;
     if device.mig_enabled != 0 {
         return None;
@@ -99,8 +99,8 @@ fn whole(state: &State, index: usize) -> Option<Visible> {
     })
 }
 
-/// The MIG devices of a GPU.
-fn mig_devices(state: &State, index: usize) -> Vec<Visible> {
+/// The MIG devices of a GPU that this process can open.
+fn mig_devices(state: &Guard, index: usize) -> Vec<Visible> {
     let Some(device) = state.devices().get(index) else { return Vec::new() };
     let model = device.model();
     let visible =
@@ -117,5 +117,6 @@ fn mig_devices(state: &State, index: usize) -> Vec<Visible> {
                 multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
             }
         };
-    device.mig_devices().into_iter().map(visible).collect()
+    let can_open = |gi: usize, ci: usize| nodes::can_open(state.directory(), index, gi, ci);
+    device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci)).map(visible).collect()
 }

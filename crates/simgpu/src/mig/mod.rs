@@ -4,6 +4,7 @@
 //! and UUIDs are a function of the place, as on real GPUs: whoever gets a place gets its name.
 
 mod instances;
+pub mod nodes;
 
 pub use instances::{Activation, MigError};
 

@@ -4,7 +4,7 @@ use super::handle::{Handle, gpu, gpu_instance, of_gpu, of_gpu_instance};
 use super::process::list;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
-use crate::mig::{Activation, MigError, Profile, memory_mib, multiprocessors, table};
+use crate::mig::{Activation, MigError, Profile, memory_mib, multiprocessors, nodes, table};
 use crate::models::Model;
 
 /// `nvmlGpuInstancePlacement_t`; that of compute instances looks the same.
@@ -131,7 +131,13 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
     if out.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
-    let id = gpu.swept().devices[gpu.index].create_instance(profile_id, start)?;
+    let mut state = gpu.swept();
+    let id = state.devices[gpu.index].create_instance(profile_id, start)?;
+    if nodes::make(gpu.sim.directory(), gpu.index, id).is_err() {
+        state.devices[gpu.index].destroy_instance(id)?;
+        return Err(NvmlError::OPERATING_SYSTEM);
+    }
+    drop(state);
     Ok(out.set(of_gpu_instance(gpu.index, id))?)
 }
 

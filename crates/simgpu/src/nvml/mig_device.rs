@@ -3,7 +3,7 @@
 use super::handle::{Handle, Place, Target, gpu, of_gpu, of_mig_device, target};
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::ffi::Out;
-use crate::mig::{mig_uuid, multiprocessors, table};
+use crate::mig::{mig_uuid, multiprocessors, nodes, table};
 use crate::state::Sim;
 use crate::{GRANULE_BYTES, identity};
 
@@ -27,7 +27,10 @@ pub(super) fn by_uuid(sim: &'static Sim, wanted: &str) -> NvmlResult<Handle> {
     let state = sim.lock();
     for (index, device) in state.devices().iter().enumerate() {
         let gpu = identity::gpu_uuid(index, device.model());
-        for (instance, compute, ..) in device.mig_devices() {
+        let can_open = |gi: usize, ci: usize| nodes::can_open(sim.directory(), index, gi, ci);
+        for (instance, compute, ..) in
+            device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci))
+        {
             let new = mig_uuid(index, device.model(), instance, compute);
             let old = format!("MIG-{gpu}/{instance}/{compute}");
             if wanted.eq_ignore_ascii_case(&new) || wanted.eq_ignore_ascii_case(&old) {
@@ -98,7 +101,10 @@ nvml_api! {
     fn nvmlDeviceGetMigDeviceHandleByIndex(device: Handle, index: u32, out: Out<Handle>) {
         let gpu = gpu(device)?;
         let devices = gpu.device().mig_devices();
-        let (instance, compute, ..) = devices.get(index as usize).ok_or(NvmlError::NOT_FOUND)?;
+        let numbered = devices.get(index as usize);
+        let can_open = |gi: usize, ci: usize| nodes::can_open(gpu.sim.directory(), gpu.index, gi, ci);
+        let found = numbered.filter(|(gi, ci, ..)| can_open(*gi, *ci));
+        let (instance, compute, ..) = found.ok_or(NvmlError::NOT_FOUND)?;
         Ok(out.set(of_mig_device(gpu.index, *instance, *compute))?)
     }
 

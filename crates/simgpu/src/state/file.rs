@@ -17,7 +17,7 @@ use crate::spec::{self, SpecDevice};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 
 /// The file as mapped. Magic and version are written before the file gets its name and never change.
 #[repr(C)]
@@ -135,6 +135,13 @@ impl Sim {
 /// The machine's state, while this thread holds its lock.
 pub struct Guard {
     pub(super) sim: &'static Sim,
+}
+
+impl Guard {
+    /// Where the machine lives.
+    pub fn directory(&self) -> &'static Path {
+        self.sim.directory()
+    }
 }
 
 impl Deref for Guard {

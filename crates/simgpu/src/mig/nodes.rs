@@ -1,0 +1,99 @@
+//! What stands for the device nodes that open an instance: files in the machine's directory, where the driver has nodes
+//! below `/`. Who can't open those of an instance does not see it; a container gets those of its own.
+
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::spec::MAX_DEVICES;
+use crate::state::{MAX_COMPUTE_INSTANCES, MAX_INSTANCES};
+
+/// Where the driver says which capability has which minor number.
+const MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
+const NODES: &str = "dev/nvidia-caps";
+
+/// The driver's own numbers: 135 for each GPU, nine for each GPU instance, the first of them its own.
+const fn minor(gpu: usize, instance: usize, compute: Option<usize>) -> usize {
+    let own = match compute {
+        None => 0,
+        Some(compute) => 1 + compute,
+    };
+    3 + 135 * gpu + 9 * instance + own
+}
+
+fn node(dir: &Path, minor: usize) -> PathBuf {
+    dir.join(NODES).join(format!("nvidia-cap{minor}"))
+}
+
+/// Makes the nodes of a GPU instance and of all compute instances it may have. They stay when it is destroyed, because they
+/// belong to the place.
+pub fn make(dir: &Path, gpu: usize, instance: usize) -> io::Result<()> {
+    let own = node(dir, minor(gpu, instance, None));
+    if own.exists() {
+        return Ok(());
+    }
+    for folder in ["proc", "proc/driver", "proc/driver/nvidia-caps", "dev", NODES] {
+        make_folder(&dir.join(folder))?;
+    }
+    fs::write(dir.join(MINORS), minors())?;
+    // The GPU instance's is the last: where it is, all are.
+    let compute = (0..MAX_COMPUTE_INSTANCES).map(|compute| node(dir, minor(gpu, instance, Some(compute))));
+    compute.chain([own]).try_for_each(|node| {
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o444).open(node).map(drop)
+    })
+}
+
+/// As the machine's directory: for whoever makes an instance next, under whichever account.
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::create_dir(folder) {
+        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(0o1777)),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether this process can open the nodes of a compute instance.
+pub fn can_open(dir: &Path, gpu: usize, instance: usize, compute: usize) -> bool {
+    let of = [None, Some(compute)].map(|compute| minor(gpu, instance, compute));
+    of.into_iter().all(|minor| File::open(node(dir, minor)).is_ok())
+}
+
+fn minors() -> String {
+    let mut text = "config 1\nmonitor 2\n".to_owned();
+    for gpu in 0..MAX_DEVICES {
+        for instance in 0..MAX_INSTANCES {
+            // Writing into a string can't fail.
+            let _ = writeln!(text, "gpu{gpu}/gi{instance}/access {}", minor(gpu, instance, None));
+            for compute in 0..MAX_COMPUTE_INSTANCES {
+                let number = minor(gpu, instance, Some(compute));
+                let _ = writeln!(text, "gpu{gpu}/gi{instance}/ci{compute}/access {number}");
+            }
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_the_drivers() {
+        // From NVIDIA's MIG user guide.
+        assert_eq!(minor(31, 14, Some(7)), 4322);
+        assert!(minors().contains("\ngpu0/gi1/access 12\ngpu0/gi1/ci0/access 13\n"));
+    }
+
+    #[test]
+    fn nodes_open_their_own_instance_only() {
+        let dir = tempfile::tempdir().unwrap();
+        make(dir.path(), 0, 1).unwrap();
+        make(dir.path(), 0, 1).unwrap();
+        assert!(can_open(dir.path(), 0, 1, 0) && can_open(dir.path(), 0, 1, 7));
+        assert!(!can_open(dir.path(), 0, 2, 0) && !can_open(dir.path(), 1, 1, 0));
+        fs::remove_file(node(dir.path(), minor(0, 1, Some(0)))).unwrap();
+        assert!(!can_open(dir.path(), 0, 1, 0));
+    }
+}
