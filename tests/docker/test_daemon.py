@@ -5,6 +5,7 @@ import json
 import re
 import urllib.request
 
+import registry
 from conftest import IMAGE, ROOT, installation
 
 GIB = 1 << 30
@@ -245,3 +246,23 @@ def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine
     for task in tasks:
         words = [*folders, "-e", f"CUDA_VISIBLE_DEVICES={held[task]}", IMAGE, "python3", "-c", init, "/driver/libcuda.so.1"]
         assert engine.client("run", "--rm", *words).stdout.strip() == "0"
+
+
+def test_people_are_told_that_an_image_is_fetched(make_cantle, engine, tmp_path):
+    """An image that is not here comes from a registry; `run` says so on stderr, a task of the daemon in its log."""
+    cantle = make_cantle("1xA100-40GB")
+    engine.client("save", "--output", tmp_path / "image.tar", IMAGE)
+    with registry.serving(tmp_path / "image.tar") as image:
+        said = cantle.cli("run", "--gpu", "0.5", "--image", image, "--", "echo", "from afar")
+        assert said.stdout == "from afar\n"
+        assert f"cantle: fetching image {image}\n" in said.stderr and f"cantle: image {image} is here after " in said.stderr
+        again = cantle.cli("run", "--gpu", "0.5", "--image", image, "--", "true")
+        assert "fetching" not in again.stderr, "negative control: it is here"
+        engine.client("rmi", "--force", image)
+        cantle.up("--docker", "--queue", "half=0.5")
+        task = cantle.submit("half", "echo", "from afar", flags=["--image", image])
+        cantle.wait_state(task, "completed", seconds=60)
+        told = cantle.output(task)
+        assert told.index(f"cantle: fetching image {image}\n") < told.index("from afar\n")
+        assert cantle.said(task)[-1] == "from afar"
+    engine.client("rmi", "--force", image)

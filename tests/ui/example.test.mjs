@@ -1,6 +1,8 @@
 // The documented example, seen through the page: four queues, three GPUs, one task that must wait.
 
 import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
 import { after, before, test } from "node:test";
 import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
 
@@ -8,15 +10,21 @@ const QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1
 
 let cantle;
 let page;
+let beside;
 
 before(async () => {
-  cantle = await Cantle.start("3xA100-40GB", "up", "--gpus", "0-2", "--queue", ...QUEUES);
+  cantle = await Cantle.start("3xA100-40GB,1xH100-80GB:mig", "up", "--gpus", "0-2", "--queue", ...QUEUES);
   for (const queue of ["dual_gpus", "quarter_gpu", "half_gpu", "single_gpu"]) cantle.fill(queue, queue);
   page = await open(cantle, "/");
 });
 
 after(async () => {
   await closeBrowser();
+  if (beside) {
+    const ended = once(beside, "exit");
+    beside.kill();
+    await ended;
+  }
   await cantle.close();
 });
 
@@ -110,6 +118,17 @@ test("a stopped task can be requeued and run again", async () => {
   await until("its command line", async () => line.test(await page.getByTestId("cli").textContent()));
   await page.getByRole("button", { name: "Run again" }).click();
   await until("a second one", () => cantle.json("tasks").filter((task) => task.name === "half_gpu").length === 2);
+});
+
+test("a GPU in MIG mode, of an agent beside it, is drawn with its instance", async () => {
+  const words = ["daemon", "--dynamic-gpus", "--gpus", "3", "--queue", "mig=task", "--create-queue"];
+  beside = spawn(cantle.env.CANTLE, words, { env: cantle.env, stdio: "ignore" });
+  await until("its queue", () => cantle.json("queues").some((queue) => queue.name === "mig"));
+  cantle.cli("submit", "--queue", "mig", "--mig-profile", "3g.40gb", "--name", "instance", "--", "sleep", "600");
+  await page.goto(`${cantle.url}/ui/gpus`);
+  const piece = page.locator('[data-gpu="3"] [data-task="instance"]');
+  await until("its instance", async () => /3g\.40gb/.test(await piece.textContent({ timeout: 1000 })));
+  assert.deepEqual(truth().gpus[3].mig.map((instance) => instance.profile), ["3g.40gb"], "as the driver itself says");
 });
 
 test("nothing went wrong in the page", () => assert.deepEqual(page.problems, []));

@@ -3,7 +3,7 @@
 import { signal } from "@preact/signals";
 import { ApiError, call } from "./api";
 import { cantle } from "./cli";
-import { gpus } from "./format";
+import { gpuAmount, gpus } from "./format";
 import { loadProjects, projects, queues } from "./live";
 import type { ProjectQuota, TaskView } from "./types";
 
@@ -125,7 +125,7 @@ export const NO_QUOTA: ProjectQuota = { gpu: { deserved: 0, weight: 1 } };
 export function setQuota(name: string, old: ProjectQuota, change: (quota: ProjectQuota) => ProjectQuota): Action {
   const quota = change(old);
   return {
-    label: `grant ${name} ${gpus(quota.gpu.deserved ?? 0)} GPUs`,
+    label: `grant ${name} ${gpuAmount(quota.gpu.deserved ?? 0)}`,
     cli: cantle("quota", "set", name, ...quotaFlags(quota, old)),
     run: async () => {
       await loadProjects();

@@ -122,7 +122,7 @@ async fn run_under(
     let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
     let mut task = match (docker, &request.image) {
         (Some(docker), _) => start_attached(&docker_client(spec, docker, &lease, driver)?)?,
-        (None, Some(image)) => start_in(image, spec, &lease, driver).await?,
+        (None, Some(image)) => start_in(image, spec, &lease, driver, talk).await?,
         (None, None) => start_attached(&spec)?,
     };
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
@@ -203,6 +203,7 @@ async fn start_in(
     spec: TaskSpec,
     lease: &Lease,
     driver: &dyn Driver,
+    talk: &dyn Fn(&str),
 ) -> Result<Running, AgentError> {
     let engine = Engine::connect(image.socket.as_deref()).await?;
     let parts = driver.container_parts(&lease.slices)?;
@@ -213,7 +214,7 @@ async fn start_in(
         devices: parts.devices,
         driver_files: parts.files,
     };
-    Ok(engine.start(&spec, &container, Output::Inherit).await?)
+    Ok(engine.start_and_tell(&spec, &container, Output::Inherit, talk).await?)
 }
 
 /// The slice is put into the container; docker's own client runs without one.

@@ -8,6 +8,14 @@ use serde::{Deserialize, Serialize};
 /// Memory of a slice is given out in this unit: 2 MiB, the driver's own physical granularity.
 pub const GRANULE_BYTES: u64 = 2 * 1024 * 1024;
 
+/// So many of something, for people: `1 GPU`, `1.5 GPUs`, `0 GPUs`.
+#[must_use]
+pub fn counted(number: impl fmt::Display, what: &str) -> String {
+    let number = number.to_string();
+    let ending = if number == "1" { "" } else { "s" };
+    format!("{number} {what}{ending}")
+}
+
 /// Thousandths of a GPU (`1000` = one whole GPU). Several GPUs add up: two whole ones are `2000`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]

@@ -13,7 +13,7 @@ mod quota;
 mod request;
 mod task;
 
-pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli};
+pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted};
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};

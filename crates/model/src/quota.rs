@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bytes, Milli};
+use crate::{Bytes, Milli, counted};
 
 /// What quotas are counted in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -27,9 +27,8 @@ impl Resource {
     pub fn text(self, amount: u64) -> String {
         let number = self.number(amount);
         match self {
-            Self::Gpu if amount == 1000 => "1 GPU".to_owned(),
-            Self::Gpu => format!("{number} GPUs"),
-            Self::Cpu => format!("{number} CPU cores"),
+            Self::Gpu => counted(number, "GPU"),
+            Self::Cpu => counted(number, "CPU core"),
             Self::Memory => format!("{number} of memory"),
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AmountError, Bytes, GRANULE_BYTES, Milli};
+use crate::{AmountError, Bytes, GRANULE_BYTES, Milli, counted};
 
 /// A request for GPU. It becomes slices only when a GPU is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -96,8 +96,7 @@ impl fmt::Display for GpuRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Fraction(milli) => write!(f, "{milli} GPU"),
-            Self::Gpus(1) => write!(f, "1 GPU"),
-            Self::Gpus(n) => write!(f, "{n} GPUs"),
+            Self::Gpus(n) => f.write_str(&counted(n, "GPU")),
             Self::Memory(bytes) => write!(f, "{bytes} of GPU memory"),
             Self::MigProfile(profile) => write!(f, "a {profile} MIG instance"),
         }

@@ -57,9 +57,17 @@ fn lacks(state: &State, demand: &Demand) -> Vec<NodeLack> {
         let suitable =
             node.gpus.len() - free.gpus.iter().filter(|gpu| shape.share(gpu.class).is_none()).count();
         let lacks = if suitable < wanted {
-            format!("has {suitable} suitable GPUs of {wanted}")
+            if wanted == 1 {
+                "has no suitable GPU".to_owned()
+            } else {
+                format!("has {suitable} suitable of {wanted} GPUs")
+            }
         } else if fitting < wanted {
-            format!("{fitting} of {wanted} GPUs have room")
+            if wanted == 1 {
+                "no GPU has room".to_owned()
+            } else {
+                format!("{fitting} of {wanted} GPUs have room")
+            }
         } else if !shape.host().fits_in(free.host) {
             "GPUs have room, CPU or memory of the host has not".to_owned()
         } else {

@@ -90,7 +90,7 @@ fn the_documented_example() {
     assert_eq!(first.starts[1].slices[0].memory_limit_bytes, 10 * GIB);
     let explained = why(&state, &Policy::default(), &TaskId::from("single"), 0).unwrap();
     assert_eq!(explained.summary, "needs 1 GPU, free 0.25 of GPU 2 (2.75 of 3 in use)");
-    assert_eq!(explained.nodes[0].lacks, "0 of 1 GPUs have room");
+    assert_eq!(explained.nodes[0].lacks, "no GPU has room");
 
     end(&mut state, "dual");
     assert_eq!(starts(&step(&mut state, &Policy::default())), ["single@0"]);

@@ -1,5 +1,5 @@
 import { cantle } from "../cli";
-import { age, bytes, gpus, model } from "../format";
+import { age, bytes, gpus, model, plural } from "../format";
 import { connection, nodes, now } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { link, param } from "../route";
@@ -27,7 +27,7 @@ function Node({ node }: { node: NodeView }) {
       <p class="muted">
         {node.alive ? "agent" : "last report"} {node.alive ? node.worker : `${age(node.last_seen, now.value)} ago`}
       </p>
-      <meter aria-label={`${gpus(given)} of ${node.gpus.length} GPUs given out`} value={share} />
+      <meter aria-label={`${gpus(given)} of ${plural(node.gpus.length, "GPU")} given out`} value={share} />
       <dl class="facts">
         <div>
           <dt>GPUs</dt>
@@ -36,7 +36,7 @@ function Node({ node }: { node: NodeView }) {
         <div>
           <dt>Given out</dt>
           <dd>
-            {gpus(given)} of {node.gpus.length} GPUs, {slices.length} slices
+            {gpus(given)} of {plural(node.gpus.length, "GPU")}, {plural(slices.length, "slice")}
           </dd>
         </div>
         <div>

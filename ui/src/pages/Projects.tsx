@@ -1,7 +1,7 @@
 import { useEffect } from "preact/hooks";
 import { readOnly } from "../api";
 import { cantle } from "../cli";
-import { gpuAmount, gpus as inGpus } from "../format";
+import { gpuAmount } from "../format";
 import { connection, events, loadProjects, nodes, projects } from "../live";
 import { Filter, usePageCli } from "../parts/Controls";
 import { QuotaForm } from "../parts/QuotaForm";
@@ -107,7 +107,7 @@ export function Projects() {
           <Filter label="Project" />
         </div>
       </div>
-      <p class="muted">Each bar is all {inGpus(whole)} GPUs. What a project does not use of its quota others use, until it asks for it.</p>
+      <p class="muted">Each bar is all {gpuAmount(whole)}. What a project does not use of its quota others use, until it asks for it.</p>
       <div class="nodegrid">
         {shown.map((project) => (
           <Project key={project.name} project={project} whole={whole} />

@@ -43,9 +43,9 @@ fn verdict(exit: &Outcome, stop: Option<&Stop>) -> Verdict {
 }
 
 impl Agent {
-    /// Sends on what running tasks printed.
+    /// Sends on what tasks printed that run, or that wait for their image.
     pub(crate) async fn forward_logs(&mut self) -> Result<(), WireError> {
-        for lease in self.leases_where(Entry::is_running) {
+        for lease in self.leases_where(Entry::is_busy) {
             self.forward_log(&lease, false).await?;
         }
         Ok(())

@@ -56,3 +56,25 @@ impl Metrics {
         text.finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_metric_is_documented_and_in_the_dashboard() {
+        let metrics = Metrics::default();
+        metrics.answered(Verdict::ALL[0], Duration::from_millis(1));
+        let (_, text) = metrics.text("text/plain");
+        let names: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert_eq!(names.len(), 2, "{text}");
+        for name in names {
+            let documented = include_str!("../../../../docs/metrics.md").contains(&format!("`{name}`"));
+            assert!(
+                documented && include_str!("../../../../docs/grafana/cantle.json").contains(name),
+                "{name}"
+            );
+        }
+    }
+}

@@ -8,16 +8,13 @@ use std::time::Duration;
 
 use bollard::errors::Error;
 use bollard::query_parameters::{
-    CreateContainerOptions, CreateImageOptions, ListContainersOptions, RemoveContainerOptions,
-    StartContainerOptions,
+    CreateContainerOptions, ListContainersOptions, RemoveContainerOptions, StartContainerOptions,
 };
 use bollard::{API_DEFAULT_VERSION, Docker};
 use cantle_model::LeaseId;
-use futures_util::StreamExt;
 
 use super::ContainerSpec;
 use super::admission::{self, Host};
-use super::config::Pull;
 use super::contents::slice_edits;
 use super::output::Output;
 use super::plan::{self, LABEL_LEASE, LABEL_TASK, Plan, Way};
@@ -28,7 +25,6 @@ use crate::{Running, StartError, TaskSpec};
 
 /// Nothing but fetching an image takes longer on a healthy engine.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
-const PULL_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Why the engine did not do what was asked.
 #[derive(Debug, thiserror::Error)]
@@ -137,6 +133,10 @@ impl Engine {
         Ok(Self { docker, socket: socket.to_owned(), cdi_dir: None })
     }
 
+    pub(super) const fn docker(&self) -> &Docker {
+        &self.docker
+    }
+
     pub(super) fn into_docker(self) -> Docker {
         self.docker
     }
@@ -168,12 +168,26 @@ impl Engine {
         container: &ContainerSpec,
         output: Output,
     ) -> Result<Running, StartError> {
+        self.start_and_tell(spec, container, output, |_| ()).await
+    }
+
+    /// The same; what takes long is told on the way: in the task's log, or by `tell` where there is none.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub async fn start_and_tell(
+        &self,
+        spec: &TaskSpec,
+        container: &ContainerSpec,
+        output: Output,
+        tell: impl Fn(&str),
+    ) -> Result<Running, StartError> {
         let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
         let device = self.offer(spec, container);
         let way = if device.is_some() { Way::Device } else { Way::Mounts };
         let plan = plan::plan(spec, container, &admitted, way)?;
         output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
-        self.have_image(&container.image, &plan).await?;
+        self.have_image(&container.image, &plan, |line| output.note(line, &tell)).await?;
         let id = self.create(&plan, &spec.lease).await?;
         let started = self.run_created(&id, spec, output).await;
         if started.is_err() {
@@ -200,38 +214,6 @@ impl Engine {
         let device = cdi::Device { name: spec.lease.0.clone(), container_edits };
         // Who may not write there gives the container the same by mounts.
         cdi::Spec::of_slices(vec![device]).publish(dir, &spec.lease.0).ok()
-    }
-
-    async fn have_image(&self, image: &str, plan: &Plan) -> Result<(), EngineError> {
-        let here = limited("image", CALL_LIMIT, self.docker.inspect_image(image)).await.is_ok();
-        let pull = match plan.extra.pull {
-            Pull::Always => true,
-            Pull::Missing => !here,
-            Pull::Never if !here => {
-                let why = "it is not on this machine, and --pull=never forbids to fetch it".to_owned();
-                return Err(EngineError::Refused { what: format!("image {image}"), why });
-            }
-            Pull::Never => false,
-        };
-        if !pull {
-            return Ok(());
-        }
-        // Without a tag the engine would fetch every tag there is.
-        let last = image.rsplit('/').next().unwrap_or(image);
-        let tagged = if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") };
-        let options = CreateImageOptions {
-            from_image: Some(tagged),
-            platform: plan.extra.platform.clone(),
-            ..Default::default()
-        };
-        let mut progress = self.docker.create_image(Some(options), None, None);
-        let fetch = async {
-            while let Some(step) = progress.next().await {
-                step?;
-            }
-            Ok(())
-        };
-        limited(&format!("pull {image}"), PULL_LIMIT, fetch).await
     }
 
     /// Makes the container, or finds it made: an answer may get lost, and the name is the lease's own.

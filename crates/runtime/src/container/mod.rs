@@ -6,6 +6,7 @@ mod command_line;
 mod config;
 mod contents;
 mod engine;
+mod fetch;
 mod flags;
 mod output;
 mod plan;

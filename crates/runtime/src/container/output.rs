@@ -39,6 +39,14 @@ impl Output {
         std::fs::write(dir.output(), head)
     }
 
+    /// A line of ours, before the container's own: in the task's log, or to `tell` where there is none.
+    pub(super) fn note(&self, line: &str, tell: &impl Fn(&str)) {
+        let Some(dir) = self.task_dir() else { return tell(line) };
+        let written = OpenOptions::new().append(true).open(dir.output());
+        // Nothing depends on it.
+        let _ = written.and_then(|mut file| writeln!(file, "cantle: {line}"));
+    }
+
     /// Copies until the container has ended and all it wrote is here. The engine keeps the whole output and tells it
     /// in the same order each time, so that after an interruption it is enough to skip what is here already.
     pub(super) async fn copy(self, docker: Docker, id: String, head_len: u64) -> io::Result<()> {

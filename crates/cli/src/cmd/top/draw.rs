@@ -1,7 +1,7 @@
 //! Rows as styled lines: the same for `--once` and for the screen. Everything can be read without colour.
 
 use cantle_clearml::cantle::{GpuView, ProcessView, SliceView, TaskView};
-use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus};
+use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus, counted};
 use ratatui::style::{Color, Modifier, Style as Look};
 use ratatui::text::{Line, Span};
 
@@ -54,8 +54,8 @@ pub(crate) fn summary(picture: &Picture) -> Line<'static> {
     let count = |state| picture.tasks.iter().filter(|task| task.state == state).count();
     let (running, waiting) = (count(TaskStatus::InProgress), count(TaskStatus::Queued));
     let text = format!(
-        "{given} of {} GPUs given out, {} of {} used, {running} running, {waiting} waiting",
-        gpus.len(),
+        "{given} of {} given out, {} of {} used, {running} running, {waiting} waiting",
+        counted(gpus.len(), "GPU"),
         Bytes(used),
         Bytes(total),
     );

@@ -228,13 +228,21 @@ mod tests {
     }
 
     #[test]
-    fn the_screen_shows_rows_and_keys() {
+    fn whole_screens_are_as_in_the_file_of_snapshots() {
         let mut terminal = Terminal::new(TestBackend::new(110, 12)).unwrap();
         let mut screen = screen();
-        terminal.draw(|frame| screen.draw(frame)).unwrap();
-        let shown = terminal.backend().to_string();
-        assert!(shown.contains("0.75 of 2 GPUs given out"), "{shown}");
-        assert!(shown.contains("big") && shown.contains("needs 2 GPUs"), "{shown}");
-        assert!(shown.contains("q quit"), "{shown}");
+        let filter = "n/quarter".chars().map(KeyCode::Char).chain([KeyCode::Enter]).collect();
+        let steps = [
+            ("at the start", vec![]),
+            ("asked to stop", vec![KeyCode::Down, KeyCode::Char('s')]),
+            ("filtered", filter),
+        ];
+        let mut shown = String::new();
+        for (step, keys) in steps {
+            keys.into_iter().for_each(|key| drop(press(&mut screen, key)));
+            terminal.draw(|frame| screen.draw(frame)).unwrap();
+            shown += &format!("{step}\n{}", terminal.backend());
+        }
+        assert!(shown == include_str!("screens.txt"), "these are the screens now:\n{shown}");
     }
 }
