@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import yaml
 from conftest import CHART, ROOT
 
 CERTIFICATES = {
@@ -130,3 +131,36 @@ def test_no_look_into_a_cluster():
     """Argo CD and others render without one."""
     templates = [*(CHART / "templates").iterdir()]
     assert len(templates) > 5 and not [t.name for t in templates if "lookup" in t.read_text()]
+
+
+def test_queues_are_given_to_the_controller_as_they_are(render):
+    glue = {
+        "queue": "default0500",
+        "basePodTemplate": {"env": [{"name": "A", "value": "1"}]},
+        "queues": {
+            "default0500": {
+                "templateOverrides": {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}},
+                "queueSettings": {"maxPods": 10},
+            },
+        },
+    }
+    values = {"queueController": {"enabled": True, "url": "http://server:8008", "secret": "keys", "namespace": "jobs"}}
+    things = render({**values, "agentk8sglue": glue})
+    assert yaml.safe_load(one(things, "ConfigMap", "cantle-queues")["data"]["queues.yaml"]) == {"agentk8sglue": glue}
+    role = one(things, "Role", "cantle-queues")
+    assert role["metadata"]["namespace"] == "jobs", "no rights in other namespaces"
+    [container] = one(things, "Deployment", "cantle-queues")["spec"]["template"]["spec"]["containers"]
+    assert "--namespace=jobs" in container["args"] and "--task-secret=keys" in container["args"]
+
+
+@pytest.mark.parametrize("values, said", [
+    ({"queues": {"default": {"default025": {}}}}, "'default025' not allowed"),
+    ({"queues": {"q": {"templateOverrides": {"labels": {"required-resources": 0.5}}}}}, "want string"),
+    ({"queues": {"q": {"queueSettings": {"maxPods": "two"}}}}, "got string, want integer"),
+])
+def test_wrong_queues_are_named(chart, values, said):
+    import helm_python
+
+    with pytest.raises(helm_python.HelmValuesError) as error:
+        chart.validate_schema({"agentk8sglue": values})
+    assert said in str(error.value)

@@ -22,6 +22,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "cantle.fullname" . }}-webhook
 {{- end }}
 
+{{- define "cantle.queues" -}}
+{{ include "cantle.fullname" . }}-queues
+{{- end }}
+
+{{- /* Where the queues' pods are made. */}}
+{{- define "cantle.queues.namespace" -}}
+{{ .Values.queueController.namespace | default .Release.Namespace }}
+{{- end }}
+
 {{- define "cantle.node" -}}
 {{ include "cantle.fullname" . }}-node
 {{- end }}

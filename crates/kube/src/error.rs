@@ -82,6 +82,20 @@ pub enum KubeError {
     /// Work that did not come to its end.
     #[error("internal error: {0}; please report this")]
     Lost(String),
+    /// The ClearML server, or the way to it.
+    #[error(transparent)]
+    Server(#[from] cantle_clearml::Error),
+    /// A queue that is not there.
+    #[error("there is no queue {0:?}; make it, or set agentk8sglue.createQueueIfNotExists: true")]
+    NoSuchQueue(String),
+    /// A file that says which queues to serve.
+    #[error("{}: {why}", path.display())]
+    Queues {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: crate::queues::QueueFileError,
+    },
     /// The node's part.
     #[error(transparent)]
     Node(#[from] cantle_agent::AgentError),
@@ -98,7 +112,9 @@ impl KubeError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::NoCluster(_) => 2,
+            Self::NoCluster(_) | Self::Queues { .. } => 2,
+            Self::NoSuchQueue(_) => 3,
+            Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::TooOld { .. } | Self::Dropped { .. } => 7,
             Self::Api(_)
             | Self::Version(_)
@@ -111,6 +127,7 @@ impl KubeError {
             | Self::Claim { .. }
             | Self::Socket { .. }
             | Self::Cdi { .. }
+            | Self::Server(_)
             | Self::Lost(_) => 1,
             Self::Node(error) => error.exit_code(),
         }

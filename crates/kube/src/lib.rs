@@ -9,6 +9,7 @@ pub mod dra;
 mod error;
 pub mod inject;
 pub mod names;
+pub mod queues;
 mod survey;
 mod template;
 mod templates;

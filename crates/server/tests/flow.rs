@@ -199,6 +199,9 @@ async fn who_is_asked_to_stop_and_who_is_stopped() {
     let answer = server.client.call(&stop(&workers)).await.unwrap();
     assert_eq!(answer.fields["status_message"], "stopping");
     assert_eq!(status(&server, &workers).await, TaskStatus::InProgress);
+    let update = serde_json::json!({"task": workers, "status_message": "runs on w"});
+    server.client.call_value("tasks.update", &update).await.unwrap();
+    assert_eq!(task(&server, &workers).await.status_message, "stopping", "nobody talks over a wish to stop");
     let stopped = Stopped { task: workers.clone(), ..Stopped::default() };
     server.client.call(&stopped).await.unwrap();
     assert_eq!(status(&server, &workers).await, TaskStatus::Stopped);

@@ -1,6 +1,6 @@
 //! Tasks as records: make, read, change, delete. Their states change in `flow`.
 
-use cantle_model::TaskStatus;
+use cantle_model::{ASKED_TO_STOP, TaskStatus};
 use serde_json::{Map, Value};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
@@ -154,6 +154,9 @@ impl Store {
             }
         }
         let index = old.index;
+        // A wish to stop stands until it is heeded: whoever says where the task runs must not talk over it.
+        let to_stop = index.status == TaskStatus::InProgress && old.status_message == ASKED_TO_STOP;
+        let message = edit.status_message.as_ref().filter(|_| !to_stop);
         sqlx::query(
             "UPDATE tasks SET name = $2, kind = $3, project = $4, parent = $5, tags = $6, system_tags = $7, \
              status_message = $8, status_reason = $9, last_update_us = $10, doc = $11 WHERE id = $1",
@@ -165,7 +168,7 @@ impl Store {
         .bind(edit.parent.as_ref().or(index.parent.as_ref()))
         .bind(row::to_json(edit.tags.as_ref().unwrap_or(&index.tags))?)
         .bind(row::to_json(edit.system_tags.as_ref().unwrap_or(&index.system_tags))?)
-        .bind(edit.status_message.as_ref().unwrap_or(&old.status_message))
+        .bind(message.unwrap_or(&old.status_message))
         .bind(edit.status_reason.as_ref().unwrap_or(&old.status_reason))
         .bind(now_us)
         .bind(row::to_json(&doc)?)

@@ -1,6 +1,7 @@
 //! `cantle controller …`: what runs in the pods of a Kubernetes cluster.
 
 mod node;
+mod queues;
 mod webhook;
 
 use std::path::PathBuf;
@@ -26,6 +27,8 @@ pub(crate) struct ControllerArgs {
 enum ControllerCommand {
     /// The DRA driver of a node: publishes its GPUs and makes the slices that the cluster's scheduler gives to pods
     Node(node::NodeArgs),
+    /// Tasks in ClearML's queues become pods, as many at a time as each queue may have
+    Queues(queues::QueuesArgs),
     /// The injector: pods that ask for a share of a GPU in ClearML's or Run:ai's words get a claim for it
     Webhook(webhook::WebhookArgs),
 }
@@ -33,6 +36,7 @@ enum ControllerCommand {
 pub(crate) fn controller(context: &Context, args: ControllerArgs) -> Outcome {
     match args.command {
         ControllerCommand::Node(node) => node::node(context, args.kubeconfig.as_deref(), node),
+        ControllerCommand::Queues(queues) => queues::queues(context, args.kubeconfig.as_deref(), queues),
         ControllerCommand::Webhook(webhook) => webhook::webhook(args.kubeconfig.as_deref(), webhook),
     }
 }

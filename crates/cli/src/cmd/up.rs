@@ -129,7 +129,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, gives: Gives) -> Re
     Ok(config)
 }
 
-fn host_name() -> Result<String, CliError> {
+pub(crate) fn host_name() -> Result<String, CliError> {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").map_err(as_kind(Kind::Failed))?;
     Ok(name.trim().to_owned())
 }

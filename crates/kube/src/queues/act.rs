@@ -1,0 +1,195 @@
+//! What the leader does about one pod. Each act may be done again after a crash, and has the same end then.
+
+use cantle_clearml::tasks;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
+use kube::{Api, ResourceExt as _};
+use serde_json::{Value, json};
+
+use super::admit::task_of;
+use super::pod::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
+use super::round::{Controller, Lines};
+use super::verdict::{End, Step, claim, is_gated};
+use crate::KubeError;
+
+/// Field manager of what we write.
+const MANAGER: &str = "cantle-queues";
+
+/// What came of an act.
+pub(super) enum Outcome {
+    Nothing,
+    /// The task says this now.
+    Said(String),
+    /// The pod is no longer ours to look after.
+    Done,
+}
+
+/// What came of making a pod.
+pub(super) enum Made {
+    Pod(Box<Pod>),
+    /// The task has failed instead.
+    Never,
+    /// Not now.
+    Later(String),
+}
+
+impl Controller {
+    /// Does what is to be done about a pod.
+    pub(super) async fn act(&self, pod: &Pod, step: Step) -> Result<Outcome, KubeError> {
+        let Some(task) = task_of(pod).filter(|_| self.leader.leads()) else { return Ok(Outcome::Nothing) };
+        match step {
+            // Taking is for the admission, which fences it.
+            Step::Nothing | Step::Take => Ok(Outcome::Nothing),
+            Step::Lift => self.lift(pod).await.map(|()| Outcome::Nothing),
+            Step::Say(words) => {
+                self.server.say(task, &words).await?;
+                Ok(Outcome::Said(words))
+            }
+            Step::Stop => {
+                tracing::info!(task, "its pod is deleted: somebody stopped the task");
+                self.delete(pod).await.map(|()| Outcome::Nothing)
+            }
+            Step::End(end) => {
+                tracing::info!(task, ?end, "the task has ended");
+                self.server.end(task, &end).await?;
+                self.remove(pod).await
+            }
+            Step::Requeue(why) => {
+                tracing::info!(task, "back to the front of its queue: {why}");
+                let queue = pod.labels().get(QUEUE_LABEL).map(String::as_str).unwrap_or_default();
+                self.server.requeue(queue, task, &why).await?;
+                self.remove(pod).await
+            }
+            Step::Remove(why) => {
+                tracing::info!(task, "its pod is removed: {why}");
+                self.remove(pod).await
+            }
+        }
+    }
+
+    /// Makes the pod of a task, which nobody schedules yet.
+    pub(super) async fn make(&self, task: &tasks::Task, queue: usize) -> Made {
+        let made = match self.forge.pod(task, &self.forge.file.queues[queue], &self.ids[queue]) {
+            Ok(pod) => self.create(pod).await,
+            Err(why) => return self.fail(&task.id, why).await,
+        };
+        match made {
+            Ok(pod) => Made::Pod(Box::new(pod)),
+            Err(kube::Error::Api(status)) if status.code == 409 => self.existing(&task.id).await,
+            Err(kube::Error::Api(status)) if is_final(&status) => self.fail(&task.id, status.message).await,
+            Err(kube::Error::Api(status)) => {
+                // A quota of the namespace, mostly: people want to know.
+                let said = self.server.say(&task.id, &format!("waiting: {}", status.message)).await;
+                Made::Later(said.err().map_or(status.message, |error| error.to_string()))
+            }
+            Err(error) => Made::Later(error.to_string()),
+        }
+    }
+
+    async fn create(&self, pod: Value) -> Result<Pod, kube::Error> {
+        // As written: amounts may be numbers, as in YAML.
+        let pod: DynamicObject = serde_json::from_value(pod).map_err(kube::Error::SerdeError)?;
+        let kind = ApiResource::erase::<Pod>(&());
+        let api: Api<DynamicObject> =
+            Api::namespaced_with(self.pods.clone().into_client(), &self.namespace, &kind);
+        let params = PostParams { field_manager: Some(MANAGER.to_owned()), ..PostParams::default() };
+        let made = api.create(&params, &pod).await?;
+        serde_json::to_value(made).and_then(serde_json::from_value).map_err(kube::Error::SerdeError)
+    }
+
+    /// Somebody made a pod of this name: a former leader, a moment ago, or a stranger.
+    async fn existing(&self, task: &str) -> Made {
+        let name = name_of(task);
+        match self.pods.get(&name).await {
+            Ok(pod)
+                if pod.labels().get(OWNER_LABEL) == Some(&self.forge.owner)
+                    && pod.labels().get(TASK_LABEL).is_some_and(|label| label == task)
+                    && is_gated(&pod)
+                    && pod.metadata.deletion_timestamp.is_none() =>
+            {
+                Made::Pod(Box::new(pod))
+            }
+            Ok(_) => Made::Later(format!("there is another pod {name}")),
+            Err(error) => Made::Later(error.to_string()),
+        }
+    }
+
+    /// The task can't ever get a pod.
+    async fn fail(&self, task: &str, why: String) -> Made {
+        tracing::info!(task, "failed: {why}");
+        match self.server.end(task, &End::Failed(why)).await {
+            Ok(()) => Made::Never,
+            Err(error) => Made::Later(error.to_string()),
+        }
+    }
+
+    /// Takes the task from its queue and lets its pod be scheduled.
+    pub(super) async fn take(&self, pod: &Pod, lines: &Lines) -> Result<Outcome, KubeError> {
+        let (Some(task), Some(at)) = (task_of(pod), self.queue_at(pod)) else {
+            return self.remove(pod).await;
+        };
+        let id = &self.ids[at];
+        let waits_in =
+            |id: &String| lines.get(id).is_some_and(|waiting| waiting.iter().any(|each| each == task));
+        if !waits_in(id) && self.ids.iter().any(waits_in) {
+            // Somebody has moved it into another queue.
+            return self.remove(pod).await;
+        }
+        if !waits_in(id) {
+            // Taken out long ago by somebody who is gone.
+            self.server.put_in_front(id, task).await?;
+            return Ok(Outcome::Nothing);
+        }
+        let words = format!("pod {} waits for a place", pod.name_any());
+        if !self.server.take(id, task, &claim(pod), &words).await? {
+            // Another agent was quicker, or somebody has stopped it; the next round says which.
+            return Ok(Outcome::Nothing);
+        }
+        self.lift(pod).await?;
+        tracing::info!(task, queue = self.forge.file.queues[at].name, "its pod may be scheduled");
+        Ok(Outcome::Nothing)
+    }
+
+    async fn lift(&self, pod: &Pod) -> Result<(), KubeError> {
+        let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
+        let others: Vec<_> = gates.filter(|gate| gate.name != GATE).collect();
+        self.patch(pod, json!({"metadata": {"uid": pod.uid()}, "spec": {"schedulingGates": others}})).await
+    }
+
+    /// The pod goes, and need not stay for us.
+    async fn remove(&self, pod: &Pod) -> Result<Outcome, KubeError> {
+        self.delete(pod).await?;
+        let others: Vec<_> = pod.finalizers().iter().filter(|name| *name != FINALIZER).collect();
+        self.patch(pod, json!({"metadata": {"uid": pod.uid(), "finalizers": others}})).await?;
+        Ok(Outcome::Done)
+    }
+
+    async fn delete(&self, pod: &Pod) -> Result<(), KubeError> {
+        if pod.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+        let params = DeleteParams { preconditions, ..DeleteParams::default() };
+        unless_gone(self.pods.delete(&pod.name_any(), &params).await.map(drop))
+    }
+
+    async fn patch(&self, pod: &Pod, patch: Value) -> Result<(), KubeError> {
+        let params = PatchParams { field_manager: Some(MANAGER.to_owned()), ..PatchParams::default() };
+        unless_gone(self.pods.patch(&pod.name_any(), &params, &Patch::Merge(patch)).await.map(drop))
+    }
+}
+
+/// A pod that is gone, or another one of the same name, needs nothing more.
+fn unless_gone(answer: Result<(), kube::Error>) -> Result<(), KubeError> {
+    match answer {
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        answer => Ok(answer?),
+    }
+}
+
+/// Will the API server say the same to the same pod again?
+fn is_final(status: &Status) -> bool {
+    let denied = status.code == 403 && status.message.contains("denied the request");
+    denied || matches!(status.code, 400 | 422)
+}

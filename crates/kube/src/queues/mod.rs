@@ -1,0 +1,135 @@
+//! Tasks in ClearML's queues become pods. docs/adr/0008 says what holds at each point where the controller may die.
+
+mod act;
+mod admit;
+mod config;
+mod leader;
+mod logs;
+mod pod;
+mod round;
+mod server;
+mod template;
+mod verdict;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_clearml::{Client as ClearMl, Credentials};
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::reflector::store;
+use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::{Api, Client};
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+pub use config::{QueueConfig, QueueFile, QueueFileError};
+
+use crate::KubeError;
+use leader::Leader;
+use logs::Logs;
+use pod::{Forge, Keys, OWNER_LABEL, Reach};
+use round::Controller;
+use server::Server;
+
+/// How often the server is asked whether a task waits or is to be stopped.
+const POLL: Duration = Duration::from_millis(500);
+/// What happens together is handled together.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// How the queues are served.
+#[derive(Debug)]
+pub struct QueueSettings {
+    /// Which queues, and what their pods look like.
+    pub file: QueueFile,
+    /// The server's address, also for tasks unless the file has another for them.
+    pub url: String,
+    /// The keys for it.
+    pub credentials: Credentials,
+    /// A Secret with the keys, for tasks; without one they are in the pods.
+    pub secret: Option<String>,
+    /// Where pods and the Lease are.
+    pub namespace: String,
+    /// Name of the Lease and of the worker, and label of the pods: one per set of queues.
+    pub name: String,
+    /// Tells this replica from the others.
+    pub identity: String,
+    /// After so long without a sign of the leader another replica takes over.
+    pub lease_duration: Duration,
+    /// So long a pod may fail to get its image.
+    pub image_grace: Duration,
+}
+
+/// Serves until `stop` ends.
+///
+/// # Errors
+/// At the start only: a queue that the server does not have. Everything else is told and tried again.
+pub async fn serve_queues(
+    client: Client,
+    settings: QueueSettings,
+    stop: impl Future<Output = ()> + Send,
+) -> Result<(), KubeError> {
+    let mut stop = std::pin::pin!(stop);
+    let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
+    let server = Arc::new(Server { client: clearml });
+    let ids = tokio::select! {
+        ids = queue_ids(&server, &settings.file) => ids?,
+        () = &mut stop => return Ok(()),
+    };
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);
+    let (known, known_in) = store();
+    let changed = Arc::new(Notify::new());
+    let mut background = JoinSet::new();
+    let ours = watcher::Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
+    let watched = reflector(known_in, watcher(pods.clone(), ours)).default_backoff();
+    let notify = Arc::clone(&changed);
+    background.spawn(watched.for_each(move |event| {
+        match event {
+            Ok(_) => notify.notify_one(),
+            Err(error) => tracing::warn!("watching pods: {error}"),
+        }
+        std::future::ready(())
+    }));
+    let QueueSettings {
+        file,
+        url,
+        credentials,
+        secret,
+        namespace,
+        name,
+        identity,
+        lease_duration,
+        image_grace,
+    } = settings;
+    let keys = secret.map_or(Keys::Plain(credentials), Keys::Secret);
+    let leader = Leader::new(client, &namespace, name.clone(), identity, lease_duration);
+    let forge = Forge { owner: name, file, reach: Reach { url, keys } };
+    let logs = Logs::new(pods.clone(), Arc::clone(&server));
+    let mut controller =
+        Controller::new(pods, namespace, known, server, ids, forge, leader, logs, image_grace);
+    let mut poll = interval(POLL);
+    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut stop => break,
+            () = changed.notified() => sleep(SETTLE).await,
+            _ = poll.tick() => {}
+        }
+        controller.turn().await;
+    }
+    controller.leave().await;
+    Ok(())
+}
+
+/// The server may come up later than we do.
+async fn queue_ids(server: &Server, file: &QueueFile) -> Result<Vec<String>, KubeError> {
+    loop {
+        match server.queue_ids(file).await {
+            Err(KubeError::Server(error)) if error.is_temporary() => tracing::warn!("{error}; trying again"),
+            ids => return ids,
+        }
+        sleep(Duration::from_secs(2)).await;
+    }
+}

@@ -1,0 +1,293 @@
+//! The leader's rounds: look at everything, do what is to be done, give tasks their pods.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::runtime::reflector::Store;
+use kube::{Api, ResourceExt as _};
+use tokio::time::Instant;
+
+use super::act::{Made, Outcome};
+use super::admit::{Admission, admissions, queue_of, surplus, task_of};
+use super::leader::Leader;
+use super::logs::Logs;
+use super::pod::{Forge, OWNER_LABEL};
+use super::server::{Server, Tasks};
+use super::verdict::{Step, has_log, is_gated, is_over, judge};
+use crate::KubeError;
+
+/// So many calls at once.
+const AT_ONCE: usize = 16;
+/// A task that can't be given a pod is tried again after this.
+const HOLD: Duration = Duration::from_secs(5);
+/// A task that is in no queue and not started: so long somebody else may still be about to start it.
+const DOUBT: Duration = Duration::from_secs(15);
+
+/// Queues by id, with the tasks that wait in them.
+pub(super) type Lines = BTreeMap<String, Vec<String>>;
+
+/// Everything the controller knows.
+pub(super) struct Controller {
+    pub(super) pods: Api<Pod>,
+    pub(super) namespace: String,
+    pub(super) known: Store<Pod>,
+    pub(super) server: Arc<Server>,
+    /// Ids of the file's queues.
+    pub(super) ids: Vec<String>,
+    pub(super) forge: Forge,
+    pub(super) leader: Leader,
+    logs: Logs,
+    image_grace: Duration,
+    looked: Option<Instant>,
+    /// What the rest belongs to pods, by uid: what their tasks say of them.
+    said: BTreeMap<String, String>,
+    /// Nothing more is to be done about these; the watch has yet to see that they are gone.
+    done: BTreeSet<String>,
+    /// Since when a pod's task is nowhere.
+    doubts: BTreeMap<String, Instant>,
+    /// Tasks that could not be given a pod, and when.
+    held: BTreeMap<String, Instant>,
+}
+
+impl Controller {
+    #[expect(clippy::too_many_arguments, reason = "its parts, each once, from the one place that has them")]
+    pub(super) fn new(
+        pods: Api<Pod>,
+        namespace: String,
+        known: Store<Pod>,
+        server: Arc<Server>,
+        ids: Vec<String>,
+        forge: Forge,
+        leader: Leader,
+        logs: Logs,
+        image_grace: Duration,
+    ) -> Self {
+        let (said, done, doubts, held) = Default::default();
+        Self {
+            pods,
+            namespace,
+            known,
+            server,
+            ids,
+            forge,
+            leader,
+            logs,
+            image_grace,
+            looked: None,
+            said,
+            done,
+            doubts,
+            held,
+        }
+    }
+
+    /// Leads, or tries to.
+    pub(super) async fn turn(&mut self) {
+        if let Err(error) = self.try_turn().await {
+            tracing::warn!("{error}; trying again");
+        }
+    }
+
+    async fn try_turn(&mut self) -> Result<(), KubeError> {
+        if self.leader.is_due() {
+            self.leader.renew().await?;
+        }
+        if !self.leader.leads() {
+            let early = self.looked.is_some_and(|at| at.elapsed() < self.leader.pace());
+            if early {
+                return Ok(());
+            }
+            self.looked = Some(Instant::now());
+            if !self.leader.acquire().await? {
+                return Ok(());
+            }
+            self.forget();
+        }
+        // Before the first list has come nothing is known of any pod.
+        if self.known.wait_until_ready().await.is_err() {
+            return Err(KubeError::Lost("the watch of pods has ended".to_owned()));
+        }
+        self.round().await
+    }
+
+    /// Others may have led since.
+    fn forget(&mut self) {
+        self.said.clear();
+        self.done.clear();
+        self.doubts.clear();
+        self.held.clear();
+    }
+
+    /// Lets another replica go on.
+    pub(super) async fn leave(&mut self) {
+        self.leader.release().await;
+    }
+
+    async fn round(&mut self) -> Result<(), KubeError> {
+        let pods = self.known.state();
+        self.forget_gone(&pods);
+        let lines = self.server.lines(&self.ids).await?;
+        let tasks: Vec<String> = pods.iter().filter_map(|pod| task_of(pod)).map(str::to_owned).collect();
+        let tasks = self.server.states(&tasks).await?;
+        let steps = self.steps(&pods, &tasks, &lines);
+        let (to_take, steps): (Vec<_>, Vec<_>) = steps.into_iter().partition(|(_, step)| *step == Step::Take);
+        let this = &*self;
+        let acts = stream::iter(steps).map(|(pod, step)| async move {
+            let outcome = this.act(&pod, step).await;
+            (pod.uid(), outcome)
+        });
+        let outcomes: Vec<_> = acts.buffer_unordered(AT_ONCE).collect().await;
+        self.note(outcomes);
+        let to_take = to_take.iter().filter_map(|(pod, _)| pod.uid()).collect();
+        self.admit(&pods, &lines, &to_take).await
+    }
+
+    /// What there is to do about each pod, and is not done yet.
+    fn steps(&mut self, pods: &[Arc<Pod>], tasks: &Tasks, lines: &Lines) -> Vec<(Arc<Pod>, Step)> {
+        let grace_s = i64::try_from(self.image_grace.as_secs()).unwrap_or(i64::MAX);
+        let mut steps = Vec::new();
+        for pod in pods {
+            let (Some(task), Some(uid)) = (task_of(pod), pod.uid()) else { continue };
+            if self.done.contains(&uid) {
+                continue;
+            }
+            if has_log(pod) {
+                self.logs.follow(&uid, &pod.name_any(), task, self.forge.worker(task));
+            }
+            let step = judge(pod, tasks.get(task), Timestamp::now(), grace_s);
+            let wait = match &step {
+                Step::Nothing => true,
+                Step::Say(words) => self.said.get(&uid) == Some(words),
+                // A task that has ended has all of its log.
+                Step::End(_) | Step::Remove(_) => is_over(pod) && !self.logs.is_done(&uid),
+                Step::Take => !self.is_to_be_taken(&uid, pod, task, lines),
+                Step::Lift | Step::Stop | Step::Requeue(_) => false,
+            };
+            if !wait {
+                steps.push((Arc::clone(pod), step));
+            }
+        }
+        steps
+    }
+
+    /// A task that is in no queue may be about to be started by another agent; only after a while it is ours to judge.
+    fn is_to_be_taken(&mut self, uid: &str, pod: &Pod, task: &str, lines: &Lines) -> bool {
+        let waits = lines.values().flatten().any(|waiting| waiting == task);
+        if waits || self.queue_at(pod).is_none() {
+            self.doubts.remove(uid);
+            return true;
+        }
+        self.doubts.entry(uid.to_owned()).or_insert_with(Instant::now).elapsed() > DOUBT
+    }
+
+    /// Which of our queues a pod's task came from.
+    pub(super) fn queue_at(&self, pod: &Pod) -> Option<usize> {
+        let name = queue_of(pod)?;
+        self.forge.file.queues.iter().position(|queue| queue.name == *name)
+    }
+
+    fn note(&mut self, outcomes: Vec<(Option<String>, Result<Outcome, KubeError>)>) {
+        for (uid, outcome) in outcomes {
+            let uid = uid.unwrap_or_default();
+            match outcome {
+                Ok(Outcome::Nothing) => {}
+                Ok(Outcome::Said(words)) => drop(self.said.insert(uid, words)),
+                Ok(Outcome::Done) => {
+                    self.logs.forget(&uid);
+                    self.done.insert(uid);
+                }
+                Err(error) => tracing::warn!(uid, "{error}; trying again"),
+            }
+        }
+    }
+
+    fn forget_gone(&mut self, pods: &[Arc<Pod>]) {
+        let there: BTreeSet<String> = pods.iter().filter_map(|pod| pod.uid()).collect();
+        self.said.retain(|uid, _| there.contains(uid));
+        self.done.retain(|uid| there.contains(uid));
+        self.doubts.retain(|uid, _| there.contains(uid));
+        self.held.retain(|_, since| since.elapsed() < HOLD);
+    }
+
+    /// Gives waiting tasks their pods. The order is what keeps `maxPods` and keeps tasks from running twice: make the pod,
+    /// gated; renew the Lease, which fails if another has led since; take the task from its queue; lift the gate.
+    /// `to_take` are pods with which a former leader, or a former round, did not get so far.
+    async fn admit(
+        &mut self,
+        seen: &[Arc<Pod>],
+        lines: &Lines,
+        to_take: &BTreeSet<String>,
+    ) -> Result<(), KubeError> {
+        let seen: Vec<Pod> = seen.iter().map(|pod| (**pod).clone()).collect();
+        let idle = to_take.is_empty() && self.choose(&seen, lines).is_empty();
+        if idle || !self.leader.leads() {
+            return Ok(());
+        }
+        // The watch may be late; a list says how it is.
+        let ours = ListParams::default().labels(&format!("{OWNER_LABEL}={}", self.forge.owner));
+        let mut there = self.pods.list(&ours).await?.items;
+        let surplus: BTreeSet<String> =
+            surplus(&self.forge.file.queues, &there).into_iter().filter_map(kube::ResourceExt::uid).collect();
+        let (surplus, kept): (Vec<Pod>, Vec<Pod>) =
+            there.drain(..).partition(|pod| pod.uid().is_some_and(|uid| surplus.contains(&uid)));
+        let mut gated = self.make_chosen(&kept, lines).await?;
+        gated.extend(kept.into_iter().filter(|pod| {
+            is_gated(pod) && pod.uid().is_some_and(|uid| to_take.contains(&uid) && !self.done.contains(&uid))
+        }));
+        if gated.is_empty() && surplus.is_empty() || !self.leader.renew().await? {
+            return Ok(());
+        }
+        let this = &*self;
+        let taking = stream::iter(gated).map(|pod| async move {
+            let outcome = this.take(&pod, lines).await;
+            (pod.uid(), outcome)
+        });
+        let mut outcomes: Vec<_> = taking.buffered(AT_ONCE).collect().await;
+        for pod in surplus {
+            outcomes.push((pod.uid(), self.act(&pod, Step::Remove("its queue has no room")).await));
+        }
+        self.note(outcomes);
+        Ok(())
+    }
+
+    /// Makes the pods that there is room for beside those that are there.
+    async fn make_chosen(&mut self, there: &[Pod], lines: &Lines) -> Result<Vec<Pod>, KubeError> {
+        let chosen = self.choose(there, lines);
+        let ids: Vec<String> = chosen.iter().map(|admission| admission.task.clone()).collect();
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let tasks = &self.server.whole(&ids).await?;
+        let this = &*self;
+        let making = stream::iter(chosen).map(|admission| async move {
+            let made = match tasks.get(&admission.task) {
+                Some(task) => this.make(task, admission.queue).await,
+                None => Made::Later("it was deleted".to_owned()),
+            };
+            (admission.task, made)
+        });
+        let made: Vec<_> = making.buffered(AT_ONCE).collect().await;
+        let mut pods = Vec::new();
+        for (task, made) in made {
+            match made {
+                Made::Pod(pod) => pods.push(*pod),
+                Made::Never => {}
+                Made::Later(why) => {
+                    tracing::warn!(task, "no pod yet: {why}");
+                    self.held.insert(task, Instant::now());
+                }
+            }
+        }
+        Ok(pods)
+    }
+
+    fn choose(&self, pods: &[Pod], lines: &Lines) -> Vec<Admission> {
+        let held = self.held.keys().cloned().collect();
+        admissions(&self.forge.file.queues, &self.ids, lines, pods, &held)
+    }
+}

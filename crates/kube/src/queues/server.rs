@@ -1,0 +1,218 @@
+//! What the controller asks of the ClearML server, and tells it.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::events::{Event, GetTaskLog};
+use cantle_clearml::{Client, Error, Listing, queues, subcode, tasks};
+use cantle_model::TaskStatus;
+
+use super::config::{QueueConfig, QueueFile};
+use super::verdict::End;
+use crate::KubeError;
+
+/// Tasks by id.
+pub(super) type Tasks = BTreeMap<String, tasks::Task>;
+
+/// So many ids go into one call.
+const BATCH: usize = 500;
+
+/// The server, for one controller.
+pub(super) struct Server {
+    pub(super) client: Client,
+}
+
+impl Server {
+    /// Ids of the queues, in the file's order.
+    pub(super) async fn queue_ids(&self, file: &QueueFile) -> Result<Vec<String>, KubeError> {
+        if file.create {
+            self.create_missing(file).await?;
+        }
+        let all = self.client.call(&queues::GetAll::default()).await?.queues;
+        let id = |wanted: &QueueConfig| {
+            let known = all.iter().find(|queue| is_called(queue, &wanted.name));
+            known.map(|queue| queue.id.clone()).ok_or_else(|| KubeError::NoSuchQueue(wanted.name.clone()))
+        };
+        file.queues.iter().map(id).collect()
+    }
+
+    async fn create_missing(&self, file: &QueueFile) -> Result<(), Error> {
+        let all = self.client.call(&queues::GetAll::default()).await?.queues;
+        let missing =
+            file.queues.iter().filter(|wanted| !all.iter().any(|queue| is_called(queue, &wanted.name)));
+        for wanted in missing {
+            let request = queues::Create { name: wanted.name.clone(), ..queues::Create::default() };
+            match self.client.call(&request).await {
+                // Another replica starts, too.
+                Err(error) if error.is_subcode(subcode::NAME_TAKEN) => {}
+                made => drop(made?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Who waits in which queue.
+    pub(super) async fn lines(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, Error> {
+        let list = Listing::fields(ids.to_vec(), &["id", "entries"]);
+        let found = self.client.call(&queues::GetAll { list }).await?.queues;
+        let entries = |entries: Vec<queues::Entry>| entries.into_iter().map(|entry| entry.task).collect();
+        Ok(found.into_iter().map(|queue| (queue.id, entries(queue.entries))).collect())
+    }
+
+    /// In which state tasks are.
+    pub(super) async fn states(&self, ids: &[String]) -> Result<Tasks, Error> {
+        self.tasks(ids, &["id", "status", "status_message", "status_reason"]).await
+    }
+
+    /// All that pods are made of.
+    pub(super) async fn whole(&self, ids: &[String]) -> Result<Tasks, Error> {
+        self.tasks(ids, &["id", "name", "status", "script", "container", "hyperparams"]).await
+    }
+
+    async fn tasks(&self, ids: &[String], fields: &[&str]) -> Result<Tasks, Error> {
+        let mut found = Tasks::new();
+        for ids in ids.chunks(BATCH) {
+            let list = Listing::fields(ids.to_vec(), fields);
+            let answer = self.client.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?;
+            found.extend(answer.tasks.into_iter().map(|task| (task.id.clone(), task)));
+        }
+        Ok(found)
+    }
+
+    /// Takes a task from its queue for the pod that `claim` names. `false` if it is not there to be taken.
+    pub(super) async fn take(
+        &self,
+        queue: &str,
+        task: &str,
+        claim: &str,
+        words: &str,
+    ) -> Result<bool, Error> {
+        let next =
+            queues::GetNextTask { queue: queue.to_owned(), task: Some(task.to_owned()), get_task_info: None };
+        match self.client.call(&next).await?.entry {
+            None => return Ok(false),
+            Some(entry) if entry.task == task => {}
+            Some(other) => {
+                // ClearML's own server gives the first one, whichever that is by now.
+                self.put_in_front(queue, &other.task).await?;
+                return Ok(false);
+            }
+        }
+        // Only from here on it is known whose it is; it changes nothing if somebody has stopped the task meanwhile.
+        let dequeue = tasks::Dequeue {
+            task: task.to_owned(),
+            new_status: Some(TaskStatus::InProgress),
+            status_reason: Some(claim.to_owned()),
+            status_message: Some(words.to_owned()),
+        };
+        Ok(self.client.call(&dequeue).await?.dequeued > 0)
+    }
+
+    /// Puts a task that is in no queue into this one, as the next.
+    pub(super) async fn put_in_front(&self, queue: &str, task: &str) -> Result<(), Error> {
+        let (queue, task) = (queue.to_owned(), task.to_owned());
+        let add = queues::AddTask { queue: queue.clone(), task: task.clone() };
+        match self.client.call(&add).await {
+            // Somebody else has done so.
+            Err(error) if error.is_subcode(subcode::TASK_ALREADY_QUEUED) => return Ok(()),
+            added => added?,
+        };
+        self.client.call(&queues::MoveTaskToFront { queue, task }).await.map(drop)
+    }
+
+    /// A task whose pod was lost goes back to where it came from.
+    pub(super) async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), Error> {
+        let words = Some(format!("put back: {why}"));
+        let enqueue = tasks::Enqueue {
+            task: task.to_owned(),
+            queue: Some(queue.to_owned()),
+            status_reason: words.clone(),
+            status_message: words.clone(),
+            force: Some(true),
+            ..tasks::Enqueue::default()
+        };
+        match self.client.call(&enqueue).await {
+            Err(error) if error.is_subcode(subcode::INVALID_TASK_STATUS) => {
+                // ClearML's own server takes only tasks that do not run.
+                let (task, force) = (task.to_owned(), true);
+                let stopped =
+                    tasks::Stopped { task, force, status_reason: words.clone(), status_message: words };
+                self.client.call(&stopped).await?;
+                self.client.call(&enqueue).await?;
+            }
+            Err(error) if error.is_subcode(subcode::TASK_ALREADY_QUEUED) => {}
+            queued => drop(queued?),
+        }
+        let front = queues::MoveTaskToFront { queue: queue.to_owned(), task: task.to_owned() };
+        self.client.call(&front).await.map(drop)
+    }
+
+    /// Shows on the task what its pod waits for, or where it runs.
+    pub(super) async fn say(&self, task: &str, words: &str) -> Result<(), Error> {
+        let body = serde_json::json!({"task": task, "status_message": words});
+        accept_refusal(self.client.call_value("tasks.update", &body).await.map(drop))
+    }
+
+    /// Tells how a task ended.
+    pub(super) async fn end(&self, task: &str, end: &End) -> Result<(), Error> {
+        let (task, force) = (task.to_owned(), true);
+        let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
+        accept_refusal(match end {
+            End::Completed => {
+                let (status_reason, status_message) = words("worker execution done");
+                let done = tasks::Completed { task, force, publish: false, status_reason, status_message };
+                self.client.call(&done).await.map(drop)
+            }
+            End::Failed(why) => {
+                let (status_reason, status_message) = words(why);
+                self.client
+                    .call(&tasks::Failed { task, force, status_reason, status_message })
+                    .await
+                    .map(drop)
+            }
+            End::Stopped(why) => {
+                let (status_reason, status_message) = words(why);
+                self.client
+                    .call(&tasks::Stopped { task, force, status_reason, status_message })
+                    .await
+                    .map(drop)
+            }
+        })
+    }
+
+    /// Sends a piece of a task's output.
+    pub(super) async fn log(&self, event: Event) -> Result<(), Error> {
+        accept_refusal(self.client.add_batch(&[event]).await.map(drop))
+    }
+
+    /// The last piece of output that this worker sent of a task: time in milliseconds, and text.
+    pub(super) async fn last_log(&self, task: &str, worker: &str) -> Result<Option<(i64, String)>, Error> {
+        let request = GetTaskLog {
+            task: task.to_owned(),
+            batch_size: Some(100),
+            navigate_earlier: Some(true),
+            order: Some("desc".to_owned()),
+            ..GetTaskLog::default()
+        };
+        let events = match self.client.call(&request).await {
+            Err(error) if !error.is_temporary() => return Ok(None),
+            log => log?.events,
+        };
+        let ours = events.into_iter().filter(|event| event.worker.as_deref() == Some(worker));
+        Ok(ours.filter_map(|event| Some((event.timestamp?, event.msg?))).max_by_key(|(ms, _)| *ms))
+    }
+}
+
+fn is_called(queue: &queues::Queue, name: &str) -> bool {
+    queue.name == name || queue.id == name
+}
+
+/// A server that says no to a result will say no again: the task was deleted, or is in a state that stands.
+fn accept_refusal(answer: Result<(), Error>) -> Result<(), Error> {
+    match answer {
+        Err(error @ Error::Refused { .. }) if !error.is_temporary() => {
+            tracing::warn!("the server does not take it: {error}");
+            Ok(())
+        }
+        answer => answer,
+    }
+}

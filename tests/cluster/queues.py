@@ -1,0 +1,217 @@
+"""Our server and the controller that makes pods of its queues' tasks, with the rights that the chart gives it."""
+
+import json
+import os
+import pathlib
+import random
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import yaml
+
+from injector import NAMESPACE, place, rendered
+from processes import Program, wait_until
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CANTLE = ROOT / "dist/bin/cantle"
+NAME = "cantle-queues"
+FINAL = ("completed", "failed", "stopped")
+# What pods need on this cluster: no network of their own, and the one image that is here.
+BASE = {
+    "hostNetwork": True,
+    "imagePullPolicy": "Never",
+    "automountServiceAccountToken": False,
+    "terminationGracePeriodSeconds": 1,
+}
+
+
+class Server:
+    """`cantle server`, spoken to as ClearML's clients do."""
+
+    def __init__(self, home):
+        self.home = home
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CANTLE_STATE_DIR": str(home / "state")}
+        words = ["server", "--listen", "127.0.0.1:0"]
+        self.program = Program("server", home, [CANTLE, *words], self.env).start()
+        file = home / "state/server/credentials.json"
+        wait_until(lambda: file.exists() and self.answers(file), 30, self.program.log)
+
+    def answers(self, file):
+        self.program.check()
+        try:
+            keys = json.loads(file.read_text())
+            urllib.request.urlopen(keys["url"] + "/healthz", timeout=5).read()
+        except (ValueError, OSError):
+            return False
+        self.keys = {"access_key": keys["access_key"], "secret_key": keys["secret_key"]}
+        self.url = keys["url"]
+        login = urllib.request.HTTPPasswordMgrWithPriorAuth()
+        login.add_password(None, self.url, keys["access_key"], keys["secret_key"], is_authenticated=True)
+        self.opener = urllib.request.build_opener(urllib.request.HTTPBasicAuthHandler(login))
+        return True
+
+    def client_env(self):
+        keys = {"CLEARML_API_ACCESS_KEY": self.keys["access_key"], "CLEARML_API_SECRET_KEY": self.keys["secret_key"]}
+        hosts = {"CLEARML_API_HOST": self.url, "CLEARML_WEB_HOST": self.url, "CLEARML_FILES_HOST": f"{self.url}/files"}
+        return {**self.env, **keys, **hosts}
+
+    def api(self, endpoint, **body):
+        request = urllib.request.Request(f"{self.url}/{endpoint}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        try:
+            with self.opener.open(request, timeout=30) as answer:
+                return json.loads(answer.read())["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{endpoint}: {error.read().decode(errors='replace')}") from None
+
+    def submit(self, queue, *argv, name="task", **fields):
+        """A task that is a plain command, as `cantle submit` makes it, in a queue; its id."""
+        param = {"section": "cantle", "name": "command", "value": json.dumps(argv), "type": "str", "description": ""}
+        hyperparams = {"cantle": {"command": param}}
+        task = self.api("tasks.create", name=name, type="training", hyperparams=hyperparams, **fields)["id"]
+        self.api("tasks.enqueue", task=task, queue_name=queue)
+        return task
+
+    def sdk(self, code):
+        """Runs a piece of Python with ClearML's SDK; what it puts into `answer` comes back."""
+        script, answer = self.home / "user.py", self.home / "answer.json"
+        script.write_text(f"import json\n{code}\njson.dump(answer, open({str(answer)!r}, 'w'))\n")
+        python = ROOT / ".venv-clearml/bin/python"
+        env = {**self.client_env(), "CLEARML_CONFIG_FILE": str(self.home / "no.conf")}
+        done = subprocess.run([python, script], env=env, cwd=self.home, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return json.loads(answer.read_text())
+
+    def task(self, task):
+        return self.api("tasks.get_by_id", task=task)["task"]
+
+    def status(self, task):
+        return self.task(task)["status"]
+
+    def message(self, task):
+        return self.task(task).get("status_message", "")
+
+    def log_of(self, task):
+        events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
+        return "".join(event["msg"] for event in events)
+
+    def wait(self, task, *statuses, seconds=120):
+        seen = lambda: f"{self.task(task)['status']}: {self.message(task)}"
+        wait_until(lambda: self.status(task) in (statuses or FINAL), seconds, seen)
+        return self.status(task)
+
+    def close(self):
+        self.program.stop()
+
+
+class Queues:
+    """Replicas of the controller."""
+
+    def __init__(self, plane, server, home, namespace, glue, replicas=1, lease="3s"):
+        self.plane, self.server, self.home, self.namespace = plane, server, home, namespace
+        glue = {"createQueueIfNotExists": True, "defaultContainerImage": "localhost/cantle-test:1", **glue}
+        glue["basePodTemplate"] = {**BASE, **glue.get("basePodTemplate", {})}
+        config = home / "queues.yaml"
+        config.write_text(yaml.safe_dump({"agentk8sglue": glue}))
+        self.words = ["controller", "queues", "--config", config, "--namespace", namespace]
+        self.words += ["--lease", lease, "--image-grace", "5s", "--task-secret", "keys"]
+        self.install()
+        self.replicas = [self.replica(n) for n in range(replicas)]
+
+    def install(self):
+        """The chart's objects that give the controller its rights, and the Secret for tasks."""
+        values = {
+            "deviceClasses": {"enabled": False}, "node": {"enabled": False}, "webhook": {"enabled": False},
+            "queueController": {"enabled": True, "namespace": self.namespace, "url": self.server.url, "secret": "keys"},
+            "agentk8sglue": {"queue": "q"},
+        }
+        kinds = ("ServiceAccount", "Role", "RoleBinding")
+        things = [thing for thing in rendered(values) if thing["kind"] in kinds]
+        if not self.plane.api.find(f"/api/v1/namespaces/{NAMESPACE}"):
+            self.plane.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        self.things = []
+        for thing in things:
+            path = place(thing).replace(f"/{NAMESPACE}/", f"/{thing['metadata']['namespace']}/")
+            self.plane.api.create(path, thing)
+            self.things.append(f"{path}/{thing['metadata']['name']}")
+        self.plane.api.create(f"/api/v1/namespaces/{self.namespace}/secrets", {"metadata": {"name": "keys"}, "stringData": self.server.keys})
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
+        token = self.plane.api.create(path, {"spec": {"expirationSeconds": 7200}})["status"]["token"]
+        config = json.loads(pathlib.Path(self.plane.kubeconfig()).read_text())
+        config["users"][0]["user"] = {"token": token}
+        self.kubeconfig = self.home / "queues.kubeconfig"
+        self.kubeconfig.write_text(json.dumps(config))
+
+    def replica(self, n):
+        words = [*self.words, "--kubeconfig", self.kubeconfig, "--identity", f"replica-{n}"]
+        return Program(f"queues-{n}", self.home, [CANTLE, *words], self.server.client_env()).start()
+
+    def pods(self):
+        return self.plane.api.items(f"/api/v1/namespaces/{self.namespace}/pods")
+
+    def pod_of(self, task):
+        return self.plane.api.find(f"/api/v1/namespaces/{self.namespace}/pods/clearml-id-{task}")
+
+    def log(self):
+        return "\n".join(each.log()[-3000:] for each in self.replicas)
+
+    def remove(self):
+        """Without the controller a pod with its finalizer stays for ever."""
+        for each in self.replicas:
+            each.stop()
+        for pod in self.pods():
+            path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+            self.plane.api.merge(path, {"metadata": {"finalizers": None}})
+        for path in self.things:
+            self.plane.api.delete(path)
+
+
+def occupied(pod):
+    """Is it let go, and not over?"""
+    return not pod["spec"].get("schedulingGates") and pod["status"]["phase"] not in ("Succeeded", "Failed")
+
+
+class Witness:
+    """Counts pods from outside while something goes on, and ends replicas at random."""
+
+    def __init__(self, queues, seed=None, every_s=0):
+        self.queues, self.most, self.uids, self.kills = queues, 0, {}, 0
+        self.random, self.every_s, self.over = random.Random(seed), every_s, threading.Event()
+        self.failure = None
+        self.thread = threading.Thread(target=self.watch)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
+        if self.failure:
+            raise self.failure
+
+    def watch(self):
+        try:
+            next_kill = time.monotonic() + self.every_s
+            while not self.over.wait(0.05):
+                self.look()
+                if self.every_s and time.monotonic() > next_kill:
+                    self.kill_one()
+                    next_kill = time.monotonic() + self.every_s * self.random.uniform(0.5, 1.5)
+        except Exception as error:
+            self.failure = error
+
+    def look(self):
+        pods = [pod for pod in self.queues.pods() if occupied(pod)]
+        self.most = max(self.most, len(pods))
+        for pod in pods:
+            task = pod["metadata"]["labels"]["clearml-task-id"]
+            self.uids.setdefault(task, set()).add(pod["metadata"]["uid"])
+
+    def kill_one(self):
+        replica = self.random.choice(self.queues.replicas)
+        replica.kill()
+        replica.start()
+        self.kills += 1

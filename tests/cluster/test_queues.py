@@ -1,0 +1,139 @@
+"""Tasks in queues become pods on a real cluster: their states, their logs, and how many there are at once."""
+
+import json
+
+import pytest
+
+from injector import Injector
+from processes import wait_until
+from queues import Queues, Server, Witness
+from test_pods import FILL
+
+# The values that ClearML documents for fractions.
+FRACTIONS = {
+    "queues": {
+        "default0500": {"templateOverrides": {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}}},
+        "default0250": {"templateOverrides": {"labels": {"required-resources": "0.25", "clearml-injector/fraction": "0.250"}}},
+    },
+}
+
+
+@pytest.fixture
+def server(tmp_path):
+    server = Server(tmp_path)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_queues(plane, worker, server, namespace, tmp_path):
+    made = []
+
+    def make(glue, **options):
+        made.append(Queues(plane, server, tmp_path, namespace, glue, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        # Shown if the test has failed.
+        print(each.log())
+        each.remove()
+
+
+@pytest.fixture
+def injector(plane, tmp_path):
+    made = Injector(plane, tmp_path).start()
+    yield made
+    made.remove()
+
+
+def test_the_documented_queues(make_queues, server, injector, make_driver, worker):
+    driver = make_driver(worker.name, "1xH100-80GB", kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir)
+    wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
+    queues = make_queues(FRACTIONS)
+    command = json.dumps(["python3", "-c", FILL.replace("time.sleep(600)", "time.sleep(5)")])
+    tasks = server.sdk(f"""
+from clearml import Task
+answer = []
+for queue in ["default0500", "default0250"]:
+    task = Task.create(project_name="P1", task_name=queue, task_type="training")
+    task.set_parameter("cantle/command", {command!r})
+    Task.enqueue(task, queue_name=queue)
+    answer.append(task.id)
+""")
+    memory_mib = driver.truth()[0]["memory_bytes"] >> 20
+    for task, share in zip(tasks, [0.5, 0.25]):
+        wait_until(lambda: "total" in server.log_of(task), 120, lambda: server.message(task) + driver.log())
+        words = server.log_of(task).split()
+        assert 0 <= share * memory_mib - int(words[1]) < 4, words
+        assert words[4:] == ["code", "2"], "no more than its share"
+    assert [server.wait(task) for task in tasks] == ["completed", "completed"]
+    wait_until(lambda: not queues.pods(), 60, queues.log)
+    wait_until(lambda: not driver.leases(), 60, driver.log)
+
+
+def test_never_more_than_max_pods_while_replicas_are_killed(make_queues, server):
+    glue = {"queues": {"two": {"queueSettings": {"maxPods": 2}}}}
+    queues = make_queues(glue, replicas=3)
+    with Witness(queues, seed=9, every_s=2) as witness:
+        tasks = [server.submit("two", "sh", "-c", "echo it ran; sleep 1") for _ in range(8)]
+        ends = [server.wait(task, "completed", "failed", seconds=180) for task in tasks]
+    assert ends == ["completed"] * 8, queues.log()
+    assert witness.most == 2 and witness.kills > 2
+    assert {task: len(uids) for task, uids in witness.uids.items()} == dict.fromkeys(tasks, 1), "each in one pod"
+    assert [server.log_of(task).count("it ran") for task in tasks] == [1] * 8
+
+
+def test_states_follow_pods(make_queues, server):
+    queues = make_queues({
+        "queue": "plain, nowhere, tight",
+        "queues": {
+            "nowhere": {"templateOverrides": {"nodeSelector": {"no": "node"}}},
+            "tight": {"templateOverrides": {"resources": {"limits": {"memory": "32Mi"}}}},
+        },
+    })
+    eat = "a = bytearray(256 << 20)\nfor at in range(0, len(a), 4096): a[at] = 1"
+    good = server.submit("plain", "sh", "-c", "echo first; echo last")
+    bad = server.submit("plain", "sh", "-c", "echo oh; exit 3")
+    image = server.submit("plain", "true", container={"image": "localhost/none:1"})
+    oom = server.submit("tight", "python3", "-c", eat)
+    nothing = server.submit("plain")
+    waits = server.submit("nowhere", "true")
+
+    assert server.wait(good) == "completed"
+    assert server.log_of(good) == "first\nlast\n"
+    assert server.wait(bad) == "failed" and "exit code 3" in server.message(bad)
+    assert server.log_of(bad) == "oh\n"
+    assert server.wait(image) == "failed" and "ErrImageNeverPull" in server.message(image)
+    assert server.wait(oom) == "failed" and "out of memory" in server.message(oom) and "32Mi" in server.message(oom)
+    assert server.wait(nothing) == "failed" and "neither a command" in server.message(nothing)
+    wait_until(lambda: "waiting for a place: 0/" in server.message(waits), 30, lambda: server.message(waits))
+    server.api("tasks.stop", task=waits)
+    wait_until(lambda: not queues.pods(), 60, queues.log)
+    assert server.status(waits) == "stopped"
+
+
+def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane):
+    queues = make_queues({"queue": "q"})
+    path = f"/api/v1/namespaces/{queues.namespace}/pods"
+    stopped = server.submit("q", "sh", "-c", "echo begun; sleep 600")
+    lost = server.submit("q", "sh", "-c", "echo begun; sleep 600")
+    evicted = server.submit("q", "sh", "-c", "echo begun; sleep 600")
+    for task in [stopped, lost, evicted]:
+        wait_until(lambda: "begun" in server.log_of(task), 90, queues.log)
+        wait_until(lambda: server.message(task) == "running on node worker", 30, lambda: server.message(task))
+
+    server.api("tasks.stop", task=stopped)
+    is_told = lambda: (pod := queues.pod_of(stopped)) is None or "deletionTimestamp" in pod["metadata"]
+    wait_until(is_told, 10, queues.log)
+    assert server.wait(stopped) == "stopped"
+
+    plane.api.delete(f"{path}/clearml-id-{lost}", 1)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": f"clearml-id-{evicted}"}}
+    plane.api.create(f"{path}/clearml-id-{evicted}/eviction", eviction)
+    for task in [lost, evicted]:
+        wait_until(lambda: server.log_of(task).count("begun") == 2, 90, queues.log)
+        assert server.status(task) == "in_progress", "it runs a second time"
+        server.api("tasks.stop", task=task)
+    wait_until(lambda: not queues.pods(), 60, queues.log)
+    assert [server.wait(task) for task in [lost, evicted]] == ["stopped"] * 2
