@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 import urllib.request
 
 import pytest
@@ -340,17 +341,34 @@ def test_whole_gpus_wait_for_one_without_mig_by_policy(make_cantle):
     cantle.cli("stop", first)
 
 
-def test_a_stalled_gpu_holds_up_nobody(make_cantle):
+@pytest.mark.parametrize("call", ["nvmlGpuInstanceCreateComputeInstance", "nvmlDeviceGetGpuInstances gpu=3"])
+def test_a_stalled_gpu_holds_up_nobody(make_cantle, call):
+    """One of eight GPUs does not answer, while it makes an instance or when it is asked; the others take tasks all the same."""
     cantle = make_cantle("8xA100-40GB:mig")
     cantle.truth()
-    cantle.up("--queue", "default=task")
-    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=12000 once")
+    up = cantle.up("--queue", "default=task")
+    faults(cantle, f"{call} delay_ms=120000 once")
     slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
     wait_until(lambda: "delay_ms" not in (cantle.home / "sim/faults").read_text(), 20, lambda: cantle.log())
+    answers_again = time.monotonic() + 110
     quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(7)]
     for task in quick:
         cantle.wait_state(task, "completed", seconds=40)
-    assert cantle.wait_state(slow, "completed", seconds=40)["exit_code"] == 0
+    if "Create" in call:
+        assert cantle.task(slow)["state"] != "completed", "the task on that GPU waits for it"
+        assert [found["uuid"] for gpu in cantle.truth() for found in gpu["mig"]].count(None) == 1, "its instance is half made"
+    else:
+        cantle.wait_state(slow, "completed", seconds=40)
+    assert time.monotonic() < answers_again, "the GPU has not answered in all that time"
+    up.kill()  # which would wait for that GPU too
+
+
+def test_a_slow_gpu_gives_its_task_an_instance_in_the_end(mig):
+    mig.truth()
+    faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=5000 once")
+    began = time.monotonic()
+    mig.cli("run", "--mig-profile", "7g.40gb", "--", "true")
+    assert time.monotonic() - began > 5
 
 
 def test_mig_mode_is_turned_on_where_that_disturbs_nobody(make_cantle):

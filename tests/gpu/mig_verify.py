@@ -8,6 +8,7 @@ there are none. Prints one JSON object; exit code 1 if anything is not as expect
 import argparse
 import ctypes as c
 import json
+import pathlib
 import subprocess
 import sys
 import time
@@ -38,6 +39,12 @@ class ComputeInfo(c.Structure):
     """nvmlComputeInstanceInfo_t"""
 
     _fields_ = [("device", c.c_void_p), ("gpu_instance", c.c_void_p), ("id", c.c_uint), ("profile", c.c_uint), ("place", Placement)]
+
+
+class GpuInfo(c.Structure):
+    """nvmlGpuInstanceInfo_t"""
+
+    _fields_ = [("device", c.c_void_p), ("id", c.c_uint), ("profile", c.c_uint), ("place", Placement)]
 
 
 class Nvml:
@@ -100,17 +107,32 @@ def full_compute_profile(nvml, instance):
     return best
 
 
+def nodes_of(nvml, gpu, instance):
+    """Which of an instance's device nodes there are before anybody makes them; empty where the driver has none."""
+    minor, info = c.c_uint(), GpuInfo()
+    nvml("nvmlDeviceGetMinorNumber", gpu, c.byref(minor))
+    nvml("nvmlGpuInstanceGetInfo", instance, c.byref(info))
+    wanted = {f"gpu{minor.value}/gi{info.id}/{name}" for name in ("access", "ci0/access")}
+    try:
+        lines = pathlib.Path("/proc/driver/nvidia-caps/mig-minors").read_text().splitlines()
+    except OSError:
+        return {}
+    numbers = dict(line.split() for line in lines if line.split()[0] in wanted)
+    return {name: pathlib.Path(f"/dev/nvidia-caps/nvidia-cap{number}").exists() for name, number in numbers.items()}
+
+
 def life(nvml, gpu, profile, start, size):
-    """One instance from nothing to nothing: its UUID and the compute profile that fills it."""
+    """One instance from nothing to nothing: its UUID, the compute profile that fills it, and its device nodes."""
     place, instance, compute, info = Placement(start, size), c.c_void_p(), c.c_void_p(), ComputeInfo()
     nvml("nvmlDeviceCreateGpuInstanceWithPlacement", gpu, profile.id, c.byref(place), c.byref(instance))
     full = full_compute_profile(nvml, instance)
     nvml("nvmlGpuInstanceCreateComputeInstance", instance, full.id, c.byref(compute))
     nvml("nvmlComputeInstanceGetInfo_v2", compute, c.byref(info))
     uuid = uuid_of(nvml, c.c_void_p(info.device))
+    nodes = nodes_of(nvml, gpu, instance)
     nvml("nvmlComputeInstanceDestroy", compute)
     nvml("nvmlGpuInstanceDestroy", instance)
-    return uuid, {"id": full.id, "slices": full.slices, "multiprocessors": full.sms}
+    return uuid, {"id": full.id, "slices": full.slices, "multiprocessors": full.sms}, nodes
 
 
 def driver_facts(nvml, gpu):
@@ -118,12 +140,12 @@ def driver_facts(nvml, gpu):
     facts, expected = [], True
     for profile, places in profiles(nvml, gpu):
         for start, size in places:
-            first, compute = life(nvml, gpu, profile, start, size)
-            second, _ = life(nvml, gpu, profile, start, size)
+            first, compute, nodes = life(nvml, gpu, profile, start, size)
+            second, _, _ = life(nvml, gpu, profile, start, size)
             expected &= first == second
             facts.append(
                 {"profile": profile.name.decode(), "id": profile.id, "memory_mib": profile.memory_mib, "start": start, "size": size,
-                 "uuid": first, "same_uuid_again": first == second, "compute": compute}
+                 "uuid": first, "same_uuid_again": first == second, "compute": compute, "nodes": nodes}
             )  # fmt: skip
     return facts, expected
 
