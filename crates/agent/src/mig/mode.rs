@@ -58,7 +58,8 @@ pub(crate) fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -
     Ok(())
 }
 
-/// Destroys what nobody holds on the GPUs that are in MIG mode, except instances that are used as they are. A GPU that can't be asked now takes nothing new anyway.
+/// Destroys what nobody holds on the GPUs that are in MIG mode, except instances that are used as they are. A GPU that can't
+/// be asked now takes nothing new anyway.
 pub(crate) fn sweep(driver: &dyn Driver, node: &Node, gpus: &[Gpu], adopt: Adopt, stages: &Stages) {
     for gpu in gpus.iter().filter(|gpu| gpu.mig) {
         let given = driver.fixed_devices(&gpu.uuid).is_some();

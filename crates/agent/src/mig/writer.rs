@@ -295,7 +295,8 @@ fn in_the_way<'f>(
     way
 }
 
-/// Makes the instances of a lease that is on disk, as far as it has none yet, with all their names in it. Takes seconds on real hardware.
+/// Makes the instances of a lease that is on disk, as far as it has none yet, with all their names in it. Takes seconds on
+/// real hardware.
 ///
 /// # Errors
 /// [`AgentError::PlaceLost`], or the driver fails; instances that were made stay, as room for others.

@@ -108,8 +108,14 @@ impl World {
         names.filter(|name| name.starts_with(self.state.path())).count()
     }
 
+    /// What the driver does wrong from now on. Without a file it needn't read one at each call.
     pub(super) fn faults(&self, script: &str) {
-        std::fs::write(self.state.path().join("faults"), script).unwrap();
+        let path = self.state.path().join("faults");
+        if !script.is_empty() {
+            std::fs::write(path, script).unwrap();
+        } else if path.exists() {
+            std::fs::remove_file(path).unwrap();
+        }
     }
 
     /// One task: planned and given its instance as the agent does it. The agent dies at step `dies_at` of that, if it comes
