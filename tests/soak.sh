@@ -10,3 +10,6 @@ CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -
 CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
 CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py
+# On a real cluster: ten minutes of MIG churn, where whoever has room is placed within 5 s, and two minutes without API server.
+CANTLE_TEST_CHURN_S=600 CANTLE_TEST_PENDING_S=5 CANTLE_TEST_AWAY_S=120 tests/cluster/run.sh -s \
+    -k "nobody_waits_in_vain or without_the_api_server" || [ $? = 77 ]

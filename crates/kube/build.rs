@@ -1,8 +1,8 @@
-//! The kubelet's two services, from their .proto files; protox reads them, so that nobody needs protoc.
+//! The kubelet's three services, from their .proto files; protox reads them, so that nobody needs protoc.
 
 use std::error::Error;
 
-const PROTOS: [&str; 2] = ["proto/registration.proto", "proto/dra.proto"];
+const PROTOS: [&str; 3] = ["proto/registration.proto", "proto/dra.proto", "proto/health.proto"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for proto in PROTOS {

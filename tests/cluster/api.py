@@ -1,10 +1,12 @@
 """The API server, spoken to over plain HTTPS: JSON in, JSON out."""
 
 import copy
+import http.client
 import json
+import select
 import ssl
-import urllib.error
-import urllib.request
+import threading
+import urllib.parse
 
 RESOURCE = "/apis/resource.k8s.io/v1"
 
@@ -19,7 +21,9 @@ class ApiError(Exception):
 
 class Api:
     def __init__(self, url, ca, certificate, key):
-        self.url, self.ca, self.headers = url, ca, {}
+        self.address, self.ca, self.headers = urllib.parse.urlsplit(url).netloc, ca, {}
+        # Each thread keeps a connection: to make one takes longer than most requests.
+        self.connections = threading.local()
         self.context = ssl.create_default_context(cafile=str(ca))
         self.context.load_cert_chain(str(certificate), str(key))
 
@@ -27,26 +31,34 @@ class Api:
         """The same server for the owner of a token."""
         other = copy.copy(self)
         other.context = ssl.create_default_context(cafile=str(self.ca))
-        other.headers = {"Authorization": f"Bearer {token}"}
+        other.headers, other.connections = {"Authorization": f"Bearer {token}"}, threading.local()
         return other
 
     def call(self, method, path, body=None, kind="application/json", timeout=30):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, {"Content-Type": kind, **self.headers}, method=method)
+        code, text = self.exchange(method, path, data, {"Content-Type": kind, **self.headers}, timeout)
         try:
-            with urllib.request.urlopen(request, context=self.context, timeout=timeout) as answer:
-                text = answer.read()
-        except urllib.error.HTTPError as error:
-            text = error.read()
-            try:
-                status = json.loads(text)
-            except ValueError:
-                status = {"message": text.decode(errors="replace")}
-            raise ApiError(error.code, status) from None
-        try:
-            return json.loads(text)
+            answer = json.loads(text)
         except ValueError:
-            return text.decode(errors="replace")
+            answer = text.decode(errors="replace")
+        if code >= 300:
+            raise ApiError(code, answer if isinstance(answer, dict) else {"message": answer})
+        return answer
+
+    def exchange(self, method, path, data, headers, timeout):
+        connection = getattr(self.connections, "kept", None)
+        if connection is not None and connection.sock is not None and is_closed(connection.sock):
+            connection.close()
+        if connection is None:
+            connection = http.client.HTTPSConnection(self.address, context=self.context)
+        self.connections.kept, connection.timeout = connection, timeout
+        try:
+            connection.request(method, path, data, headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            raise ConnectionError(f"no answer to {method} {path}: {error}") from error
 
     def get(self, path):
         return self.call("GET", path)
@@ -77,6 +89,11 @@ class Api:
             if error.code != 404:
                 raise
             return None
+
+
+def is_closed(sock):
+    """Between two requests nothing comes but the end of the connection."""
+    return bool(select.select([sock], [], [], 0)[0])
 
 
 def claim_template(name, device_class, memory=None, count=1):

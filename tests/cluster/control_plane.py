@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import urllib.error
 
 from api import Api, ApiError
 from certificates import Certificates
@@ -106,7 +105,7 @@ class ControlPlane:
             program.check()
         try:
             return self.api.find(path)
-        except (ApiError, urllib.error.URLError, OSError):
+        except (ApiError, OSError):
             return None
 
     def kubeconfig(self):

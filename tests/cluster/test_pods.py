@@ -1,8 +1,11 @@
 """Real pods on a real kubelet: what the scheduler gave is what they have, and no more."""
 
+import os
+import time
+
 import pytest
 
-from api import pod
+from api import RESOURCE, pod
 from processes import wait_until
 
 FILL = """
@@ -43,6 +46,19 @@ class Pods:
 
     def wait_running(self, name):
         wait_until(lambda: self.get(name)["status"]["phase"] == "Running", 90, lambda: self.get(name)["status"])
+
+    def device(self, name):
+        """What the scheduler gave."""
+        claim = self.get(name)["status"]["resourceClaimStatuses"][0]["resourceClaimName"]
+        claim = self.api.get(f"{self.path.replace('/api/v1', RESOURCE).removesuffix('pods')}resourceclaims/{claim}")
+        (result,) = claim["status"]["allocation"]["devices"]["results"]
+        return result["device"]
+
+    def health(self, name):
+        """What the kubelet says of the pod's device."""
+        (container,) = self.get(name)["status"]["containerStatuses"]
+        told = [each for of in container.get("allocatedResourcesStatus", []) for each in of["resources"]]
+        return told[0]["health"] if told else None
 
     def said(self, name):
         """The pod's first line, as a dict of its words."""
@@ -127,6 +143,41 @@ def test_a_killed_driver_leaks_nothing(pods, start):
     pods.delete("partition")
     pods.wait_gone("partition")
     wait_until(lambda: not driver.leases(), 60, driver.log)
+
+
+def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
+    driver = start("2xA100-80GB")
+    pods.create("half", "half", command=("sleep", "600"))
+    pods.wait_running("half")
+    assert pods.device("half") == "gpu-0-shared"
+    wait_until(lambda: pods.health("half") == "Healthy", 60, lambda: pods.get("half")["status"])
+    driver.faults("* gpu=0 error=15\n")
+    wait_until(lambda: pods.health("half") == "Unhealthy", 60, lambda: (pods.get("half")["status"], driver.log()))
+    pods.create("quarter", "quarter")
+    assert pods.said("quarter")["total"] == 20 << 10
+    assert pods.device("quarter") == "gpu-1-shared"
+    driver.faults("")
+    wait_until(lambda: pods.health("half") == "Healthy", 60, lambda: pods.get("half")["status"])
+    assert pods.get("half")["status"]["containerStatuses"][0]["restartCount"] == 0
+
+
+def test_without_the_api_server_nothing_is_lost(pods, start, plane):
+    driver = start("1xH100-80GB:mig")
+    pods.create("half", "half")
+    assert pods.said("half")["code"] == OUT_OF_MEMORY
+    before = (driver.leases(), driver.truth(), driver.slices())
+    container = pods.get("half")["status"]["containerStatuses"][0]["containerID"]
+    plane.server.kill()
+    # Two minutes in `make soak`: longer than any client waits for an answer.
+    time.sleep(float(os.environ.get("CANTLE_TEST_AWAY_S", "8")))
+    assert (driver.leases(), driver.truth()) == before[:2]
+    driver.program.check()
+    plane.start_server()
+    pods.create("quarter", "quarter")
+    assert pods.said("quarter")["code"] == OUT_OF_MEMORY
+    status = pods.get("half")["status"]["containerStatuses"][0]
+    assert (status["containerID"], status["restartCount"]) == (container, 0)
+    assert len(driver.leases()) == 2 and driver.slices() == before[2]
 
 
 def test_a_kubelet_that_restarts_loses_nothing(pods, start, worker):

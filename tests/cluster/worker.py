@@ -88,8 +88,8 @@ class Worker:
         bind = lambda source, to, mode: {"type": "bind", "source": str(source), "destination": to, "options": ["rbind", mode]}
         for name in ["libcuda.so.1", "libnvidia-ml.so.1"]:
             spec["mounts"].append(bind(ROOT / "dist/lib/cantle/sim" / name, f"/usr/lib/x86_64-linux-gnu/{name}", "ro"))
-        spec["mounts"].append(bind(self.sim_dir, "/gpus", "rw"))
-        spec["process"]["env"] = ["CANTLE_SIM_DIR=/gpus"]
+        spec["mounts"].append(bind(self.sim_dir, str(self.sim_dir), "rw"))
+        spec["process"]["env"] = [f"CANTLE_SIM_DIR={self.sim_dir}"]
         return spec
 
     def make_kubelet(self):

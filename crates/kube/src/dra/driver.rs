@@ -43,6 +43,11 @@ impl Driver {
         Self { client, node: node.to_owned(), version, cdi_dir, grants, turn }
     }
 
+    /// What the node's devices are published as; it has the node's name.
+    pub(super) fn pool(&self) -> &str {
+        &self.node
+    }
+
     /// The GPUs, as devices.
     pub(super) async fn inventory(&self) -> Result<Inventory, KubeError> {
         let version = self.version;

@@ -9,6 +9,7 @@
 mod claim;
 mod devices;
 mod driver;
+mod health;
 mod node;
 mod plugin;
 mod publish;

@@ -14,6 +14,7 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::driver::Driver;
+use super::health::{DraResourceHealthServer, Health};
 use crate::KubeError;
 use crate::names::DRIVER;
 
@@ -129,6 +130,7 @@ pub(super) async fn serve(
     let served = tokio::try_join!(
         Server::builder().add_service(registrar).serve_with_incoming_shutdown(registry, goodbye),
         Server::builder()
+            .add_service(DraResourceHealthServer::new(Health::new(driver.clone(), stop.clone())))
             .add_service(DraPluginServer::new(driver))
             .serve_with_incoming_shutdown(service, stopped(stop.clone())),
     );
@@ -136,7 +138,8 @@ pub(super) async fn serve(
     served.map(drop).map_err(|error| KubeError::Socket { path: own, why: io::Error::other(error) })
 }
 
-async fn stopped(mut stop: watch::Receiver<bool>) {
+/// Until somebody says so.
+pub(super) async fn stopped(mut stop: watch::Receiver<bool>) {
     // An error means that nobody is left who could say so.
     let _ = stop.wait_for(|stop| *stop).await;
 }

@@ -157,6 +157,33 @@ mod tests {
         assert_eq!(names, published, "the order of names is that of the devices");
     }
 
+    /// What an older scheduler is shown is what it can keep apart, in the shape that it can read.
+    #[test]
+    fn older_versions_are_shown_one_kind_of_device() {
+        let kinds = |version: &str, mig: bool| {
+            let version: Version = version.parse().unwrap();
+            let slices = slices(&Inventory::of(&offers(2, mig, true), version), &Node::default());
+            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+            let kind = |device: &Device| device.attributes.as_ref()?.get("kind")?.string.clone();
+            let kinds: std::collections::BTreeSet<String> = devices.filter_map(kind).collect();
+            let counted = slices.iter().any(|slice| slice.spec.shared_counters.is_some());
+            (kinds.into_iter().collect::<Vec<_>>().join(" "), counted)
+        };
+        for (version, mig, shown, counted) in [
+            ("v1.34.2", false, "shared", false),
+            ("v1.35.0", false, "shared", false),
+            ("v1.36.1", false, "shared", false),
+            // 1.34 has the counters of a slice beside its devices; such GPUs are left to newer ones.
+            ("v1.34.2", true, "", false),
+            ("v1.35.0", true, "mig", true),
+            ("v1.36.1", true, "mig", true),
+            ("v1.36.2", true, "mig shared whole", true),
+            ("v1.36.2", false, "shared whole", true),
+        ] {
+            assert_eq!(kinds(version, mig), (shown.to_owned(), counted), "{version} mig={mig}");
+        }
+    }
+
     #[test]
     fn an_odd_mebibyte_is_given_to_nobody() {
         let capacity = memory(81_559 << 20, true);

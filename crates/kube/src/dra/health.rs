@@ -1,0 +1,110 @@
+//! Tells the kubelet which devices work, for the status of the pods that have them. What is not given out yet needs no
+//! such word: the devices of a lost GPU are published no more.
+
+use std::collections::BTreeSet;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _, stream};
+use jiff::Timestamp;
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval};
+use tonic::{Request, Response, Status};
+
+use super::driver::Driver;
+use super::plugin::stopped;
+
+/// How often a kubelet hears. It takes what is older than 30 seconds for unknown.
+const EVERY: Duration = Duration::from_secs(5);
+
+/// Generated from `proto/health.proto`.
+#[expect(unreachable_pub, reason = "generated")]
+mod api {
+    tonic::include_proto!("v1alpha1");
+}
+
+use api::dra_resource_health_server::DraResourceHealth;
+pub(super) use api::dra_resource_health_server::DraResourceHealthServer;
+use api::{
+    DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
+};
+
+/// The service.
+pub(super) struct Health {
+    driver: Driver,
+    stop: watch::Receiver<bool>,
+}
+
+impl Health {
+    pub(super) fn new(driver: Driver, stop: watch::Receiver<bool>) -> Self {
+        Self { driver, stop }
+    }
+}
+
+#[tonic::async_trait]
+impl DraResourceHealth for Health {
+    type NodeWatchResourcesStream =
+        Pin<Box<dyn Stream<Item = Result<NodeWatchResourcesResponse, Status>> + Send>>;
+
+    async fn node_watch_resources(
+        &self,
+        _: Request<NodeWatchResourcesRequest>,
+    ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
+        let mut ticks = interval(EVERY);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let looks = stream::unfold((self.driver.clone(), Seen::default(), ticks), |state| async {
+            let (driver, mut seen, mut ticks) = state;
+            ticks.tick().await;
+            let found = driver.inventory().await;
+            let works = found.map(|found| found.devices.into_iter().map(|device| device.name).collect());
+            let devices = seen.judge(works.ok()).into_iter();
+            let devices = devices.map(|(name, health)| spoken(driver.pool(), name, health)).collect();
+            Some((Ok(NodeWatchResourcesResponse { devices }), (driver, seen, ticks)))
+        });
+        // The server waits for its streams before it ends.
+        Ok(Response::new(Box::pin(looks.take_until(stopped(self.stop.clone())))))
+    }
+}
+
+fn spoken(pool: &str, name: String, health: HealthStatus) -> DeviceHealth {
+    DeviceHealth {
+        device: Some(DeviceIdentifier { pool_name: pool.to_owned(), device_name: name }),
+        health: health.into(),
+        last_updated_time: Timestamp::now().as_second(),
+    }
+}
+
+/// Every device that was there at some time.
+#[derive(Debug, Default)]
+struct Seen(BTreeSet<String>);
+
+impl Seen {
+    /// What is to be said of each, given those that work now; none if nobody could say.
+    fn judge(&mut self, works: Option<BTreeSet<String>>) -> Vec<(String, HealthStatus)> {
+        self.0.extend(works.iter().flatten().cloned());
+        let health = |name: &String| match &works {
+            None => HealthStatus::Unknown,
+            Some(works) if works.contains(name) => HealthStatus::Healthy,
+            Some(_) => HealthStatus::Unhealthy,
+        };
+        self.0.iter().map(|name| (name.clone(), health(name))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_goes_is_unhealthy_until_it_comes_back() {
+        let names = |names: &[&str]| Some(names.iter().map(|&name| name.to_owned()).collect());
+        let mut seen = Seen::default();
+        let mut judged = |works| seen.judge(works).into_iter().map(|(_, health)| health).collect::<Vec<_>>();
+        let (healthy, unhealthy, unknown) =
+            (HealthStatus::Healthy, HealthStatus::Unhealthy, HealthStatus::Unknown);
+        assert_eq!(judged(names(&["a", "b"])), [healthy, healthy]);
+        assert_eq!(judged(names(&["b"])), [unhealthy, healthy]);
+        assert_eq!(judged(None), [unknown, unknown]);
+        assert_eq!(judged(names(&["a", "b", "c"])), [healthy, healthy, healthy]);
+    }
+}

@@ -1,0 +1,123 @@
+"""What cantle adds to a cluster, in figures; run by `make bench`. Each is measured beside the same thing without cantle."""
+
+import concurrent.futures
+import copy
+import os
+import statistics
+import time
+
+import pytest
+
+from api import RESOURCE, node
+from injector import Injector, pod
+from processes import wait_until
+from test_pods import start  # noqa: F401
+
+FRACTION = {"clearml-injector/fraction": "0.500"}
+PAIRS = int(os.environ.get("CANTLE_BENCH_PAIRS", "20"))
+START_MAX_MS = 300
+NODES, PODS = 100, 1000
+CALLS = "apiserver_admission_webhook_admission_duration_seconds"
+
+
+@pytest.fixture(scope="module")
+def injector(plane, tmp_path_factory):
+    made = Injector(plane, tmp_path_factory.mktemp("injector"))
+    yield made.start()
+    made.remove()
+
+
+def test_start_of_a_pod(plane, injector, start, namespace):  # noqa: F811
+    """From the call that creates a pod to the first word of its program, with a slice and without, by turns."""
+    start("1xA100-40GB")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+
+    def start_ms(name, labels):
+        thing = pod(labels, name=name)
+        thing["spec"]["containers"][0]["command"] = ["sh", "-c", "date +%s%N; exec sleep 600"]
+        thing["spec"]["terminationGracePeriodSeconds"] = 1
+        began = time.time_ns()
+        plane.api.create(path, thing)
+        running = lambda: plane.api.get(f"{path}/{name}")["status"]["phase"] == "Running"
+        wait_until(running, 60, lambda: plane.api.get(f"{path}/{name}")["status"])
+        said = wait_until(lambda: plane.api.get(f"{path}/{name}/log"), 60, "its first word")
+        plane.api.delete(f"{path}/{name}", 1)
+        wait_until(lambda: plane.api.find(f"{path}/{name}") is None, 60, "its end")
+        return (int(str(said)) - began) / 1e6
+
+    start_ms("first", FRACTION)
+    pairs = [(start_ms(f"with-{at}", FRACTION), start_ms(f"without-{at}", {})) for at in range(PAIRS)]
+    extra = statistics.median(one - other for one, other in pairs)
+    with_ms, without_ms = (statistics.median(side) for side in zip(*pairs))
+    print(f"\nstart of a pod: {with_ms:.0f} ms with a slice, {without_ms:.0f} ms without; median of {PAIRS} differences {extra:.0f} ms")
+    assert extra <= START_MAX_MS
+
+
+def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_driver, namespace):
+    """How fast the stock scheduler places shares, and what the injector takes for each pod."""
+    api, slices = plane.api, make_driver(hand_made, "8xA100-80GB").slices()
+    made = []
+    try:
+        for at in range(NODES):
+            name = f"bench-{at}"
+            api.create("/api/v1/nodes", node(name))
+            made.append(f"/api/v1/nodes/{name}")
+            for slice in slices:
+                made.append(clone(api, slice, name))
+        views = {
+            "in the injector": lambda: histogram(injector.observe("/metrics"), "cantle_webhook_seconds"),
+            "as the API server sees it": lambda: histogram(api.get("/metrics"), CALLS, 'name="fraction.injector.cantle.dev"'),
+        }
+        before = {view: read() for view, read in views.items()}
+        rate, scheduled = create_and_schedule(api, namespace, FRACTION)
+        print(f"\n{PODS} pods of half a GPU on {NODES} nodes: {rate:.0f} created/s, {scheduled:.0f} scheduled/s")
+        for view, read in views.items():
+            median, most = (quantile_ms(before[view], read(), part) for part in (0.5, 0.99))
+            print(f"a call of the injector, {view}: half take at most {median:g} ms, 99 % at most {most:g} ms")
+        rate, scheduled = create_and_schedule(api, namespace, {})
+        print(f"the same pods without a share: {rate:.0f} created/s, {scheduled:.0f} scheduled/s")
+    finally:
+        for path in made:
+            api.delete(path)
+
+
+def clone(api, slice, name):
+    """A slice of one node as that of another."""
+    thing = copy.deepcopy(slice)
+    thing["metadata"] = {"name": slice["metadata"]["name"].replace(slice["spec"]["nodeName"], name)}
+    thing["spec"]["nodeName"] = thing["spec"]["pool"]["name"] = name
+    api.create(f"{RESOURCE}/resourceslices", thing)
+    return f"{RESOURCE}/resourceslices/{thing['metadata']['name']}"
+
+
+def create_and_schedule(api, namespace, labels):
+    """Pods created and placed per second; they are gone when it returns."""
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    began = time.monotonic()
+    with concurrent.futures.ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda at: api.create(path, pod(labels, name=f"p{at}")), range(PODS)))
+    created_s = time.monotonic() - began
+    placed = lambda: sum(1 for each in api.items(path) if each["spec"].get("nodeName"))
+    wait_until(lambda: placed() == PODS, 600, lambda: f"{placed()} of {PODS} have a place")
+    scheduled_s = time.monotonic() - began
+    for each in api.items(path):
+        api.delete(f"{path}/{each['metadata']['name']}", 0)
+    claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
+    wait_until(lambda: not api.items(path) and not api.items(claims), 300, "the end of all pods and claims")
+    return PODS / created_s, PODS / scheduled_s
+
+
+def histogram(text, name, label=""):
+    """Bound in seconds, and how many were not slower."""
+    found = {}
+    for line in text.splitlines():
+        if line.startswith(f"{name}_bucket{{") and label in line:
+            bound = float(line.split('le="')[1].split('"')[0])
+            found[bound] = found.get(bound, 0) + float(line.split()[-1])
+    return found
+
+
+def quantile_ms(before, after, part):
+    counts = {bound: after[bound] - before.get(bound, 0) for bound in sorted(after)}
+    total = counts[max(counts)]
+    return next(bound for bound, count in counts.items() if count >= part * total) * 1000
