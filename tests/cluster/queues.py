@@ -12,16 +12,15 @@ import urllib.request
 
 import yaml
 
-from injector import NAMESPACE, place, rendered
+from chart import NAMESPACE, place, rendered
 from processes import Program, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CANTLE = ROOT / "dist/bin/cantle"
 NAME = "cantle-queues"
 FINAL = ("completed", "failed", "stopped")
-# What pods need on this cluster: no network of their own, and the one image that is here.
+# What pods need on this cluster: the one image is here already.
 BASE = {
-    "hostNetwork": True,
     "imagePullPolicy": "Never",
     "automountServiceAccountToken": False,
     "terminationGracePeriodSeconds": 1,
@@ -129,20 +128,13 @@ class Queues:
         }
         kinds = ("ServiceAccount", "Role", "RoleBinding")
         things = [thing for thing in rendered(values) if thing["kind"] in kinds]
-        if not self.plane.api.find(f"/api/v1/namespaces/{NAMESPACE}"):
-            self.plane.api.create("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         self.things = []
         for thing in things:
             path = place(thing).replace(f"/{NAMESPACE}/", f"/{thing['metadata']['namespace']}/")
             self.plane.api.create(path, thing)
             self.things.append(f"{path}/{thing['metadata']['name']}")
         self.plane.api.create(f"/api/v1/namespaces/{self.namespace}/secrets", {"metadata": {"name": "keys"}, "stringData": self.server.keys})
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{NAME}/token"
-        token = self.plane.api.create(path, {"spec": {"expirationSeconds": 7200}})["status"]["token"]
-        config = json.loads(pathlib.Path(self.plane.kubeconfig()).read_text())
-        config["users"][0]["user"] = {"token": token}
-        self.kubeconfig = self.home / "queues.kubeconfig"
-        self.kubeconfig.write_text(json.dumps(config))
+        self.kubeconfig = self.plane.account_kubeconfig(NAME, self.home / "queues.kubeconfig")
 
     def replica(self, n):
         words = [*self.words, "--kubeconfig", self.kubeconfig, "--identity", f"replica-{n}"]

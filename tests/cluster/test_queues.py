@@ -1,6 +1,7 @@
 """Tasks in queues become pods on a real cluster: their states, their logs, and how many there are at once."""
 
 import json
+import os
 
 import pytest
 
@@ -9,6 +10,8 @@ from processes import wait_until
 from queues import Queues, Server, Witness
 from test_pods import FILL
 
+# The long form has five.
+REPLICAS = int(os.environ.get("CANTLE_TEST_REPLICAS", "3"))
 # The values that ClearML documents for fractions.
 FRACTIONS = {
     "queues": {
@@ -48,7 +51,9 @@ def injector(plane, tmp_path):
 
 
 def test_the_documented_queues(make_queues, server, injector, make_driver, worker):
-    driver = make_driver(worker.name, "1xH100-80GB", kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir)
+    worker.forget_gpus()
+    folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
+    driver = make_driver(worker.name, "1xH100-80GB", **folders)
     wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
     queues = make_queues(FRACTIONS)
     command = json.dumps(["python3", "-c", FILL.replace("time.sleep(600)", "time.sleep(5)")])
@@ -74,7 +79,7 @@ for queue in ["default0500", "default0250"]:
 
 def test_never_more_than_max_pods_while_replicas_are_killed(make_queues, server):
     glue = {"queues": {"two": {"queueSettings": {"maxPods": 2}}}}
-    queues = make_queues(glue, replicas=3)
+    queues = make_queues(glue, replicas=REPLICAS)
     with Witness(queues, seed=9, every_s=2) as witness:
         tasks = [server.submit("two", "sh", "-c", "echo it ran; sleep 1") for _ in range(8)]
         ends = [server.wait(task, "completed", "failed", seconds=180) for task in tasks]
