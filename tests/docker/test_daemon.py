@@ -226,7 +226,9 @@ def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine
     tasks = [cantle.submit("q", "sh", "-c", "echo up; sleep 600", flags=["--mig-profile", "1g.5gb"]) for _ in range(2)]
     for task in tasks:
         wait_until(lambda t=task: cantle.said(t) == ["up"], 60, lambda t=task: cantle.output(t))
-    held = {piece["task"]: piece["mig"]["uuid"] for piece in cantle.json("gpus")[0]["slices"]}
+    uuids = lambda: {piece["task"]: piece["mig"]["uuid"] for piece in cantle.json("gpus")[0]["slices"]}  # noqa: E731
+    wait_until(lambda: sorted(filter(None, map(uuids().get, tasks))) == sorted(i["uuid"] for i in cantle.truth()[0]["mig"]), 20, uuids)
+    held = uuids()
     init = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))"
     nodes = {}
     for own, other in (tasks, tasks[::-1]):

@@ -48,6 +48,11 @@ def instances(cantle, gpu=0):
     return sorted(cantle.truth()[gpu]["mig"], key=lambda found: found["start"])
 
 
+def names_of_slices(cantle, gpu=0):
+    """Of the MIG devices that the server shows as given out."""
+    return {piece["mig"]["uuid"] for piece in cantle.json("gpus")[gpu]["slices"]}
+
+
 def faults(cantle, *lines):
     (cantle.home / "sim/faults").write_text("".join(f"{line}\n" for line in lines))
 
@@ -202,8 +207,7 @@ def test_daemons_that_use_instances_as_they_are(mig):
         mig.wait_state(task, "in_progress")
         wait_until(lambda t=task: len(mig.filled(t)) == 1, 30, lambda t=task: mig.output(t))
         assert mig.filled(task)[0]["total_bytes"] == 4864 * MIB
-    (gpu,) = mig.json("gpus")
-    assert {piece["mig"]["uuid"] for piece in gpu["slices"]} == {found["uuid"] for found in before[:2]}
+    wait_until(lambda: names_of_slices(mig) == {found["uuid"] for found in before[:2]}, 20, lambda: mig.json("gpus"))
     wait_until(lambda: mig.task(tasks[2])["reason"] and mig.task(tasks[3])["reason"], 10, lambda: mig.task(tasks[3]))
     assert "no MIG instance given to this agent has 2 of 8 memory slices; it has 1g.5gb" in mig.task(tasks[3])["reason"]
     taken = mig.cli("daemon", "--queue", "single=1", "--dynamic-gpus", "--gpus", "0:1", code=8).stderr
@@ -275,11 +279,13 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
     assert len(places(mig)) == 2
     up = mig.up("--queue", "default=task", "--metrics-listen", "127.0.0.1:0")
-    assert places(mig) == [("1g.5gb", 0)], "what cantle itself had left is gone, what others made is not"
-    task = mig.submit("default", *FILL, "--hold", "60", flags=["--mig-profile", "2g.10gb"])
-    small = mig.submit("default", "sleep", "60", flags=["--gpu-memory", "4G"])
+    # What cantle itself had left goes, what others made does not.
+    wait_until(lambda: places(mig) == [("1g.5gb", 0)], 20, lambda: places(mig))
+    task = mig.submit("default", *FILL, "--hold", "300", flags=["--mig-profile", "2g.10gb"])
+    small = mig.submit("default", "sleep", "300", flags=["--gpu-memory", "4G"])
     shared = mig.submit("default", "true", flags=["--gpu", "0.5", "--isolation", "shared"])
     mig.wait_state(task, "in_progress"), mig.wait_state(small, "in_progress")
+    wait_until(lambda: names_of_slices(mig) == {found["uuid"] for found in instances(mig)[1:]}, 20, lambda: mig.json("gpus"))
     (gpu,) = mig.json("gpus")
     made = {found["uuid"]: found for found in instances(mig)}
     assert gpu["mode"] == "mig" and gpu["allocated_milli"] == 375
@@ -308,9 +314,9 @@ def test_four_queues_on_mig_gpus(make_cantle, gpus):
     """The documentation's example, with memory enforced by the (simulated) hardware where the GPU is in MIG mode."""
     cantle = make_cantle(gpus)
     cantle.up("--queue", *FOUR_QUEUES, "--gpus", "0-2")
-    dual = cantle.submit("dual_gpus", *FILL, "--hold", "60")
-    quarter = cantle.submit("quarter_gpu", *FILL, "--hold", "60")
-    half = cantle.submit("half_gpu", *FILL, "--hold", "60")
+    dual = cantle.submit("dual_gpus", *FILL, "--hold", "300")
+    quarter = cantle.submit("quarter_gpu", *FILL, "--hold", "300")
+    half = cantle.submit("half_gpu", *FILL, "--hold", "300")
     for task in (dual, quarter, half):
         cantle.wait_state(task, "in_progress")
     single = cantle.submit("single_gpu", *FILL)
@@ -426,6 +432,7 @@ def test_exactly_one_task_makes_room_for_a_more_important_one(mig):
         mig.wait_state(task, "in_progress", seconds=40)
     wait_until(lambda: mig.used() == [3 * 9856 * MIB], 30, lambda: mig.used())
     before = {found["uuid"]: found for found in instances(mig)}
+    wait_until(lambda: names_of_slices(mig) == set(before), 20, lambda: mig.json("gpus"))
     held_by = {piece["task"]: piece["mig"] for piece in mig.json("gpus")[0]["slices"]}
     large = ["--mig-profile", "3g.20gb", "--project", "p", "--priority", "5"]
     urgent = mig.submit("q", *FILL, "--hold", "600", flags=large)

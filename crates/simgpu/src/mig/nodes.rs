@@ -2,9 +2,9 @@
 //! below `/`. Who can't open those of an instance does not see it; a container gets those of its own.
 
 use std::fmt::Write as _;
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::spec::MAX_DEVICES;
@@ -27,8 +27,8 @@ fn node(dir: &Path, minor: usize) -> PathBuf {
     dir.join(NODES).join(format!("nvidia-cap{minor}"))
 }
 
-/// Makes the nodes of a GPU instance and of all compute instances it may have. They stay when it is destroyed, because they
-/// belong to the place.
+/// Makes the nodes of a GPU instance and of all compute instances it may have; the caller has the machine's lock. They stay
+/// when it is destroyed, because they belong to the place.
 pub fn make(dir: &Path, gpu: usize, instance: usize) -> io::Result<()> {
     let own = node(dir, minor(gpu, instance, None));
     if own.exists() {
@@ -37,11 +37,16 @@ pub fn make(dir: &Path, gpu: usize, instance: usize) -> io::Result<()> {
     for folder in ["proc", "proc/driver", "proc/driver/nvidia-caps", "dev", NODES] {
         make_folder(&dir.join(folder))?;
     }
-    fs::write(dir.join(MINORS), minors())?;
+    let table = dir.join(MINORS);
+    if !table.exists() {
+        fs::write(table, minors())?;
+    }
     // The GPU instance's is the last: where it is, all are.
     let compute = (0..MAX_COMPUTE_INSTANCES).map(|compute| node(dir, minor(gpu, instance, Some(compute))));
-    compute.chain([own]).try_for_each(|node| {
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o444).open(node).map(drop)
+    compute.chain([own]).filter(|node| !node.exists()).try_for_each(|node| {
+        let made = File::create(node)?;
+        // For everybody, whatever our umask.
+        made.set_permissions(Permissions::from_mode(0o444))
     })
 }
 
