@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 
@@ -17,6 +18,7 @@ FRACTIONS = {
     "queues": {
         "default0500": {"templateOverrides": {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}}},
         "default0250": {"templateOverrides": {"labels": {"required-resources": "0.25", "clearml-injector/fraction": "0.250"}}},
+        "odd": {"templateOverrides": {"labels": {"clearml-injector/fraction": "0.333"}}},
     },
 }
 
@@ -50,11 +52,20 @@ def injector(plane, tmp_path):
     made.remove()
 
 
-def test_the_documented_queues(make_queues, server, injector, make_driver, worker):
-    worker.forget_gpus()
-    folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
-    driver = make_driver(worker.name, "1xH100-80GB", **folders)
-    wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
+@pytest.fixture
+def start_driver(make_driver, worker):
+    def start(sim_gpus):
+        worker.forget_gpus()
+        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
+        driver = make_driver(worker.name, sim_gpus, **folders)
+        wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
+        return driver
+
+    return start
+
+
+def test_the_documented_queues(make_queues, server, injector, start_driver):
+    driver = start_driver("1xH100-80GB")
     queues = make_queues(FRACTIONS)
     command = json.dumps(["python3", "-c", FILL.replace("time.sleep(600)", "time.sleep(5)")])
     tasks = server.sdk(f"""
@@ -73,7 +84,21 @@ for queue in ["default0500", "default0250"]:
         assert 0 <= share * memory_mib - int(words[1]) < 4, words
         assert words[4:] == ["code", "2"], "no more than its share"
     assert [server.wait(task) for task in tasks] == ["completed", "completed"]
+    odd = server.submit("odd", "true")
+    assert server.wait(odd) == "failed" and "0.333" in server.message(odd), "the injector says why"
     wait_until(lambda: not queues.pods(), 60, queues.log)
+    wait_until(lambda: not driver.leases(), 60, driver.log)
+
+
+def test_a_queue_of_mig_instances(make_queues, server, start_driver):
+    driver = start_driver("1xH100-80GB:mig")
+    queues = make_queues({"queues": {"mig": {"templateOverrides": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}}}})
+    tasks = [server.submit("mig", "sleep", "600") for _ in range(2)]
+    for task in tasks:
+        wait_until(lambda: server.message(task) == "running on node worker", 90, lambda: server.message(task) + queues.log())
+    assert [each["profile"] for each in driver.truth()[0]["mig"]] == ["1g.10gb"] * 2
+    for task in tasks:
+        server.api("tasks.stop", task=task)
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
@@ -94,6 +119,7 @@ def test_states_follow_pods(make_queues, server):
         "queue": "plain, nowhere, tight",
         "queues": {
             "nowhere": {"templateOverrides": {"nodeSelector": {"no": "node"}}},
+            "pulls": {"templateOverrides": {"imagePullPolicy": "Always"}},
             "tight": {"templateOverrides": {"resources": {"limits": {"memory": "32Mi"}}}},
         },
     })
@@ -101,6 +127,8 @@ def test_states_follow_pods(make_queues, server):
     good = server.submit("plain", "sh", "-c", "echo first; echo last")
     bad = server.submit("plain", "sh", "-c", "echo oh; exit 3")
     image = server.submit("plain", "true", container={"image": "localhost/none:1"})
+    # Nobody listens there; in the tests a pod may fail to get its image for five seconds.
+    pulls = server.submit("pulls", "true", container={"image": "127.0.0.1:9/none:1"})
     oom = server.submit("tight", "python3", "-c", eat)
     nothing = server.submit("plain")
     waits = server.submit("nowhere", "true")
@@ -110,6 +138,7 @@ def test_states_follow_pods(make_queues, server):
     assert server.wait(bad) == "failed" and "exit code 3" in server.message(bad)
     assert server.log_of(bad) == "oh\n"
     assert server.wait(image) == "failed" and "ErrImageNeverPull" in server.message(image)
+    assert server.wait(pulls) == "failed" and "127.0.0.1:9/none:1" in server.message(pulls), server.message(pulls)
     assert server.wait(oom) == "failed" and "out of memory" in server.message(oom) and "32Mi" in server.message(oom)
     assert server.wait(nothing) == "failed" and "neither a command" in server.message(nothing)
     wait_until(lambda: "waiting for a place: 0/" in server.message(waits), 30, lambda: server.message(waits))
@@ -129,8 +158,10 @@ def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server
         wait_until(lambda: server.message(task) == "running on node worker", 30, lambda: server.message(task))
 
     server.api("tasks.stop", task=stopped)
+    began = time.monotonic()
     is_told = lambda: (pod := queues.pod_of(stopped)) is None or "deletionTimestamp" in pod["metadata"]
     wait_until(is_told, 10, queues.log)
+    print(f"stopped: its pod was deleted after {time.monotonic() - began:.1f} s")
     assert server.wait(stopped) == "stopped"
 
     plane.api.delete(f"{path}/clearml-id-{lost}", 1)
