@@ -1,18 +1,20 @@
-//! The kubelet's three services, from their .proto files; protox reads them, so that nobody needs protoc.
+//! The kubelet's services, from their .proto files; protox reads them, so that nobody needs protoc.
 
 use std::error::Error;
 
-const PROTOS: [&str; 3] = ["proto/registration.proto", "proto/dra.proto", "proto/health.proto"];
+const PROTOS: [&str; 5] = [
+    "proto/registration.proto",
+    "proto/dra.proto",
+    "proto/health.proto",
+    "proto/deviceplugin.proto",
+    "proto/podresources.proto",
+];
 
 fn main() -> Result<(), Box<dyn Error>> {
     for proto in PROTOS {
         println!("cargo::rerun-if-changed={proto}");
     }
     let files = protox::compile(PROTOS, ["proto"])?;
-    tonic_prost_build::configure()
-        .build_client(false)
-        .build_transport(false)
-        .btree_map(".")
-        .compile_fds(files)?;
+    tonic_prost_build::configure().build_transport(false).btree_map(".").compile_fds(files)?;
     Ok(())
 }

@@ -63,6 +63,34 @@ pub enum KubeError {
         /// What is wrong with it.
         why: String,
     },
+    /// A pod on the classic path that can't have its slice.
+    #[error("pod {pod}: {why}")]
+    Slice {
+        /// Namespace and name.
+        pod: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A node that others always write first.
+    #[error("node {0}: others keep writing into it; trying again")]
+    Contended(String),
+    /// The kubelet's answer, or that it has none.
+    #[error("kubelet at {}: {why}", path.display())]
+    Kubelet {
+        /// Its socket.
+        path: PathBuf,
+        /// What it says.
+        why: String,
+    },
+    /// A version without what the classic path needs.
+    #[error(
+        "Kubernetes {found} gives device plugins no CDI devices; cantle needs at least {}",
+        crate::Version::CLASSIC
+    )]
+    TooOldForClassic {
+        /// The server's version.
+        found: crate::Version,
+    },
     /// A socket for the kubelet.
     #[error("socket {}: {why}", path.display())]
     Socket {
@@ -115,7 +143,7 @@ impl KubeError {
             Self::NoCluster(_) | Self::Queues { .. } => 2,
             Self::NoSuchQueue(_) => 3,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
-            Self::TooOld { .. } | Self::Dropped { .. } => 7,
+            Self::TooOld { .. } | Self::TooOldForClassic { .. } | Self::Dropped { .. } => 7,
             Self::Api(_)
             | Self::Version(_)
             | Self::Object(_)
@@ -125,6 +153,9 @@ impl KubeError {
             | Self::Listen(..)
             | Self::Serve(_)
             | Self::Claim { .. }
+            | Self::Slice { .. }
+            | Self::Contended(_)
+            | Self::Kubelet { .. }
             | Self::Socket { .. }
             | Self::Cdi { .. }
             | Self::Server(_)

@@ -4,12 +4,14 @@
 //! kubelet prepares the claim, out of the same lease store as every other task of that machine.
 
 mod ask;
+pub mod classic;
 mod connect;
 pub mod dra;
 mod error;
 pub mod inject;
 pub mod names;
 pub mod queues;
+mod socket;
 mod survey;
 mod template;
 mod templates;
@@ -22,3 +24,17 @@ pub use error::KubeError;
 pub use survey::{Part, Probe, Survey, SurveyedNode, survey};
 pub use version::{Version, server_version};
 pub use webhook::{Certificates, Lives, WebhookSettings, listen, serve_webhook};
+
+use std::sync::Arc;
+
+use cantle_agent::Grants;
+
+/// Work with the GPUs, beside the threads that answer calls.
+async fn blocking<T: Send + 'static>(
+    grants: &Arc<Grants>,
+    work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
+) -> Result<T, KubeError> {
+    let grants = Arc::clone(grants);
+    let done = tokio::task::spawn_blocking(move || work(&grants)).await;
+    done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
+}

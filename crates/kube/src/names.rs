@@ -20,6 +20,13 @@ pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
 /// The device class of shares.
 pub const CLASS_SHARED: &str = "shared.gpu.cantle.dev";
 
+/// On the classic path, the resource that a pod with a slice asks for: always 1 of it.
+pub const SLICE_RESOURCE: &str = "cantle.dev/slice";
+/// Annotation of a node: the GPUs that cantle gives out there.
+pub const GPUS_ANNOTATION: &str = "cantle.dev/gpus";
+/// Annotation of a node: what of them was given to which pod.
+pub const PLACEMENTS_ANNOTATION: &str = "cantle.dev/placements";
+
 /// The device class of a MIG profile: `mig-1g.10gb.gpu.cantle.dev`. A `+` in a profile's name can't be in the name of an
 /// object; it becomes `.`, as in NVIDIA's resource names.
 #[must_use]

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use super::claim::{self, Decided};
 use super::devices::Inventory;
 use super::plugin::dra::{Claim, Device};
-use crate::{KubeError, Version};
+use crate::{KubeError, Version, blocking};
 
 /// The driver of a node.
 #[derive(Clone)]
@@ -130,9 +130,7 @@ impl Driver {
         &self,
         work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
     ) -> Result<T, KubeError> {
-        let grants = Arc::clone(&self.grants);
-        let done = tokio::task::spawn_blocking(move || work(&grants)).await;
-        done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
+        blocking(&self.grants, work).await
     }
 }
 

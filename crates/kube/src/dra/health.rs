@@ -12,7 +12,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tonic::{Request, Response, Status};
 
 use super::driver::Driver;
-use super::plugin::stopped;
+use crate::socket::stopped;
 
 /// How often a kubelet hears. It takes what is older than 30 seconds for unknown.
 const EVERY: Duration = Duration::from_secs(5);

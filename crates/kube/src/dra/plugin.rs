@@ -7,9 +7,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -17,6 +15,7 @@ use super::driver::Driver;
 use super::health::{DraResourceHealthServer, Health};
 use crate::KubeError;
 use crate::names::DRIVER;
+use crate::socket::{listen, stopped};
 
 /// What a kubelet from 1.34 on speaks.
 const SERVICE: &str = "v1.DRAPlugin";
@@ -136,23 +135,4 @@ pub(super) async fn serve(
     );
     let _ = fs::remove_file(&own);
     served.map(drop).map_err(|error| KubeError::Socket { path: own, why: io::Error::other(error) })
-}
-
-/// Until somebody says so.
-pub(super) async fn stopped(mut stop: watch::Receiver<bool>) {
-    // An error means that nobody is left who could say so.
-    let _ = stop.wait_for(|stop| *stop).await;
-}
-
-/// A socket of that name, in place of one that a killed driver left.
-fn listen(path: &Path) -> Result<UnixListenerStream, KubeError> {
-    let bind = || -> io::Result<UnixListener> {
-        path.parent().map_or(Ok(()), fs::create_dir_all)?;
-        match fs::remove_file(path) {
-            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
-            _ => {}
-        }
-        UnixListener::bind(path)
-    };
-    bind().map(UnixListenerStream::new).map_err(|why| KubeError::Socket { path: path.to_owned(), why })
 }

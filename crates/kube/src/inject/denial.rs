@@ -53,6 +53,14 @@ pub enum Denial {
         /// What to do.
         right: &'static str,
     },
+    /// A scheduler that knows nothing of slices.
+    #[error("spec.schedulerName is \"{given}\", which does not place slices; leave it out, or write {right}")]
+    ForeignScheduler {
+        /// Its name.
+        given: String,
+        /// The one that does.
+        right: String,
+    },
     /// A volume of the node that reaches GPUs or limits.
     #[error(
         "volume {volume} mounts {path} of the node, from where GPUs or their limits can be reached; leave it out"

@@ -12,6 +12,21 @@ use super::{Denial, NO_DEVICES};
 pub struct Rules {
     /// Environment variables that pods with a slice may not set, beside `CANTLE_…`.
     pub denied_env: Vec<String>,
+    /// How pods come to their slices.
+    pub way: Way,
+}
+
+/// How pods come to their slices.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Way {
+    /// By a claim on devices (DRA).
+    #[default]
+    Claim,
+    /// By an extended resource, placed by cantle's extender.
+    Classic {
+        /// The scheduler that asks the extender.
+        scheduler: String,
+    },
 }
 
 impl Rules {
@@ -21,7 +36,7 @@ impl Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { denied_env: Self::DENIED_ENV.map(str::to_owned).to_vec() }
+        Self { denied_env: Self::DENIED_ENV.map(str::to_owned).to_vec(), way: Way::Claim }
     }
 }
 

@@ -13,11 +13,12 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 pub use denial::Denial;
-pub use guard::Rules;
+pub use guard::{Rules, Way};
 pub(crate) use read::LABEL;
 pub use review::{Answer, Verdict, answer};
 pub(crate) use seat::CLAIM;
 
+use crate::names::SLICE_RESOURCE;
 use seat::{List, Seat};
 
 /// Label of a pod that has got a slice: the name of its claim's template.
@@ -46,7 +47,10 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
         }
     }
     let template = asked.ask.to_string();
-    claim(&mut changed, &seat, &template);
+    match &rules.way {
+        Way::Claim => claim(&mut changed, &seat, &template),
+        Way::Classic { scheduler } => slot(&mut changed, &seat, scheduler)?,
+    }
     changed["metadata"]["labels"][SLICE_LABEL] = json!(template);
     Ok(changed)
 }
@@ -97,6 +101,21 @@ fn claim(pod: &mut Value, seat: &Seat, template: &str) {
     add(&mut spec["resourceClaims"], CLAIM, json!({"name": CLAIM, "resourceClaimTemplateName": template}));
     let container = &mut spec[seat.list.key()][seat.at];
     add(&mut container["resources"]["claims"], CLAIM, json!({"name": CLAIM}));
+}
+
+/// One slot of the node; how large the slice is says the label.
+fn slot(pod: &mut Value, seat: &Seat, scheduler: &str) -> Result<(), Denial> {
+    let spec = &mut pod["spec"];
+    match spec["schedulerName"].as_str() {
+        None | Some("" | "default-scheduler") => spec["schedulerName"] = json!(scheduler),
+        Some(given) if given == scheduler => {}
+        Some(given) => {
+            let (given, right) = (given.to_owned(), scheduler.to_owned());
+            return Err(Denial::ForeignScheduler { given, right });
+        }
+    }
+    spec[seat.list.key()][seat.at]["resources"]["limits"][SLICE_RESOURCE] = json!("1");
+    Ok(())
 }
 
 /// Puts `entry` at the end of a list that may be missing, unless it has one of that name.

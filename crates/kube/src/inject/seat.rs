@@ -5,6 +5,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::Denial;
 use super::read::{Asked, CONTAINER_NAME, GPU, amounts, devices, is_fraction_key};
 use crate::ask::{Ask, PARTS};
+use crate::names::SLICE_RESOURCE;
 
 /// Name of the claim in a pod.
 pub(crate) const CLAIM: &str = "cantle-gpu";
@@ -58,7 +59,8 @@ pub(super) fn find(pod: &Pod, asked: &Asked) -> Result<Seat, Denial> {
         let claims = container.resources.as_ref().and_then(|r| r.claims.as_ref());
         claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == CLAIM))
     });
-    let asking = that(&|c| amounts(c).iter().any(|(key, _)| is_fraction_key(key) || *key == GPU));
+    let is_asking = |key: &str| is_fraction_key(key) || key == GPU || key == SLICE_RESOURCE;
+    let asking = that(&|c| amounts(c).iter().any(|(key, _)| is_asking(key)));
     let chosen = match pod.metadata.annotations.as_ref().and_then(|a| a.get(CONTAINER_NAME)) {
         Some(given) => {
             all.iter().find(|seat| seat.name == *given).ok_or_else(|| Denial::NoSuchContainer {

@@ -352,3 +352,24 @@ fn unknown_fields_of_newer_versions_survive() {
     pod["spec"]["fieldOfTomorrow"] = json!({"a": [1]});
     assert_eq!(injected(&pod)["spec"]["fieldOfTomorrow"], json!({"a": [1]}));
 }
+
+#[test]
+fn on_the_classic_path_a_pod_gets_a_slot_and_a_scheduler() {
+    let way = Way::Classic { scheduler: "cantle-scheduler".to_owned() };
+    let rules = Rules { way, ..Rules::default() };
+    let mut pod = labelled("0.500");
+    pod["spec"]["schedulerName"] = json!("default-scheduler");
+    pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "4", "cpu": "1"}});
+    let once = inject(&pod, &rules).unwrap();
+    assert_eq!(inject(&once, &rules).as_ref(), Ok(&once), "a second call changes nothing");
+    assert_eq!(once["metadata"]["labels"][SLICE_LABEL], "cantle-fraction-5000");
+    assert_eq!(once["spec"]["schedulerName"], "cantle-scheduler");
+    assert_eq!(
+        once["spec"]["containers"][0]["resources"]["limits"],
+        json!({"cpu": "1", "cantle.dev/slice": "1"})
+    );
+    assert_eq!(once["spec"]["resourceClaims"], Value::Null);
+    pod["spec"]["schedulerName"] = json!("volcano");
+    let refused = inject(&pod, &rules).unwrap_err().to_string();
+    assert!(refused.starts_with("spec.schedulerName is \"volcano\""), "{refused}");
+}

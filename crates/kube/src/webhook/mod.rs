@@ -22,7 +22,7 @@ pub use authorities::Lives;
 pub use keeper::Certificates;
 
 use crate::KubeError;
-use crate::inject::{Rules, answer};
+use crate::inject::{Rules, Way, answer};
 use crate::templates::keep_templates;
 use keeper::Keeper;
 use metrics::Metrics;
@@ -78,8 +78,9 @@ pub async fn serve_webhook(
             tracing::error!("metrics: {error}");
         }
     });
-    let templates = client.clone();
-    background.spawn(keep_templates(templates));
+    if shared.rules.way == Way::Claim {
+        background.spawn(keep_templates(client.clone()));
+    }
     let mut stop = Box::pin(stop);
     let mut keeper = Keeper::new(client, settings.certificates);
     let tls = tokio::select! {

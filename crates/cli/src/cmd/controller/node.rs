@@ -1,14 +1,15 @@
-//! `cantle controller node`: the DRA driver of a node.
+//! `cantle controller node`: the DRA driver or the device plugin of a node.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use cantle_kube::classic;
 use cantle_kube::dra::{self, NodeConfig};
 use cantle_model::GpuList;
 use clap::Args;
 use tokio::sync::watch;
 
-use super::from_kube;
+use super::{PathArg, from_kube};
 use crate::cmd::up::until_signal;
 use crate::cmd::{Context, runtime};
 use crate::error::Outcome;
@@ -19,6 +20,12 @@ pub(crate) struct NodeArgs {
     /// Name of this node in the cluster
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     node: String,
+    /// How pods come to their slices
+    #[arg(long, value_enum, default_value_t = PathArg::Dra)]
+    path: PathArg,
+    /// Where the kubelet looks for device plugins (classic path); wherever else its own folder is, this one is fixed
+    #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
+    device_plugin_dir: PathBuf,
     /// The kubelet's folder
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
@@ -52,7 +59,11 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
             until_signal().await;
             stop.send_replace(true);
         });
-        dra::run(client, config, stopped).await.map_err(from_kube)?;
+        match args.path {
+            PathArg::Dra => dra::run(client, config, stopped).await,
+            PathArg::Classic => classic::run(client, config, &args.device_plugin_dir, stopped).await,
+        }
+        .map_err(from_kube)?;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -4,12 +4,12 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cantle_kube::inject::Rules;
+use cantle_kube::inject::{Rules, Way};
 use cantle_kube::{Certificates, Lives, WebhookSettings, connect, listen, serve_webhook};
 use clap::Args;
 use jiff::SignedDuration;
 
-use super::from_kube;
+use super::{PathArg, from_kube};
 use crate::cmd::runtime;
 use crate::cmd::up::until_signal;
 use crate::error::{CliError, Kind, Outcome};
@@ -23,6 +23,12 @@ pub(crate) struct WebhookArgs {
     /// Where /healthz, /readyz and /metrics are, over HTTP
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9402")]
     observe_listen: SocketAddr,
+    /// How pods come to their slices
+    #[arg(long, value_enum, default_value_t = PathArg::Dra)]
+    path: PathArg,
+    /// The scheduler that asks the extender (classic path)
+    #[arg(long, value_name = "NAME", default_value = "cantle-scheduler")]
+    scheduler: String,
     /// An environment variable that pods with a slice may not set (repeatable); default: LD_PRELOAD, LD_AUDIT,
     /// LD_LIBRARY_PATH, NVIDIA_VISIBLE_DEVICES. CANTLE_* is never allowed
     #[arg(long, value_name = "NAME")]
@@ -96,7 +102,13 @@ impl WebhookArgs {
 /// Runs until it is told to stop.
 pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> Outcome {
     let certificates = args.certificates()?;
-    let rules = if args.deny_env.is_empty() { Rules::default() } else { Rules { denied_env: args.deny_env } };
+    let mut rules = Rules::default();
+    if !args.deny_env.is_empty() {
+        rules.denied_env = args.deny_env;
+    }
+    if args.path == PathArg::Classic {
+        rules.way = Way::Classic { scheduler: args.scheduler };
+    }
     let settings = WebhookSettings {
         calls: listen(args.listen).map_err(from_kube)?,
         observers: listen(args.observe_listen).map_err(from_kube)?,

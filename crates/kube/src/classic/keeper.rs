@@ -1,0 +1,198 @@
+//! The slices of a node: made when a container is about to start, taken back when its pod has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_agent::Grants;
+use cantle_runtime::cdi;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::ListParams;
+use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::Mutex;
+
+use super::book::{Book, Offered, change};
+use super::choose::award;
+use super::kubelet::{Held, held};
+use crate::{KubeError, blocking};
+
+/// A place whose pod has not come by then was given to one that was not bound after all.
+const BOUND_WITHIN_MS: i64 = 60_000;
+
+/// Holds the slices.
+pub(super) struct Keeper {
+    client: Client,
+    node: String,
+    kubelet_dir: PathBuf,
+    cdi_dir: PathBuf,
+    grants: Arc<Grants>,
+    /// One thing at a time: what is looked at must not change meanwhile.
+    turn: Mutex<()>,
+}
+
+impl Keeper {
+    pub(super) fn new(
+        client: Client,
+        node: &str,
+        kubelet_dir: PathBuf,
+        cdi_dir: PathBuf,
+        grants: Grants,
+    ) -> Self {
+        let (node, grants) = (node.to_owned(), Arc::new(grants));
+        Self { client, node, kubelet_dir, cdi_dir, grants, turn: Mutex::default() }
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    /// Makes what the pod that has this slot was given, as far as it is not there yet.
+    pub(super) async fn prepare(&self, slot: &str) -> Result<(), KubeError> {
+        let _turn = self.turn.lock().await;
+        let holder = self.holder(slot).await?;
+        let full = format!("{}/{}", holder.namespace, holder.pod);
+        let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
+        let uid = pods.get(&holder.pod).await?.uid().unwrap_or_default();
+        // Whoever has ended makes room first.
+        self.take_back().await?;
+        let book = Book::of(&self.nodes().get(&self.node).await?)?;
+        let placement = book.placements.get(&uid);
+        let placement = placement.ok_or_else(|| {
+            wrong(
+                "cantle's scheduler has not placed it: leave spec.nodeName and spec.schedulerName away"
+                    .to_owned(),
+            )
+        })?;
+        let award = award(&uid, placement, &book).map_err(wrong)?;
+        let (slot, dir) = (slot.to_owned(), self.cdi_dir.clone());
+        blocking(&self.grants, move |grants| {
+            let lease = grants.grant(&award)?;
+            let device = cdi::Device { name: slot.clone(), container_edits: grants.edits(&lease)? };
+            let written = cdi::Spec::of_slices(vec![device]).write(&dir, &slot);
+            written.map_err(|why| KubeError::Cdi { dir, why })?;
+            tracing::info!(pod = award.name, slot, "slice made");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The pod that has the slot: the kubelet knows.
+    async fn holder(&self, slot: &str) -> Result<Held, KubeError> {
+        let mut holders = held(&self.kubelet_dir).await?.into_iter().filter(|held| held.slot == slot);
+        match (holders.next(), holders.next()) {
+            (Some(holder), None) => Ok(holder),
+            (first, _) => {
+                let many = if first.is_none() { "no pod has" } else { "two pods have" };
+                let path = self.kubelet_dir.clone();
+                Err(KubeError::Kubelet { path, why: format!("it says that {many} {slot}") })
+            }
+        }
+    }
+
+    /// Takes back what pods hold that have ended, and what was written down for them.
+    pub(super) async fn settle(&self) -> Result<(), KubeError> {
+        let _turn = self.turn.lock().await;
+        self.take_back().await
+    }
+
+    async fn take_back(&self) -> Result<(), KubeError> {
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        let pods = Api::<Pod>::all(self.client.clone()).list(&here).await?;
+        let known: BTreeMap<String, bool> =
+            pods.iter().map(|pod| (pod.uid().unwrap_or_default(), has_ended(pod))).collect();
+        let live: BTreeSet<String> =
+            known.iter().filter(|(_, ended)| !**ended).map(|(uid, _)| uid.clone()).collect();
+        let (held, freed) = self.revoke(live).await?;
+        self.remove_specs().await?;
+        let now_ms = Timestamp::now().as_millisecond();
+        let is_over = |uid: &String, placed_ms: i64| match known.get(uid) {
+            Some(ended) => *ended && !held.contains(uid),
+            // One that is not here: it has been, or it never will be.
+            None => !held.contains(uid) && (freed.contains(uid) || now_ms - placed_ms > BOUND_WITHIN_MS),
+        };
+        let strike_out = |book: &mut Book| {
+            book.placements.retain(|uid, placement| !is_over(uid, placement.placed_ms));
+            Ok(())
+        };
+        change(&self.nodes(), &self.node, strike_out).await
+    }
+
+    /// Takes back the leases of all others; gives those that stand then, and those that are gone. A pod that was deleted
+    /// by force is gone from the API server while it still runs: it keeps what it has.
+    async fn revoke(
+        &self,
+        live: BTreeSet<String>,
+    ) -> Result<(BTreeSet<String>, BTreeSet<String>), KubeError> {
+        blocking(&self.grants, move |grants| {
+            let (mut held, mut freed) = (BTreeSet::new(), BTreeSet::new());
+            for lease in grants.standing()? {
+                let uid = lease.id.0.clone();
+                if live.contains(&uid) || has_processes(&uid) {
+                    held.insert(uid);
+                    continue;
+                }
+                grants.revoke(&lease.id)?;
+                tracing::info!(pod = lease.name, "slice taken back");
+                freed.insert(uid);
+            }
+            Ok((held, freed))
+        })
+        .await
+    }
+
+    /// Slots that nobody has stand for nothing.
+    async fn remove_specs(&self) -> Result<(), KubeError> {
+        let failed = |why| KubeError::Cdi { dir: self.cdi_dir.clone(), why };
+        let specs = cdi::ids(&self.cdi_dir).map_err(failed)?;
+        if specs.is_empty() {
+            return Ok(());
+        }
+        let held = held(&self.kubelet_dir).await?;
+        for slot in specs.iter().filter(|id| !held.iter().any(|held| held.slot == **id)) {
+            cdi::remove(&self.cdi_dir, slot).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what the node offers; says whether that is anything.
+    pub(super) async fn publish(&self) -> Result<bool, KubeError> {
+        let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
+        let offered = |offer: cantle_agent::Offer| {
+            let table = offer.table.filter(|_| offer.gpu.mig);
+            Offered { gpu: offer.gpu, table }
+        };
+        let offered: Vec<Offered> = offers.into_iter().map(offered).collect();
+        let write = |book: &mut Book| {
+            book.gpus.clone_from(&offered);
+            Ok(())
+        };
+        change(&self.nodes(), &self.node, write).await?;
+        Ok(!offered.is_empty())
+    }
+
+    /// One look at what the pods really hold.
+    pub(super) async fn watch(&self) {
+        let found = blocking(&self.grants, |grants| Ok(grants.watch())).await.unwrap_or_default();
+        for (lease, what) in found {
+            tracing::warn!(pod = lease.name, "{what}");
+        }
+    }
+}
+
+fn has_ended(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+/// Does a process run in a cgroup of this pod? Its name has the UID, with `_` where systemd makes it.
+fn has_processes(uid: &str) -> bool {
+    let names = [uid.to_owned(), uid.replace('-', "_")];
+    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    processes.flatten().any(|process| {
+        let cgroups = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        names.iter().any(|name| cgroups.contains(name))
+    })
+}

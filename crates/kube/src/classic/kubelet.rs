@@ -1,0 +1,89 @@
+//! What is asked of the kubelet: to know the plugin, and which pod has a slot.
+
+use std::path::{Path, PathBuf};
+
+use tonic::transport::{Channel, Endpoint};
+
+use crate::KubeError;
+use crate::names::SLICE_RESOURCE;
+
+/// Generated from `proto/deviceplugin.proto`.
+#[expect(unreachable_pub, reason = "generated")]
+pub(super) mod deviceplugin {
+    tonic::include_proto!("v1beta1");
+}
+
+/// Generated from `proto/podresources.proto`.
+#[expect(unreachable_pub, reason = "generated")]
+mod podresources {
+    tonic::include_proto!("v1");
+}
+
+use deviceplugin::registration_client::RegistrationClient;
+use deviceplugin::{DevicePluginOptions, RegisterRequest};
+use podresources::pod_resources_lister_client::PodResourcesListerClient;
+use podresources::{ListPodResourcesRequest, PodResources};
+
+/// The version of the protocol, as the kubelet wants to hear it.
+const VERSION: &str = "v1beta1";
+
+/// The plugin's options, which the kubelet asks for twice.
+pub(super) const OPTIONS: DevicePluginOptions =
+    DevicePluginOptions { pre_start_required: true, get_preferred_allocation_available: false };
+
+async fn channel(path: &Path) -> Result<Channel, KubeError> {
+    let failed = |error: tonic::transport::Error| {
+        let why = std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string);
+        KubeError::Kubelet { path: path.to_owned(), why }
+    };
+    let endpoint = Endpoint::from_shared(format!("unix:{}", path.display())).map_err(failed)?;
+    endpoint.connect().await.map_err(failed)
+}
+
+/// Tells the kubelet whose socket is `path` of the plugin whose socket has that file name beside it.
+///
+/// # Errors
+/// If it does not answer, or refuses.
+pub(super) async fn register(path: &Path, endpoint: String) -> Result<(), KubeError> {
+    let request = RegisterRequest {
+        version: VERSION.to_owned(),
+        endpoint,
+        resource_name: SLICE_RESOURCE.to_owned(),
+        options: Some(OPTIONS),
+    };
+    let answer = RegistrationClient::new(channel(path).await?).register(request).await;
+    answer.map(drop).map_err(|status| refused(path, &status))
+}
+
+fn refused(path: &Path, status: &tonic::Status) -> KubeError {
+    KubeError::Kubelet { path: path.to_owned(), why: status.message().to_owned() }
+}
+
+/// A slot that a pod has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Its id.
+    pub(super) slot: String,
+    /// The pod's namespace.
+    pub(super) namespace: String,
+    /// The pod's name.
+    pub(super) pod: String,
+}
+
+/// All slots that pods have, as the kubelet whose folder is `dir` counts them.
+///
+/// # Errors
+/// If it does not answer.
+pub(super) async fn held(dir: &Path) -> Result<Vec<Held>, KubeError> {
+    let path: PathBuf = dir.join("pod-resources/kubelet.sock");
+    let mut lister = PodResourcesListerClient::new(channel(&path).await?);
+    let answer = lister.list(ListPodResourcesRequest {}).await.map_err(|status| refused(&path, &status))?;
+    Ok(answer.into_inner().pod_resources.into_iter().flat_map(slots).collect())
+}
+
+fn slots(pod: PodResources) -> Vec<Held> {
+    let devices = pod.containers.into_iter().flat_map(|container| container.devices);
+    let ours = devices.filter(|devices| devices.resource_name == SLICE_RESOURCE);
+    let held = |slot| Held { slot, namespace: pod.namespace.clone(), pod: pod.name.clone() };
+    ours.flat_map(|devices| devices.device_ids).map(held).collect()
+}

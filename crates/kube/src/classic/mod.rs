@@ -1,0 +1,22 @@
+//! The classic path, for clusters without claims on devices (DRA): an extended resource, a device plugin and a scheduler
+//! extender.
+//!
+//! ```text
+//! GPUs ─► annotation of the node ─► extender: which node, which GPU ─► placement in another annotation of the node
+//!                                                                              │ bind
+//! pod ◄─ container engine ◄─ CDI spec of the slot ◄─ slice ◄─ lease ◄──────────┘ PreStartContainer
+//! ```
+//!
+//! The kubelet knows nothing of GPUs here: it gives a pod any of the node's slots. Which pod has a slot it says itself
+//! when it is asked before the container starts, so nothing is guessed (docs/adr/0009).
+
+mod book;
+mod choose;
+mod extender;
+mod keeper;
+mod kubelet;
+mod node;
+mod plugin;
+
+pub use extender::serve_extender;
+pub use node::run;

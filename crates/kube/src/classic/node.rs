@@ -1,0 +1,102 @@
+//! `cantle controller node --path classic`: the device plugin of one node, until it is told to stop.
+
+use std::convert::Infallible;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_agent::Grants;
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::core::PartialObjectMeta;
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use tokio::sync::watch;
+use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+
+use super::keeper::Keeper;
+use super::plugin::serve;
+use crate::dra::NodeConfig;
+use crate::{KubeError, Version, server_version};
+
+/// How often the GPUs are asked whether they are as published.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked at what pods hold.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+/// How long an end may go unnoticed; usually the API server tells at once.
+const SETTLE_EVERY: Duration = Duration::from_secs(5);
+/// After the end of one pod more often follow.
+const TOGETHER: Duration = Duration::from_millis(200);
+
+/// Serves until `stop` is set; the kubelet's plugins are in `plugins`. Pods go on with their slices, and the next one finds
+/// them.
+///
+/// # Errors
+/// If it can't start, or the cluster does not have what it needs.
+pub async fn run(
+    client: Client,
+    config: NodeConfig,
+    plugins: &Path,
+    stop: watch::Receiver<bool>,
+) -> Result<(), KubeError> {
+    let version = server_version(&client).await?;
+    if version < Version::CLASSIC {
+        return Err(KubeError::TooOldForClassic { found: version });
+    }
+    let NodeConfig { node, source, lib_dir, kubelet_dir, cdi_dir, mig } = config;
+    let name = node.clone();
+    let opened =
+        tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &name, mig.as_ref())).await;
+    let grants = opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??;
+    let keeper = Arc::new(Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, grants));
+    // What can't be published at all is an error of the start; later ones pass.
+    let (health, healthy) = watch::channel(keeper.publish().await?);
+    tokio::select! {
+        served = serve(Arc::clone(&keeper), healthy, plugins, stop) => served,
+        never = keep_published(&keeper, &health) => match never {},
+        never = keep_watch(&keeper) => match never {},
+        never = keep_settled(&keeper, client, &node) => match never {},
+    }
+}
+
+async fn keep_published(keeper: &Keeper, health: &watch::Sender<bool>) -> Infallible {
+    let mut look = ticks(LOOK_EVERY);
+    loop {
+        look.tick().await;
+        match keeper.publish().await {
+            Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now) != now)),
+            Err(error) => tracing::warn!(%error, "what is published stays as it is"),
+        }
+    }
+}
+
+async fn keep_watch(keeper: &Keeper) -> Infallible {
+    let mut look = ticks(WATCH_EVERY);
+    loop {
+        look.tick().await;
+        keeper.watch().await;
+    }
+}
+
+/// After every change of a pod here, and now and then.
+async fn keep_settled(keeper: &Keeper, client: Client, node: &str) -> Infallible {
+    let here = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
+    let pods: Api<PartialObjectMeta<Pod>> = Api::all(client);
+    let mut changes = pin!(watcher(pods, here));
+    loop {
+        if let Ok(Some(Err(error))) = timeout(SETTLE_EVERY, changes.next()).await {
+            tracing::warn!("watching pods: {error}");
+        }
+        sleep(TOGETHER).await;
+        if let Err(error) = keeper.settle().await {
+            tracing::warn!(%error, "pods are looked through later");
+        }
+    }
+}
+
+fn ticks(every: Duration) -> tokio::time::Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}

@@ -1,0 +1,164 @@
+//! The device plugin: slots that say nothing. A slot becomes a slice when the container that has it is about to start.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_runtime::cdi;
+use futures_util::{Stream, stream};
+use tokio::sync::watch;
+use tokio::time::sleep;
+use tonic::transport::Server;
+use tonic::{Request, Response, Status};
+
+use super::keeper::Keeper;
+use super::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
+use super::kubelet::deviceplugin::{
+    AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateRequest, ContainerAllocateResponse,
+    Device, DevicePluginOptions, Empty, ListAndWatchResponse, PreStartContainerRequest,
+    PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
+};
+use super::kubelet::{OPTIONS, register};
+use crate::KubeError;
+use crate::socket::{listen, stopped};
+
+/// More than pods that a node can have.
+const SLOTS: u32 = 256;
+/// The kubelet's socket in the folder of plugins.
+const KUBELET_SOCKET: &str = "kubelet.sock";
+/// The plugin's.
+const SOCKET: &str = "cantle.dev-slice.sock";
+/// How often it is looked at whether the kubelet is still the one that knows the plugin.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+struct Plugin {
+    keeper: Arc<Keeper>,
+    /// Is there a GPU that answers?
+    healthy: watch::Receiver<bool>,
+}
+
+fn slots(healthy: bool) -> ListAndWatchResponse {
+    let health = if healthy { "Healthy" } else { "Unhealthy" };
+    let device = |at| Device { id: format!("slot-{at:03}"), health: health.to_owned() };
+    ListAndWatchResponse { devices: (0..SLOTS).map(device).collect() }
+}
+
+#[tonic::async_trait]
+impl DevicePlugin for Plugin {
+    type ListAndWatchStream = Pin<Box<dyn Stream<Item = Result<ListAndWatchResponse, Status>> + Send>>;
+
+    async fn get_device_plugin_options(
+        &self,
+        _: Request<Empty>,
+    ) -> Result<Response<DevicePluginOptions>, Status> {
+        Ok(Response::new(OPTIONS))
+    }
+
+    async fn list_and_watch(&self, _: Request<Empty>) -> Result<Response<Self::ListAndWatchStream>, Status> {
+        let first = Some(*self.healthy.borrow());
+        let changes = stream::unfold((first, self.healthy.clone()), async |(first, mut healthy)| {
+            let now = match first {
+                Some(now) => now,
+                None => {
+                    healthy.changed().await.ok()?;
+                    *healthy.borrow_and_update()
+                }
+            };
+            Some((Ok(slots(now)), (None, healthy)))
+        });
+        Ok(Response::new(Box::pin(changes)))
+    }
+
+    async fn get_preferred_allocation(
+        &self,
+        _: Request<PreferredAllocationRequest>,
+    ) -> Result<Response<PreferredAllocationResponse>, Status> {
+        Err(Status::unimplemented("one slot is as good as another"))
+    }
+
+    /// A name for each slot; what it stands for is written down before the container is made.
+    async fn allocate(
+        &self,
+        request: Request<AllocateRequest>,
+    ) -> Result<Response<AllocateResponse>, Status> {
+        let answer = |container: ContainerAllocateRequest| {
+            let name = |slot: &String| CdiDevice { name: cdi::qualified(slot) };
+            ContainerAllocateResponse { cdi_devices: container.device_ids.iter().map(name).collect() }
+        };
+        let container_responses = request.into_inner().container_requests.into_iter().map(answer).collect();
+        Ok(Response::new(AllocateResponse { container_responses }))
+    }
+
+    async fn pre_start_container(
+        &self,
+        request: Request<PreStartContainerRequest>,
+    ) -> Result<Response<PreStartContainerResponse>, Status> {
+        for slot in &request.get_ref().device_ids {
+            self.keeper.prepare(slot).await.map_err(|error| {
+                tracing::warn!(slot, %error, "no slice");
+                Status::failed_precondition(error.to_string())
+            })?;
+        }
+        Ok(Response::new(PreStartContainerResponse {}))
+    }
+}
+
+/// Serves the kubelet whose plugins are in `dir` until `stop` is set. A kubelet that starts empties the folder and knows
+/// nobody, so then all begins again.
+///
+/// # Errors
+/// If the socket can't be made, or fails.
+pub(super) async fn serve(
+    keeper: Arc<Keeper>,
+    healthy: watch::Receiver<bool>,
+    dir: &Path,
+    stop: watch::Receiver<bool>,
+) -> Result<(), KubeError> {
+    let own = dir.join(SOCKET);
+    loop {
+        let socket = listen(&own)?;
+        let plugin = Plugin { keeper: Arc::clone(&keeper), healthy: healthy.clone() };
+        let served =
+            Server::builder().add_service(DevicePluginServer::new(plugin)).serve_with_incoming(socket);
+        tokio::select! {
+            () = stopped(stop.clone()) => break,
+            () = known(dir, &own) => tracing::info!("the kubelet has started anew"),
+            served = served => {
+                let why = io::Error::other(served.err().map_or_else(|| "it ended".to_owned(), |e| e.to_string()));
+                return Err(KubeError::Socket { path: own, why });
+            }
+        }
+    }
+    // The kubelet takes the end of this file for the plugin's.
+    let _ = fs::remove_file(&own);
+    Ok(())
+}
+
+/// Registers with the kubelet; ends when that is not so any more.
+async fn known(dir: &Path, own: &Path) {
+    let kubelet = dir.join(KUBELET_SOCKET);
+    loop {
+        let seen = file_id(&kubelet);
+        match register(&kubelet, SOCKET.to_owned()).await {
+            Ok(()) => {
+                tracing::info!("registered with the kubelet");
+                while seen.is_some() && file_id(&kubelet) == seen && own.exists() {
+                    sleep(LOOK_EVERY).await;
+                }
+                return;
+            }
+            Err(error) => tracing::debug!(%error, "waiting for the kubelet"),
+        }
+        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// A socket that was made anew is another file, and has another time if it got the same number.
+fn file_id(path: &Path) -> Option<(u64, i64, i64)> {
+    let found = fs::metadata(path).ok()?;
+    Some((found.ino(), found.ctime(), found.ctime_nsec()))
+}
