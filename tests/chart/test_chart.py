@@ -164,3 +164,19 @@ def test_wrong_queues_are_named(chart, values, said):
     with pytest.raises(helm_python.HelmValuesError) as error:
         chart.validate_schema({"agentk8sglue": values})
     assert said in str(error.value)
+
+
+def test_the_classic_path_needs_no_claims(render):
+    things = render({"path": "classic", "scheduler": {"name": "gpus"}})
+    assert not of_kind(things, "DeviceClass")
+    groups = {group for role in of_kind(things, "ClusterRole") for rule in role["rules"] for group in rule["apiGroups"]}
+    assert "resource.k8s.io" not in groups
+    config = yaml.safe_load(one(things, "ConfigMap", "cantle-scheduler")["data"]["scheduler.yaml"])
+    assert [profile["schedulerName"] for profile in config["profiles"]] == ["gpus"]
+    pods = {kind: one(things, kind, name)["spec"]["template"]["spec"] for kind, name in [("Deployment", "cantle-webhook"), ("DaemonSet", "cantle-node")]}
+    assert {"--path=classic", "--scheduler=gpus"} <= set(pods["Deployment"]["containers"][0]["args"])
+    assert "--path=classic" in pods["DaemonSet"]["containers"][0]["args"]
+    paths = {volume["hostPath"]["path"] for volume in pods["DaemonSet"]["volumes"]}
+    assert {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"} <= paths
+    scheduler = one(things, "Deployment", "cantle-scheduler")["spec"]["template"]["spec"]
+    assert config["extenders"][0]["urlPrefix"].endswith(scheduler["containers"][1]["args"][-1].removeprefix("--listen="))

@@ -57,7 +57,7 @@ class Injector:
     def is_called(self):
         probe = pod({"clearml-injector/fraction": "0.125"})
         try:
-            return self.dry_run(probe)["spec"].get("resourceClaims")
+            return "cantle.dev/slice" in self.dry_run(probe)["metadata"]["labels"]
         except ApiError as error:
             if "failed calling webhook" in str(error):
                 return False

@@ -39,3 +39,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "cantle.webhook.tlsSecret" -}}
 {{- if eq .Values.webhook.certificates.mode "secret" }}{{ required "webhook.certificates.secret.name is needed with mode: secret" .Values.webhook.certificates.secret.name }}{{ else }}{{ include "cantle.webhook" . }}-tls{{ end }}
 {{- end }}
+
+{{- define "cantle.scheduler" -}}
+{{ include "cantle.fullname" . }}-scheduler
+{{- end }}
+
+{{- /* "true" on the classic path. */}}
+{{- define "cantle.classic" -}}
+{{- if eq .Values.path "classic" }}true{{ else if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version }}{{ fail (printf "Kubernetes %s has no claims on devices: set path=classic, or use 1.34 or newer" .Capabilities.KubeVersion.Version) }}{{ end }}
+{{- end }}

@@ -84,7 +84,7 @@ pub enum KubeError {
     },
     /// A version without what the classic path needs.
     #[error(
-        "Kubernetes {found} gives device plugins no CDI devices; cantle needs at least {}",
+        "Kubernetes {found} is too old for the classic path; it needs at least {}",
         crate::Version::CLASSIC
     )]
     TooOldForClassic {

@@ -12,11 +12,13 @@ use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
 use crate::inject::{LABEL, SLICE_LABEL};
-use crate::names::{CLASS_SHARED, DRIVER};
+use crate::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
 use crate::{KubeError, Version, server_version};
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";
+/// Which of its parts.
+const COMPONENT: &str = "app.kubernetes.io/component";
 /// The group that claims and devices are of.
 const DRA_GROUP: &str = "resource.k8s.io";
 /// How the API server's metrics show a feature gate.
@@ -35,6 +37,8 @@ pub struct Survey {
     pub nodes: Vec<SurveyedNode>,
     /// Is there the device class that shares are of?
     pub has_classes: bool,
+    /// Is cantle installed for the classic path: is there a pod's own scheduler?
+    pub is_classic: bool,
     /// What the chart has installed.
     pub parts: Vec<Part>,
     /// Name of the injector's configuration.
@@ -54,7 +58,7 @@ pub struct SurveyedNode {
     pub engine: String,
     /// What NVIDIA's device plugin gives out here: `nvidia.com/gpu` and the like, with its amount.
     pub nvidia: BTreeMap<String, String>,
-    /// Has cantle's driver published GPUs of it?
+    /// Has cantle published GPUs of it, as devices or (classic path) in its annotation?
     pub is_published: bool,
 }
 
@@ -67,6 +71,8 @@ pub struct Part {
     pub ready: i32,
     /// Pods that there should be.
     pub wanted: i32,
+    /// Is it the scheduler of the classic path?
+    pub is_scheduler: bool,
 }
 
 /// What became of a pod that asks for a share, in a dry run.
@@ -93,13 +99,15 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
     let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let configurations = configurations.list(&ListParams::default().labels(OURS)).await?;
+    let parts = parts(client).await?;
     Ok(Survey {
         version,
         has_dra,
         gates: gates(client).await,
         nodes: nodes.iter().map(|node| surveyed(node, &published)).collect(),
         has_classes,
-        parts: parts(client).await?,
+        is_classic: parts.iter().any(|part| part.is_scheduler),
+        parts,
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
         probe: probe(client).await?,
     })
@@ -138,7 +146,7 @@ fn surveyed(node: &Node, published: &BTreeSet<String>) -> SurveyedNode {
         kubelet: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
         engine: info.map(|info| info.container_runtime_version.clone()).unwrap_or_default(),
         nvidia: nvidia.map(|(key, amount)| (key.clone(), amount.0.clone())).collect(),
-        is_published: published.contains(&name),
+        is_published: published.contains(&name) || node.annotations().contains_key(GPUS_ANNOTATION),
         name,
     }
 }
@@ -153,6 +161,7 @@ async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
             name: full(set.namespace(), set.name_any()),
             ready: status.map_or(0, |status| status.number_ready),
             wanted: status.map_or(0, |status| status.desired_number_scheduled),
+            is_scheduler: false,
         }
     });
     let mut parts: Vec<Part> = sets.collect();
@@ -161,6 +170,7 @@ async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
         name: full(deployment.namespace(), deployment.name_any()),
         ready: deployment.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0),
         wanted: deployment.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1),
+        is_scheduler: deployment.labels().get(COMPONENT).is_some_and(|component| component == "scheduler"),
     }));
     Ok(parts)
 }

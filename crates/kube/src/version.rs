@@ -22,8 +22,9 @@ impl Version {
     /// The first with `resource.k8s.io/v1`.
     pub const FLOOR: Self = Self { major: 1, minor: 34, patch: 0 };
 
-    /// The first whose kubelet takes CDI devices from device plugins without a feature gate.
-    pub const CLASSIC: Self = Self { major: 1, minor: 29, patch: 0 };
+    /// The first with all that the classic path needs: CDI devices from device plugins (1.29), admission policies, and tokens
+    /// that say which node their pod is on.
+    pub const CLASSIC: Self = Self { major: 1, minor: 30, patch: 0 };
 
     /// The first whose scheduler keeps shares and partitions of one GPU apart (kubernetes#139040).
     pub const MIXED: Self = Self { major: 1, minor: 36, patch: 2 };

@@ -40,7 +40,7 @@ fn findings(survey: &Survey) -> Vec<Finding> {
     let mut all = vec![path(survey)];
     all.extend(gates(survey));
     all.extend(engines(&survey.nodes));
-    all.extend(kubelets(&survey.nodes));
+    all.extend(kubelets(survey));
     all.extend(device_plugin(&survey.nodes));
     all.extend(parts(&survey.parts));
     all.push(devices(survey));
@@ -51,13 +51,17 @@ fn findings(survey: &Survey) -> Vec<Finding> {
 fn path(survey: &Survey) -> Finding {
     let version = survey.version;
     let said = |what: &str| format!("Kubernetes {version}: {what}");
-    if version < Version::FLOOR {
-        let hint = format!("upgrade the cluster to {} or newer, better {}", Version::FLOOR, Version::MIXED);
-        return not(Verdict::Bad, "path", said("no claims on devices"), &hint);
+    if version < Version::CLASSIC {
+        let hint = format!("upgrade the cluster to {} or newer, better {}", Version::CLASSIC, Version::MIXED);
+        return not(Verdict::Bad, "path", said("too old"), &hint);
     }
-    if !survey.has_dra {
-        let hint = "let the API server serve resource.k8s.io/v1 (its flag --runtime-config)";
-        return not(Verdict::Bad, "path", said("claims on devices are switched off"), hint);
+    if survey.is_classic {
+        return good("path", said("classic, by cantle's own scheduler and device plugin"));
+    }
+    if version < Version::FLOOR || !survey.has_dra {
+        let hint = "install the chart with path=classic (docs/kubernetes-classic.md)";
+        let verdict = if survey.parts.is_empty() { Verdict::Warning } else { Verdict::Bad };
+        return not(verdict, "path", said("no claims on devices; the classic path fits"), hint);
     }
     if version < Version::MIXED {
         let hint =
@@ -75,6 +79,9 @@ const GATES: [(&str, &str); 3] = [
 ];
 
 fn gates(survey: &Survey) -> Vec<Finding> {
+    if survey.is_classic {
+        return Vec::new();
+    }
     let of = |(gate, what): (&str, &str)| match survey.gates.get(gate) {
         Some(true) => Some(good("feature gate", gate)),
         Some(false) => {
@@ -117,11 +124,12 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
 }
 
 /// A kubelet may be older than its API server.
-fn kubelets(nodes: &[SurveyedNode]) -> Option<Finding> {
-    let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|v| v < Version::FLOOR);
-    let old = nodes.iter().filter(is_old).count();
-    let hint = format!("their pods can't have claims: upgrade them to {} or newer", Version::FLOOR);
-    let found = format!("{} with a kubelet older than {}", count(old, "node"), Version::FLOOR);
+fn kubelets(survey: &Survey) -> Option<Finding> {
+    let floor = if survey.is_classic { Version::CLASSIC } else { Version::FLOOR };
+    let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|version| version < floor);
+    let old = survey.nodes.iter().filter(is_old).count();
+    let hint = format!("their pods can't have slices: upgrade them to {floor} or newer");
+    let found = format!("{} with a kubelet older than {floor}", count(old, "node"));
     (old > 0).then(|| not(Verdict::Warning, "kubelet", found, &hint))
 }
 
@@ -168,7 +176,7 @@ fn devices(survey: &Survey) -> Finding {
                     app.kubernetes.io/component=node";
         return not(Verdict::Bad, "devices", "no node offers GPUs", hint);
     }
-    if !survey.has_classes {
+    if !survey.has_classes && !survey.is_classic {
         let found = "no device class of cantle's";
         return not(Verdict::Bad, "devices", found, "install the chart with deviceClasses.enabled=true");
     }
@@ -233,7 +241,13 @@ mod tests {
             gates: BTreeMap::new(),
             nodes: vec![node("containerd://2.1.4", "v1.36.2")],
             has_classes: true,
-            parts: vec![Part { name: "cantle-system/cantle-node".to_owned(), ready: 1, wanted: 1 }],
+            is_classic: false,
+            parts: vec![Part {
+                name: "cantle-system/cantle-node".to_owned(),
+                ready: 1,
+                wanted: 1,
+                is_scheduler: false,
+            }],
             injector: Some("cantle-webhook".to_owned()),
             probe: Probe::Injected("cantle-fraction-5000".to_owned()),
         }
@@ -257,7 +271,11 @@ mod tests {
             amiss(&survey)
         };
         let version = |text: &str| text.parse::<Version>().unwrap();
+        assert_eq!(with(&|s| s.version = version("v1.28.1")), [("path", Verdict::Bad)]);
         assert_eq!(with(&|s| s.version = version("v1.33.1")), [("path", Verdict::Bad)]);
+        let classic =
+            |s: &mut Survey| (s.version, s.has_dra, s.is_classic) = (version("v1.33.1"), false, true);
+        assert_eq!(with(&classic), []);
         assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Verdict::Warning)]);
         assert_eq!(with(&|s| s.has_dra = false), [("path", Verdict::Bad)]);
         let off = ("DRAConsumableCapacity".to_owned(), false);

@@ -41,7 +41,7 @@ enum ControllerCommand {
 enum PathArg {
     /// Claims on devices (Kubernetes 1.34 and newer)
     Dra,
-    /// A device plugin and a scheduler extender (1.29 and newer)
+    /// A device plugin and a scheduler extender (1.30 and newer)
     Classic,
 }
 

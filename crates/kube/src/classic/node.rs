@@ -6,7 +6,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_agent::Grants;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
@@ -44,11 +43,8 @@ pub async fn run(
     if version < Version::CLASSIC {
         return Err(KubeError::TooOldForClassic { found: version });
     }
-    let NodeConfig { node, source, lib_dir, kubelet_dir, cdi_dir, mig } = config;
-    let name = node.clone();
-    let opened =
-        tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &name, mig.as_ref())).await;
-    let grants = opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??;
+    let grants = config.open(&client).await?;
+    let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
     let keeper = Arc::new(Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, grants));
     // What can't be published at all is an error of the start; later ones pass.
     let (health, healthy) = watch::channel(keeper.publish().await?);

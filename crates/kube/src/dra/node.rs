@@ -56,14 +56,8 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
     if version < Version::MIXED {
         tracing::warn!(%version, needs = %Version::MIXED, "each GPU is published as one kind of device only");
     }
-    let NodeConfig { node, source, lib_dir, kubelet_dir, cdi_dir, mig } = config;
-    let mig = match mig {
-        Some(list) => MigAtStart::Listed(list),
-        None => labelled(&client, &node).await?,
-    };
-    let name = node.clone();
-    let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &name, &mig)).await;
-    let grants = opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??;
+    let grants = config.open(&client).await?;
+    let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
     let driver = Driver::new(client.clone(), &node, version, cdi_dir, grants);
     let publisher = Publisher::new(&client, &node);
     // What can't be published at all is an error of the start; later ones pass.
@@ -73,6 +67,22 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         never = keep_published(&driver, &publisher) => match never {},
         never = keep_watch(&driver) => match never {},
         never = keep_swept(&driver) => match never {},
+    }
+}
+
+impl NodeConfig {
+    /// Takes the node's GPUs.
+    ///
+    /// # Errors
+    /// If there are none, or another agent has them.
+    pub(crate) async fn open(&self, client: &Client) -> Result<Grants, KubeError> {
+        let mig = match &self.mig {
+            Some(list) => MigAtStart::Listed(list.clone()),
+            None => labelled(client, &self.node).await?,
+        };
+        let Self { node, source, lib_dir, .. } = self.clone();
+        let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &node, &mig)).await;
+        Ok(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??)
     }
 }
 

@@ -1,0 +1,109 @@
+"""The classic path as its chart starts it: the scheduler with its extender, and the device plugin of a node."""
+
+import contextlib
+import json
+import os
+
+import yaml
+
+import chart
+from chart import NAMESPACE, NODE
+from driver import CANTLE, Driver
+from processes import Program, free_ports, wait_until
+
+SCHEDULER = "cantle-scheduler"
+VALUES = {"path": "classic"}
+PLACEMENTS = "cantle.dev/placements"
+# What the harness starts itself.
+RUNNING = ("Deployment", "DaemonSet", "Service", "PodDisruptionBudget", "MutatingWebhookConfiguration", "ConfigMap")
+
+
+def apply(api, things):
+    for thing in things:
+        path = f"{chart.place(thing)}/{thing['metadata']['name']}?fieldManager=test&force=true"
+        api.call("PATCH", path, thing, "application/apply-patch+yaml")
+
+
+@contextlib.contextmanager
+def rights(api):
+    """Those of the chart on the classic path, in place of the other's."""
+    things = [thing for thing in chart.rendered(VALUES) if thing["kind"] not in RUNNING]
+    nodes = lambda things: [t for t in things if t["metadata"]["name"] == NODE]
+    others = [thing for thing in things if thing["metadata"]["name"].startswith(SCHEDULER)]
+    chart.delete(api, nodes(chart.standing()))
+    apply(api, nodes(things) + others)
+    try:
+        yield
+    finally:
+        chart.delete(api, nodes(things) + others)
+        chart.create(api, nodes(chart.standing()))
+
+
+class Extender:
+    def __init__(self, plane, folder, name="extender"):
+        (self.port,) = free_ports(1)
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.kubeconfig = plane.account_kubeconfig(SCHEDULER, folder / f"{name}.kubeconfig")
+        words = ["controller", "extender", "--kubeconfig", self.kubeconfig, "--listen", f"127.0.0.1:{self.port}"]
+        env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
+        self.program = Program(name, folder, [CANTLE, *words], env)
+
+
+class Scheduler:
+    """The chart's own configuration, with an address of the loopback that is free here."""
+
+    def __init__(self, plane, folder):
+        self.extender = Extender(plane, folder)
+        (map,) = [thing for thing in chart.rendered(VALUES) if thing["kind"] == "ConfigMap"]
+        config = yaml.safe_load(map["data"]["scheduler.yaml"])
+        config["clientConnection"] = {"kubeconfig": str(self.extender.kubeconfig)}
+        config["extenders"][0]["urlPrefix"] = self.extender.url
+        path = folder / "scheduler.json"
+        path.write_text(json.dumps(config))
+        (port,) = free_ports(1)
+        words = [f"--config={path}", "--bind-address=127.0.0.1", f"--secure-port={port}"]
+        self.program = Program("cantle-scheduler", folder, [plane.programs / "kube-scheduler", *words])
+
+    def start(self):
+        self.extender.program.start()
+        wait_until(lambda: "the extender is ready" in self.extender.program.log(), 60, self.extender.program.log)
+        self.program.start()
+        return self
+
+    def stop(self):
+        self.program.stop()
+        self.extender.program.stop()
+
+
+class ClassicNode(Driver):
+    """The device plugin of a node."""
+
+    def __init__(self, plane, home, node, sim_gpus, kubelet_dir, cdi_dir, sim_dir, *flags):
+        plugins = ["--path", "classic", "--device-plugin-dir", kubelet_dir / "device-plugins", *flags]
+        super().__init__(plane, home, node, sim_gpus, plugins, kubelet_dir, cdi_dir, sim_dir)
+
+    def annotations(self):
+        return self.plane.api.get(f"/api/v1/nodes/{self.node}")["metadata"].get("annotations", {})
+
+    def placements(self):
+        return json.loads(self.annotations().get(PLACEMENTS, "{}"))
+
+    def slices(self):
+        return self.annotations().get("cantle.dev/gpus")
+
+    def registrations(self):
+        return self.log().count("registered with the kubelet")
+
+    def wait_registered(self, times=1):
+        wait_until(lambda: self.registrations() >= times, 60, self.log)
+        self.wait_slots("256")
+
+    def wait_slots(self, count):
+        allocatable = lambda: self.plane.api.get(f"/api/v1/nodes/{self.node}")["status"]["allocatable"]
+        wait_until(lambda: allocatable().get("cantle.dev/slice") == count, 60, lambda: f"{allocatable()}\n{self.log()}")
+
+    def remove(self):
+        self.stop()
+        node = f"/api/v1/nodes/{self.node}"
+        if self.plane.api.find(node):
+            self.plane.api.merge(node, {"metadata": {"annotations": {"cantle.dev/gpus": None, PLACEMENTS: None}}})

@@ -1,0 +1,192 @@
+"""The classic path on a real kubelet, with nothing of claims on devices: what the extender gave is what pods have."""
+
+import concurrent.futures
+import json
+import pathlib
+import tempfile
+import urllib.request
+
+import pytest
+
+from api import RESOURCE
+from classic import ClassicNode, Extender, Scheduler, rights
+from injector import Injector, pod
+from processes import wait_until
+from test_pods import FILL, OUT_OF_MEMORY, Pods
+
+LABEL = "clearml-injector/fraction"
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def system(plane, tmp_path_factory):
+    """Injector and scheduler."""
+    folder = tmp_path_factory.mktemp("classic")
+    with rights(plane.api):
+        injector = Injector(plane, folder, "--path", "classic")
+        scheduler = Scheduler(plane, folder)
+        try:
+            injector.start()
+            yield scheduler.start()
+        finally:
+            scheduler.stop()
+            injector.remove()
+
+
+@pytest.fixture
+def start(plane, folder, system):
+    """Starts the device plugin of a node; stopped at the end."""
+    made = []
+
+    def start(node, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
+        home = pathlib.Path(tempfile.mkdtemp(prefix="c", dir=folder))
+        folders = (kubelet_dir or home / "kubelet", cdi_dir or home / "cdi", sim_dir or home / "sim")
+        made.append(ClassicNode(plane, home, node, sim_gpus, *folders, *flags))
+        return made[-1].start()
+
+    yield start
+    for each in made:
+        each.remove()
+
+
+@pytest.fixture
+def on_worker(worker, start):
+    def on_worker(sim_gpus, *flags):
+        worker.forget_gpus()
+        node = start(worker.name, sim_gpus, *flags, kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir, sim_dir=worker.sim_dir)
+        node.wait_registered()
+        return node
+
+    return on_worker
+
+
+class ClassicPods(Pods):
+    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, node=None):
+        thing = pod({LABEL: fraction} if fraction else {}, annotations, name=name)
+        thing["spec"]["containers"][0]["command"] = list(command)
+        thing["spec"]["terminationGracePeriodSeconds"] = 1
+        if node:
+            thing["spec"]["nodeName"] = node
+        return self.api.create(self.path, thing)
+
+    def why(self, name):
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+
+    def waits_for(self, name):
+        states = self.get(name)["status"].get("containerStatuses", [])
+        return "".join(each["state"].get("waiting", {}).get("message", "") for each in states)
+
+
+@pytest.fixture
+def pods(on_worker, plane, namespace):
+    """Pods of a namespace; they end before the plugin does."""
+    return ClassicPods(plane.api, namespace)
+
+
+def test_shares_hold_and_a_waiting_one_starts(plane, pods, on_worker):
+    node = on_worker("1xA100-80GB")
+    pods.ask("half", "0.500")
+    pods.ask("quarter", annotations={"gpu-memory": "20480"})
+    half, quarter = pods.said("half"), pods.said("quarter")
+    assert (half["total"], half["code"]) == (40 << 10, OUT_OF_MEMORY)
+    assert (quarter["total"], quarter["code"]) == (20 << 10, OUT_OF_MEMORY)
+    assert (40 << 10) - 1024 < half["taken"] < (40 << 10)
+    (gpu,) = node.truth()
+    assert gpu["used_bytes"] <= 60 * GIB and len(gpu["processes"]) == 2
+    spec = pods.get("half")["spec"]
+    assert "resourceClaims" not in spec and spec["schedulerName"] == "cantle-scheduler"
+
+    pods.ask("third", "0.500")
+    wait_until(lambda: "needs 0.5 GPU" in pods.why("third"), 60, lambda: pods.get("third")["status"])
+    # Nobody gets round the scheduler: what it has not placed has no slice.
+    pods.ask("smuggled", "0.125", node=node.node)
+    wait_until(lambda: "cantle's scheduler has not placed it" in pods.waits_for("smuggled"), 60, lambda: pods.get("smuggled")["status"])
+    pods.delete("smuggled")
+    assert len(node.leases()) == 2
+    pods.delete("half")
+    assert pods.said("third")["total"] == 40 << 10
+    pods.wait_gone("half")
+    assert len(node.leases()) == 2
+    assert not plane.api.items(f"{RESOURCE}/resourceclaims")
+    pods.delete("third")
+    pods.delete("quarter")
+    wait_until(lambda: not node.leases() and not node.placements(), 60, node.log)
+
+
+def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
+    node = on_worker("1xA100-80GB")
+    pods.ask("half", "0.500")
+    assert pods.said("half")["total"] == 40 << 10
+    before = pods.get("half")["status"]["containerStatuses"][0]["containerID"]
+    (lease,) = node.leases()
+    worker.kubelet.kill()
+    worker.kubelet.start()
+    wait_until(worker.is_ready, 60, worker.kubelet.log)
+    node.wait_registered(2)
+    pods.ask("quarter", "0.250")
+    assert pods.said("quarter")["total"] == 20 << 10
+    status = pods.get("half")["status"]["containerStatuses"][0]
+    assert (status["containerID"], status["restartCount"]) == (before, 0)
+    assert lease in node.leases() and len(node.leases()) == 2
+
+
+def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):
+    node = on_worker("1xA100-80GB")
+    # What the plugin asks the kubelet then has no answer, so it stays between the two.
+    socket = worker.kubelet_dir / "pod-resources/kubelet.sock"
+    away = socket.with_name("away.sock")
+    socket.rename(away)
+    try:
+        pods.ask("half", "0.500")
+        wait_until(lambda: "no slice" in node.log(), 60, node.log)
+        node.program.kill()
+    finally:
+        away.rename(socket)
+    assert not node.leases() and len(node.placements()) == 1
+    node.start()
+    half = pods.said("half")
+    assert (half["total"], half["code"]) == (40 << 10, OUT_OF_MEMORY)
+    assert len(node.leases()) == 1
+
+
+def test_two_extenders_at_once_give_different_room(plane, start, hand_made, namespace, tmp_path):
+    node = start(hand_made, "2xA100-40GB")
+    extenders = [Extender(plane, tmp_path, f"extender-{at}") for at in range(2)]
+    pods = ClassicPods(plane.api, namespace)
+    asked = [pods.ask(f"p{at}", annotations={"gpu-fraction": "0.375"}) for at in range(8)]
+    try:
+        for each in extenders:
+            each.program.start()
+            wait_until(lambda: "ready" in each.program.log(), 60, each.program.log)
+
+        def bind(at):
+            meta = asked[at]["metadata"]
+            body = {"PodName": meta["name"], "PodNamespace": namespace, "PodUID": meta["uid"], "Node": hand_made}
+            request = urllib.request.Request(
+                extenders[at % 2].url + "/bind", json.dumps(body).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return json.load(answer)["Error"]
+
+        with concurrent.futures.ThreadPoolExecutor(8) as threads:
+            errors = list(threads.map(bind, range(8)))
+    finally:
+        for each in extenders:
+            each.program.stop()
+    assert errors.count("") == 4 and all("needs 0.375 GPU" in error for error in errors if error), errors
+    by_gpu = [slice["gpu"] for placement in node.placements().values() for slice in placement["slices"]]
+    assert sorted(by_gpu.count(gpu) for gpu in set(by_gpu)) == [2, 2]
+
+
+def test_instances_of_a_gpu_in_mig_mode(pods, on_worker):
+    node = on_worker("1xA100-40GB:mig")
+    pods.ask("named", annotations={"mig-profile": "3g.20gb"}, command=["sleep", "600"])
+    pods.ask("fraction", "0.500", command=["sleep", "600"])
+    pods.wait_running("named")
+    pods.wait_running("fraction")
+    assert sorted((each["profile"], each["start"]) for each in node.truth()[0]["mig"]) == [("3g.20gb", 0), ("3g.20gb", 4)]
+    pods.ask("third", "0.125")
+    wait_until(lambda: "needs" in pods.why("third"), 60, lambda: pods.get("third")["status"])
+    pods.delete("named")
+    pods.wait_running("third")
