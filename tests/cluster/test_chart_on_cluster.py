@@ -19,10 +19,11 @@ CERT_MANAGER = {"Issuer", "Certificate"}
     {},
     {"webhook": {"certificates": {"mode": "cert-manager"}}, "deviceClasses": {"gpuResource": True}},
     {"webhook": {"namespaceSelector": {"matchLabels": {"team": "a"}}, "excludedNamespaces": ["b"], "deniedEnv": ["A"]}},
+    {"path": "classic"},
 ])
 def test_every_object_is_accepted(plane, values):
     things = [thing for thing in rendered(values) if thing["kind"] not in CERT_MANAGER]
-    assert len(things) > 70
+    assert len(things) > 20
     for thing in things:
         path = f"{place(thing)}/{thing['metadata']['name']}?dryRun=All&fieldManager=test&force=true&fieldValidation=Strict"
         plane.api.call("PATCH", path, thing, "application/apply-patch+yaml")
@@ -46,7 +47,7 @@ def test_install_upgrade_uninstall(plane, namespace, tmp_path):
         with helm_python.Config(kubeconfig_path=str(plane.kubeconfig()), namespace=NAMESPACE) as helm:
             helm.install(str(CHART), "cantle", namespace=NAMESPACE)
             try:
-                assert {kind for kind, _ in left(plane)} == set(PLACES)
+                assert {kind for kind, _ in left(plane)} == set(PLACES) - {"ConfigMap"}, "a scheduler or queues have one"
                 upgrade_keeps_what_the_injector_wrote(plane, helm, namespace, tmp_path)
             finally:
                 helm.uninstall("cantle")
