@@ -59,6 +59,11 @@ def test_four_queues_on_three_gpus(make_cantle, engine):
     host = engine.inspect(engine.container_of(half))["HostConfig"]
     assert host["IpcMode"] == "host" and host["PidMode"] == "" and not host["Privileged"]
     assert len(engine.containers()) == 3
+    # ClearML's labels: each says which worker its task is, and whose.
+    labels = [engine.inspect(engine.container_of(task))["Config"]["Labels"] for task in (dual, quarter, half)]
+    children = [label["clearml-worker-id"].partition(":")[2] for label in labels]
+    assert children == ["gpu0,1", "gpu2.25a", "gpu2.5a"]
+    assert {label["clearml-parent-worker-id"].partition(":")[2] for label in labels} == {"dgpu0-2"}
     (command,) = (line for line in cantle.output(half).splitlines() if line.startswith("cantle: docker run "))
     assert f"--volume={ROOT}/examples:/examples:ro --ipc=host" in command and f"{IMAGE} python3" in command
     (keys,) = cantle.json("credentials")

@@ -124,7 +124,7 @@ pub(crate) enum Command {
     /// Start the server: ClearML-compatible API and queues
     Server(ServerArgs),
     /// Start the agent: take tasks from queues and give each its slice of the GPUs here
-    Daemon(DaemonArgs),
+    Daemon(Box<DaemonArgs>),
     /// Put a command into a queue; prints the task's id
     Submit(SubmitArgs),
     /// List tasks

@@ -29,6 +29,22 @@ pub struct Docker {
     pub socket: Option<PathBuf>,
 }
 
+/// Whose a container is, for people who look for it with docker's own client, as ClearML's agent labels it.
+#[derive(Clone, Debug)]
+pub(super) struct Workers {
+    /// The worker that the task is.
+    pub(super) task: String,
+    /// The agent.
+    pub(super) agent: String,
+}
+
+impl Workers {
+    fn labels(&self) -> [String; 2] {
+        let Self { task, agent } = self;
+        [format!("--label=clearml-worker-id={task}"), format!("--label=clearml-parent-worker-id={agent}")]
+    }
+}
+
 /// The container of a task, whose command in `spec` is changed where the container needs a set-up first.
 ///
 /// # Errors
@@ -37,6 +53,7 @@ pub(super) fn container_spec(
     driver: &dyn Driver,
     docker: &Docker,
     task: &tasks::Task,
+    workers: &Workers,
     spec: &mut TaskSpec,
 ) -> Result<ContainerSpec, AgentError> {
     // Without a GPU it needs nothing of the driver, not even the nodes that all GPUs share.
@@ -45,8 +62,10 @@ pub(super) fn container_spec(
     } else {
         driver.container_parts(&spec.slices)?
     };
-    let (image, options) = image_and_options(docker, &task.container)
+    let (image, mut options) = image_and_options(docker, &task.container)
         .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
+    // Last, so that a task can't be another's.
+    options.extend(workers.labels());
     spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));
     let task = TaskId(task.id.clone());
     Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })

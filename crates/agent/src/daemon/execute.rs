@@ -12,7 +12,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::container::{Docker, container_spec};
+use super::container::{Docker, Workers, container_spec};
 use super::entry::Stage;
 use super::{Agent, command};
 use crate::AgentError;
@@ -35,7 +35,7 @@ pub(crate) enum News {
 /// How a task is to be started.
 enum Way {
     Process { program: PathBuf },
-    Container { engine: Box<Engine>, docker: Docker, task: Box<tasks::Task> },
+    Container { engine: Box<Engine>, docker: Docker, task: Box<tasks::Task>, workers: Workers },
 }
 
 /// A task that has everything but a process.
@@ -81,8 +81,9 @@ impl Launch {
         let mut spec = self.launcher.spec(node, &self.lease.id, &self.lease.slices, &self.command);
         let ready = match self.way {
             Way::Process { program } => Ready::Process { program },
-            Way::Container { engine, docker, task } => {
-                let container = Box::new(container_spec(driver, &docker, &task, &mut spec)?);
+            Way::Container { engine, docker, task, workers } => {
+                let container = container_spec(driver, &docker, &task, &workers, &mut spec)?;
+                let container = Box::new(container);
                 Ready::Container { engine: *engine, container }
             }
         };
@@ -135,17 +136,19 @@ impl Agent {
         task: &tasks::Task,
         command: Command,
     ) -> Result<(Launch, PathBuf), AgentError> {
-        let Some(entry) = self.entries.get_mut(lease) else {
-            return Err(AgentError::LeaseGone(lease.clone()));
-        };
+        let gone = || AgentError::LeaseGone(lease.clone());
+        let task_worker = self.speaker(self.entries.get(lease).ok_or_else(gone)?);
+        let workers = Workers { task: task_worker, agent: self.worker.clone() };
+        let entry = self.entries.get_mut(lease).ok_or_else(gone)?;
         let standing = self.node.lock()?.lease(lease)?;
-        let standing = standing.ok_or_else(|| AgentError::LeaseGone(lease.clone()))?;
+        let standing = standing.ok_or_else(gone)?;
         entry.stage = Stage::Starting;
         let way = match (&self.engine, &self.config.docker) {
             (Some(engine), Some(docker)) => Way::Container {
                 engine: Box::new(engine.clone()),
                 docker: docker.clone(),
                 task: Box::new(task.clone()),
+                workers,
             },
             _ => Way::Process { program: self.config.program.clone() },
         };

@@ -93,6 +93,8 @@ pub(crate) struct ForeignArgs {
     check_bootstrap: bool,
     #[arg(long, hide = true)]
     use_owner_token: bool,
+    #[arg(long, hide = true, value_name = "REGEX", env = "CLEARML_AGENT_DOCKER_ARGS_FILTERS")]
+    docker_args_filters: Option<String>,
 }
 
 impl ForeignArgs {
@@ -104,8 +106,16 @@ impl ForeignArgs {
                 "--force-current-version: no effect; tasks use the clearml-agent of their image or environment",
             ),
             (self.check_bootstrap, "--check-bootstrap: no effect; cantle brings no bootstrap package"),
+            (
+                self.filters_options(),
+                "CLEARML_AGENT_DOCKER_ARGS_FILTERS: no effect; which options a task may bring is fixed",
+            ),
         ];
         known.into_iter().filter_map(|(given, why)| given.then_some(why))
+    }
+
+    fn filters_options(&self) -> bool {
+        self.docker_args_filters.as_ref().is_some_and(|filters| !filters.is_empty())
     }
 
     /// Given, and something that this agent does not do.
