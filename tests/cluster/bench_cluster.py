@@ -16,7 +16,7 @@ from test_pods import start  # noqa: F401
 FRACTION = {"clearml-injector/fraction": "0.500"}
 PAIRS = int(os.environ.get("CANTLE_BENCH_PAIRS", "20"))
 START_MAX_MS = 300
-NODES, PODS = 100, 1000
+NODES, PODS = 100, int(os.environ.get("CANTLE_BENCH_PODS", "1000"))
 CALLS = "apiserver_admission_webhook_admission_duration_seconds"
 
 

@@ -80,7 +80,9 @@ class Churn:
         """No overlap, and never a share and an instance on one GPU."""
         before = slices_of(self.driver)
         truth = {gpu["uuid"]: gpu["mig"] for gpu in self.driver.truth()}
-        lasting = [slice for name, slices in slices_of(self.driver).items() if name in before for slice in slices]
+        after = slices_of(self.driver)
+        # As it was before the witness was asked, of what was still there afterwards: so all of it was there at once.
+        lasting = [slice for name, slices in before.items() if name in after for slice in slices]
         by_gpu = collections.defaultdict(list)
         for slice in lasting:
             by_gpu[slice["gpu"]].append(slice)
