@@ -149,6 +149,8 @@ def test_states_follow_pods(make_queues, server):
 
 def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane):
     queues = make_queues({"queue": "q"})
+    served = lambda: [queue["name"] for worker in server.api("workers.get_all")["workers"] for queue in worker["queues"]]
+    wait_until(lambda: served() == ["q"], 60, queues.log)
     path = f"/api/v1/namespaces/{queues.namespace}/pods"
     stopped = server.submit("q", "sh", "-c", "echo begun; sleep 600")
     lost = server.submit("q", "sh", "-c", "echo begun; sleep 600")

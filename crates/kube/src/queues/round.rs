@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::runtime::reflector::Store;
-use kube::{Api, ResourceExt as _};
+use kube::{Api, ResourceExt};
 use tokio::time::Instant;
 
 use super::act::{Made, Outcome};
@@ -28,6 +28,9 @@ const HOLD: Duration = Duration::from_secs(5);
 /// A task that is in no queue and not started: so long somebody else may still be about to start it.
 const DOUBT: Duration = Duration::from_secs(15);
 
+/// How often the server is told that somebody serves the queues.
+const REPORT: Duration = Duration::from_secs(30);
+
 /// Queues by id, with the tasks that wait in them.
 pub(super) type Lines = BTreeMap<String, Vec<String>>;
 
@@ -44,6 +47,9 @@ pub(super) struct Controller {
     logs: Logs,
     image_grace: Duration,
     looked: Option<Instant>,
+    /// Since it leads it has compared the watch with a list.
+    begun: bool,
+    reported: Option<Instant>,
     /// What the rest belongs to pods, by uid: what their tasks say of them.
     said: BTreeMap<String, String>,
     /// Nothing more is to be done about these; the watch has yet to see that they are gone.
@@ -79,6 +85,8 @@ impl Controller {
             logs,
             image_grace,
             looked: None,
+            begun: false,
+            reported: None,
             said,
             done,
             doubts,
@@ -106,21 +114,45 @@ impl Controller {
             if !self.leader.acquire().await? {
                 return Ok(());
             }
-            self.forget();
+            self.begun = false;
         }
         // Before the first list has come nothing is known of any pod.
         if self.known.wait_until_ready().await.is_err() {
             return Err(KubeError::Lost("the watch of pods has ended".to_owned()));
         }
+        if !self.begun {
+            self.begin().await?;
+            self.begun = true;
+        }
+        if self.reported.is_none_or(|at| at.elapsed() >= REPORT) {
+            self.server.report(&self.forge.owner, &self.ids).await?;
+            self.reported = Some(Instant::now());
+        }
         self.round().await
     }
 
-    /// Others may have led since.
-    fn forget(&mut self) {
+    /// Others may have led since, and the watch may be late: a pod that it still shows and that is gone must not be judged by
+    /// what its task does now, in another pod.
+    async fn begin(&mut self) -> Result<(), KubeError> {
+        let there = self.list().await?;
+        let there: BTreeSet<String> = there.iter().filter_map(ResourceExt::uid).collect();
+        self.done = self
+            .known
+            .state()
+            .iter()
+            .filter_map(|pod| pod.uid())
+            .filter(|uid| !there.contains(uid))
+            .collect();
         self.said.clear();
-        self.done.clear();
         self.doubts.clear();
         self.held.clear();
+        Ok(())
+    }
+
+    /// All pods of this controller, as they are now.
+    async fn list(&self) -> Result<Vec<Pod>, KubeError> {
+        let ours = ListParams::default().labels(&format!("{OWNER_LABEL}={}", self.forge.owner));
+        Ok(self.pods.list(&ours).await?.items)
     }
 
     /// Lets another replica go on.
@@ -229,10 +261,9 @@ impl Controller {
             return Ok(());
         }
         // The watch may be late; a list says how it is.
-        let ours = ListParams::default().labels(&format!("{OWNER_LABEL}={}", self.forge.owner));
-        let mut there = self.pods.list(&ours).await?.items;
+        let mut there = self.list().await?;
         let surplus: BTreeSet<String> =
-            surplus(&self.forge.file.queues, &there).into_iter().filter_map(kube::ResourceExt::uid).collect();
+            surplus(&self.forge.file.queues, &there).into_iter().filter_map(ResourceExt::uid).collect();
         let (surplus, kept): (Vec<Pod>, Vec<Pod>) =
             there.drain(..).partition(|pod| pod.uid().is_some_and(|uid| surplus.contains(&uid)));
         let mut gated = self.make_chosen(&kept, lines).await?;

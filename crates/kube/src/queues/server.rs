@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::events::{Event, GetTaskLog};
-use cantle_clearml::{Client, Error, Listing, queues, subcode, tasks};
+use cantle_clearml::{Client, Error, Listing, queues, subcode, tasks, workers};
 use cantle_model::TaskStatus;
 
 use super::config::{QueueConfig, QueueFile};
@@ -48,6 +48,18 @@ impl Server {
             }
         }
         Ok(())
+    }
+
+    /// Somebody serves these queues.
+    pub(super) async fn report(&self, worker: &str, queues: &[String]) -> Result<(), Error> {
+        let report = workers::StatusReport {
+            worker: worker.to_owned(),
+            timestamp: jiff::Timestamp::now().as_millisecond(),
+            queues: queues.to_vec(),
+            is_daemon: Some(true),
+            ..workers::StatusReport::default()
+        };
+        self.client.call(&report).await.map(drop)
     }
 
     /// Who waits in which queue.
