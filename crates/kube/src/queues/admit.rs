@@ -1,5 +1,6 @@
 //! Which waiting tasks get a pod next. Pure.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use k8s_openapi::api::core::v1::Pod;
@@ -26,13 +27,14 @@ pub(super) fn admissions(
     queues: &[QueueConfig],
     ids: &[String],
     lines: &BTreeMap<String, Vec<String>>,
-    pods: &[Pod],
+    pods: &[impl Borrow<Pod>],
     held: &BTreeSet<String>,
 ) -> Vec<Admission> {
-    let has_pod: BTreeSet<&str> = pods.iter().filter_map(task_of).collect();
+    let pods = || pods.iter().map(Borrow::<Pod>::borrow);
+    let has_pod: BTreeSet<&str> = pods().filter_map(task_of).collect();
     let mut admitted = Vec::new();
     for (at, (queue, id)) in queues.iter().zip(ids).enumerate() {
-        let used = pods.iter().filter(|pod| queue_of(pod) == Some(&queue.name) && !is_over(pod)).count();
+        let used = pods().filter(|pod| queue_of(pod) == Some(&queue.name) && !is_over(pod)).count();
         let room = queue.max_pods.map_or(AT_ONCE, |most| most.saturating_sub(used));
         let waiting = lines.get(id).into_iter().flatten();
         let free = waiting.filter(|task| !has_pod.contains(task.as_str()) && !held.contains(*task));

@@ -19,7 +19,7 @@ use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::store;
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
@@ -82,7 +82,9 @@ pub async fn serve_queues(
     let changed = Arc::new(Notify::new());
     let mut background = JoinSet::new();
     let ours = watcher::Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
-    let watched = reflector(known_in, watcher(pods.clone(), ours)).default_backoff();
+    // Who wrote which field is half of a pod, and nobody asks for it.
+    let lean = watcher(pods.clone(), ours).modify(|pod| pod.managed_fields_mut().clear());
+    let watched = reflector(known_in, lean).default_backoff();
     let notify = Arc::clone(&changed);
     background.spawn(watched.for_each(move |event| {
         match event {

@@ -1,5 +1,6 @@
 //! The leader's rounds: look at everything, do what is to be done, give tasks their pods.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -255,8 +256,7 @@ impl Controller {
         lines: &Lines,
         to_take: &BTreeSet<String>,
     ) -> Result<(), KubeError> {
-        let seen: Vec<Pod> = seen.iter().map(|pod| (**pod).clone()).collect();
-        let idle = to_take.is_empty() && self.choose(&seen, lines).is_empty();
+        let idle = to_take.is_empty() && self.choose(seen, lines).is_empty();
         if idle || !self.leader.leads() {
             return Ok(());
         }
@@ -317,7 +317,7 @@ impl Controller {
         Ok(pods)
     }
 
-    fn choose(&self, pods: &[Pod], lines: &Lines) -> Vec<Admission> {
+    fn choose(&self, pods: &[impl Borrow<Pod>], lines: &Lines) -> Vec<Admission> {
         let held = self.held.keys().cloned().collect();
         admissions(&self.forge.file.queues, &self.ids, lines, pods, &held)
     }
