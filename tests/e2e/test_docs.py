@@ -6,6 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"\]\(([^)\s#]*)(#[^)\s]*)?\)")
+# How a page of the site, which has nothing but `docs`, shows a file of the sources.
+SOURCE = "https://github.com/cantle-dev/cantle/blob/main/"
 FENCE = re.compile(r"^( *)```.*?^\1```$", re.M | re.S)
 
 
@@ -25,22 +27,33 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def target(page, file):
+    return ROOT / file.removeprefix(SOURCE) if file.startswith(SOURCE) else page.parent / file
+
+
 def links():
-    found = [(page, *link) for page in pages() for link in LINK.findall(prose(page)) if ":" not in link[0]]
+    found = [(page, *link) for page in pages() for link in LINK.findall(prose(page))]
+    found = [link for link in found if ":" not in link[1] or link[1].startswith(SOURCE)]
     assert len(found) > 50 and any(anchor for _, _, anchor in found), "the pattern finds links"
     return found
 
 
 def test_links_lead_somewhere():
-    broken = [f"{page.relative_to(ROOT)}: {file}" for page, file, _ in links() if not (page.parent / file).exists()]
+    broken = [f"{page.relative_to(ROOT)}: {file}" for page, file, _ in links() if not target(page, file).exists()]
     assert broken == []
+
+
+def test_the_site_needs_nothing_outside():
+    ours = [(page, target(page, file).resolve(), file) for page, file, _ in links() if page.is_relative_to(DOCS)]
+    outside = [f"{page.relative_to(ROOT)}: {file}" for page, to, file in ours if not to.is_relative_to(DOCS) and ":" not in file]
+    assert outside == []
 
 
 def test_links_to_a_heading_find_it():
     broken = [
         f"{page.relative_to(ROOT)}: {file}{anchor}"
         for page, file, anchor in links()
-        if anchor and anchor[1:] not in anchors((page.parent / file) if file else page)
+        if anchor and anchor[1:] not in anchors(target(page, file) if file else page)
     ]
     assert broken == []
 
