@@ -6,12 +6,9 @@ import os
 import statistics
 import time
 
-import pytest
-
 from api import RESOURCE, node
-from injector import Injector, pod
+from injector import pod
 from processes import wait_until
-from test_pods import start  # noqa: F401
 
 FRACTION = {"clearml-injector/fraction": "0.500"}
 PAIRS = int(os.environ.get("CANTLE_BENCH_PAIRS", "20"))
@@ -20,14 +17,7 @@ NODES, PODS = 100, int(os.environ.get("CANTLE_BENCH_PODS", "1000"))
 CALLS = "apiserver_admission_webhook_admission_duration_seconds"
 
 
-@pytest.fixture(scope="module")
-def injector(plane, tmp_path_factory):
-    made = Injector(plane, tmp_path_factory.mktemp("injector"))
-    yield made.start()
-    made.remove()
-
-
-def test_start_of_a_pod(plane, injector, start, namespace):  # noqa: F811
+def test_start_of_a_pod(plane, injector, start, namespace):
     """From the call that creates a pod to the first word of its program, with a slice and without, by turns."""
     start("1xA100-40GB")
     path = f"/api/v1/namespaces/{namespace}/pods"

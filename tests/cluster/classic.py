@@ -78,7 +78,7 @@ class Scheduler:
 class ClassicNode(Driver):
     """The device plugin of a node."""
 
-    def __init__(self, plane, home, node, sim_gpus, kubelet_dir, cdi_dir, sim_dir, *flags):
+    def __init__(self, plane, home, node, sim_gpus, flags, kubelet_dir, cdi_dir, sim_dir):
         plugins = ["--path", "classic", "--device-plugin-dir", kubelet_dir / "device-plugins", *flags]
         super().__init__(plane, home, node, sim_gpus, plugins, kubelet_dir, cdi_dir, sim_dir)
 

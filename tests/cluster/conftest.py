@@ -1,5 +1,6 @@
 """A real cluster for the whole session: its control plane, and a worker node where this machine allows one."""
 
+import functools
 import os
 import pathlib
 import shutil
@@ -14,6 +15,7 @@ import image
 from api import RESOURCE, claim_template, node
 from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
+from injector import Injector
 from processes import wait_until
 from worker import Worker
 
@@ -101,20 +103,48 @@ def hand_made(plane, request):
     wait_until(lambda: not slices(), 120, "the end of the node's slices, which the node owns")
 
 
+@pytest.fixture(scope="module")
+def injector(plane, tmp_path_factory):
+    """The injector beside the API server, for the tests of a file."""
+    made = Injector(plane, tmp_path_factory.mktemp("injector"))
+    yield made.start()
+    made.remove()
+
+
 @pytest.fixture
-def make_driver(plane, folder):
-    """Starts the DRA driver of a node on simulated GPUs; stopped at the end."""
+def make_node(plane, folder):
+    """Starts what runs on a node, a Driver or a kind of it, on simulated GPUs; stopped at the end."""
     made = []
 
-    def make(node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
+    def make(kind, node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
         home = pathlib.Path(tempfile.mkdtemp(prefix="d", dir=folder))
         folders = (kubelet_dir or home / "kubelet", cdi_dir or home / "cdi", sim_dir or home / "sim")
-        made.append(Driver(plane, home, node_name, sim_gpus, flags, *folders))
+        made.append(kind(plane, home, node_name, sim_gpus, flags, *folders))
         return made[-1].start()
 
     yield make
     for each in made:
         each.remove()
+
+
+@pytest.fixture
+def make_driver(make_node):
+    """Starts the DRA driver of a node."""
+    return functools.partial(make_node, Driver)
+
+
+@pytest.fixture
+def start(worker, make_driver):
+    """Starts the DRA driver of the worker node; the kubelet knows it when this returns."""
+
+    def start(sim_gpus, *flags):
+        worker.forget_gpus()
+        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
+        driver = make_driver(worker.name, sim_gpus, *flags, **folders)
+        wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
+        return driver
+
+    return start
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ service account. Only its address differs: a URL on the loopback in place of a s
 
 import os
 import pathlib
-import subprocess
 import urllib.request
 
 import chart

@@ -9,7 +9,8 @@ import chart
 from api import RESOURCE
 from chart import NAMESPACE, ROOT
 from processes import wait_until
-from test_documented_pods import LABELLED, Documented, held
+from documented import LABELLED
+from test_documented_pods import Documented, held
 from test_pods import GIB
 
 DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/cantle-webhook"

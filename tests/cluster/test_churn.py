@@ -9,7 +9,7 @@ import time
 
 from api import RESOURCE
 from processes import wait_until
-from test_pods import Pods, start  # noqa: F401
+from test_pods import Pods
 
 # Of one there are 81,558 MiB to share.
 GPUS, GIB = 8, 79
@@ -133,7 +133,7 @@ def has_place(wish, occupied):
     return any(fits(gpu, start) for gpu in range(GPUS) for start in starts)
 
 
-def test_nothing_overlaps_and_nobody_waits_in_vain(start, plane, namespace, templates):  # noqa: F811
+def test_nothing_overlaps_and_nobody_waits_in_vain(start, plane, namespace, templates):
     driver = start(f"{GPUS}xH100-80GB:mig")
     churn = Churn(Pods(plane.api, namespace), driver)
     began = time.monotonic()

@@ -1,9 +1,8 @@
 """The classic path on a real kubelet, with nothing of claims on devices: what the extender gave is what pods have."""
 
 import concurrent.futures
+import functools
 import json
-import pathlib
-import tempfile
 import urllib.request
 
 import pytest
@@ -34,19 +33,9 @@ def system(plane, tmp_path_factory):
 
 
 @pytest.fixture
-def start(plane, folder, system):
-    """Starts the device plugin of a node; stopped at the end."""
-    made = []
-
-    def start(node, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
-        home = pathlib.Path(tempfile.mkdtemp(prefix="c", dir=folder))
-        folders = (kubelet_dir or home / "kubelet", cdi_dir or home / "cdi", sim_dir or home / "sim")
-        made.append(ClassicNode(plane, home, node, sim_gpus, *folders, *flags))
-        return made[-1].start()
-
-    yield start
-    for each in made:
-        each.remove()
+def start(system, make_node):
+    """Starts the device plugin of a node."""
+    return functools.partial(make_node, ClassicNode)
 
 
 @pytest.fixture

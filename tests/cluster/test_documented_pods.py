@@ -6,31 +6,13 @@ import pytest
 import yaml
 
 from api import ApiError
-from injector import Injector
+from documented import LABELLED
 from processes import wait_until
-from test_pods import FILL, OUT_OF_MEMORY, Pods, start, used  # noqa: F401
+from test_pods import FILL, OUT_OF_MEMORY, Pods, used
 
 GIB = 1 << 30
 GIB_IN_MIB = 1 << 10
 
-LABELLED = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: train-pod
-  labels:
-    trainer: train
-    clearml-injector/fraction: "0.500"
-spec:
-  securityContext:
-    fsGroup: 1000
-  containers:
-  - name: train-container
-    image: localhost/cantle-test:1
-    resources:
-      limits:
-        nvidia.com/gpu: 4
-"""
 # Queue default0250: the label beside the older resource, which the API server itself refuses.
 OLDER = """
 apiVersion: v1
@@ -94,13 +76,6 @@ spec:
 """
 
 
-@pytest.fixture(scope="module")
-def injector(plane, tmp_path_factory):
-    made = Injector(plane, tmp_path_factory.mktemp("injector"))
-    yield made.start()
-    made.remove()
-
-
 class Documented(Pods):
     def fill(self, manifest, name=None):
         """Creates the pod with the program that takes what it gets; gives what it said."""
@@ -120,7 +95,7 @@ class Documented(Pods):
 
 
 @pytest.fixture
-def pods(start, plane, injector, namespace):  # noqa: F811
+def pods(start, plane, injector, namespace):
     return Documented(plane.api, namespace)
 
 
@@ -130,7 +105,7 @@ def held(said, limit_mib):
     assert limit_mib - GIB_IN_MIB < said["taken"] < limit_mib, said
 
 
-def test_fractions_by_label_and_by_the_older_resource(pods, start):  # noqa: F811
+def test_fractions_by_label_and_by_the_older_resource(pods, start):
     driver = start("1xA100-40GB")
     plain = pods.fill(PLAIN)
     assert plain["total"] == 40 << 10 and plain["taken"] > 39 << 10, f"negative control: {plain}"
@@ -145,7 +120,7 @@ def test_fractions_by_label_and_by_the_older_resource(pods, start):  # noqa: F81
     assert gpu["used_bytes"] <= 40 * GIB and len(gpu["processes"]) == 3
 
 
-def test_a_mig_instance_by_its_resource(pods, start, plane, worker):  # noqa: F811
+def test_a_mig_instance_by_its_resource(pods, start, plane, worker):
     """On a node as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
     node = f"/api/v1/nodes/{worker.name}"
     labels = {"nvidia.com/gpu.product": "A100-SXM4-40GB", "cdmo.clear.ml/gpu-partitioning": "mig"}
@@ -162,7 +137,7 @@ def test_a_mig_instance_by_its_resource(pods, start, plane, worker):  # noqa: F8
         plane.api.merge(node, {"metadata": {"labels": dict.fromkeys(labels)}})
 
 
-def test_an_image_with_a_limit(pods, start, built_images):  # noqa: F811
+def test_an_image_with_a_limit(pods, start, built_images):
     driver = start("1xA100-40GB")
     pods.api.create(pods.path, yaml.safe_load(LIMITED))
     context = 512 << 20

@@ -5,32 +5,14 @@ import pytest
 import yaml
 
 from api import RESOURCE, ApiError
-from injector import Injector, pod
+from documented import LABELLED
+from injector import pod
 from processes import wait_until
 
 FRACTIONS = ["0.0625", "0.125", "0.250", "0.375", "0.500", "0.625", "0.750", "0.875"]
 LABEL = "clearml-injector/fraction"
 
-# As ClearML documents them; the image is one that is here.
-LABELLED = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: train-pod
-  labels:
-    trainer: train
-    clearml-injector/fraction: "0.500"
-spec:
-  securityContext:
-    fsGroup: 1000
-  containers:
-  - name: train-container
-    image: localhost/cantle-test:1
-    command: ['sh', '-c', "sleep 600"]
-    resources:
-      limits:
-        nvidia.com/gpu: 4
-"""
+# As ClearML documents them, beside documented.py; the image is one that is here.
 DEPRECATED = """
 apiVersion: v1
 kind: Pod
@@ -61,13 +43,6 @@ spec:
         limits:
           nvidia.com/mig-1g.10gb: 1
 """
-
-
-@pytest.fixture(scope="module")
-def injector(plane, tmp_path_factory):
-    made = Injector(plane, tmp_path_factory.mktemp("injector"))
-    yield made.start()
-    made.remove()
 
 
 def refusal(injector, thing):

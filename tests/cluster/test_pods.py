@@ -69,20 +69,6 @@ class Pods:
 
 
 @pytest.fixture
-def start(worker, make_driver):
-    """The driver of the worker node."""
-
-    def start(sim_gpus, *flags):
-        worker.forget_gpus()
-        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
-        driver = make_driver(worker.name, sim_gpus, *flags, **folders)
-        wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
-        return driver
-
-    return start
-
-
-@pytest.fixture
 def pods(start, plane, namespace, templates):
     """Pods of a namespace. They end before the driver does, which the kubelet needs for that."""
     return Pods(plane.api, namespace)

@@ -6,7 +6,6 @@ import time
 
 import pytest
 
-from injector import Injector
 from processes import wait_until
 from queues import Queues, Server, Witness
 from test_pods import FILL
@@ -45,27 +44,8 @@ def make_queues(plane, worker, server, namespace, tmp_path):
         each.remove()
 
 
-@pytest.fixture
-def injector(plane, tmp_path):
-    made = Injector(plane, tmp_path).start()
-    yield made
-    made.remove()
-
-
-@pytest.fixture
-def start_driver(make_driver, worker):
-    def start(sim_gpus):
-        worker.forget_gpus()
-        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
-        driver = make_driver(worker.name, sim_gpus, **folders)
-        wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
-        return driver
-
-    return start
-
-
-def test_the_documented_queues(make_queues, server, injector, start_driver):
-    driver = start_driver("1xH100-80GB")
+def test_the_documented_queues(make_queues, server, injector, start):
+    driver = start("1xH100-80GB")
     queues = make_queues(FRACTIONS)
     command = json.dumps(["python3", "-c", FILL.replace("time.sleep(600)", "time.sleep(5)")])
     tasks = server.sdk(f"""
@@ -90,8 +70,8 @@ for queue in ["default0500", "default0250"]:
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
-def test_a_queue_of_mig_instances(make_queues, server, start_driver):
-    driver = start_driver("1xH100-80GB:mig")
+def test_a_queue_of_mig_instances(make_queues, server, start):
+    driver = start("1xH100-80GB:mig")
     queues = make_queues({"queues": {"mig": {"templateOverrides": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}}}})
     tasks = [server.submit("mig", "sleep", "600") for _ in range(2)]
     for task in tasks:

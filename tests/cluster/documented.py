@@ -1,0 +1,20 @@
+"""A manifest of ClearML's documentation that several tests use; the image is one that is here."""
+
+LABELLED = """
+apiVersion: v1
+kind: Pod
+metadata:
+  name: train-pod
+  labels:
+    trainer: train
+    clearml-injector/fraction: "0.500"
+spec:
+  securityContext:
+    fsGroup: 1000
+  containers:
+  - name: train-container
+    image: localhost/cantle-test:1
+    resources:
+      limits:
+        nvidia.com/gpu: 4
+"""
