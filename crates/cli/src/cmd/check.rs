@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use cantle_kube::{Part, Probe, Survey, SurveyedNode, Version};
+use cantle_model::counted;
 use clap::{Args, Subcommand};
 
 use super::finding::{Finding, Verdict, good, not, report};
@@ -101,7 +102,7 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
         return vec![not(Verdict::Bad, "nodes", "none", "join nodes with GPUs to the cluster")];
     }
     let judged = |(engine, nodes): (String, usize)| {
-        let found = format!("{engine} on {}", count(nodes, "node"));
+        let found = format!("{engine} on {}", counted(nodes, "node"));
         let (name, version) = engine.split_once("://").unwrap_or((&engine, ""));
         let mut numbers = version.trim_start_matches('v').split('.').map(|part| part.parse().unwrap_or(0u32));
         let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
@@ -120,7 +121,7 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
             }
         }
     };
-    counted(nodes, |node| node.engine.clone()).into_iter().map(judged).collect()
+    tally(nodes, |node| node.engine.clone()).into_iter().map(judged).collect()
 }
 
 /// A kubelet may be older than its API server.
@@ -129,7 +130,7 @@ fn kubelets(survey: &Survey) -> Option<Finding> {
     let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|version| version < floor);
     let old = survey.nodes.iter().filter(is_old).count();
     let hint = format!("their pods can't have slices: upgrade them to {floor} or newer");
-    let found = format!("{} with a kubelet older than {floor}", count(old, "node"));
+    let found = format!("{} with a kubelet older than {floor}", counted(old, "node"));
     (old > 0).then(|| not(Verdict::Warning, "kubelet", found, &hint))
 }
 
@@ -141,7 +142,7 @@ fn device_plugin(nodes: &[SurveyedNode]) -> Vec<Finding> {
     // Pods that ask by limits get claims for MIG instances; then the kubelet has nothing to say of them.
     let judged = |(resource, nodes): (&str, Vec<&SurveyedNode>)| {
         let both = nodes.iter().filter(|node| node.is_published).count();
-        let found = format!("gives out {resource} on {}", count(nodes.len(), "node"));
+        let found = format!("gives out {resource} on {}", counted(nodes.len(), "node"));
         if both == 0 {
             return good("NVIDIA's device plugin", found);
         }
@@ -180,7 +181,7 @@ fn devices(survey: &Survey) -> Finding {
         let found = "no device class of cantle's";
         return not(Verdict::Bad, "devices", found, "install the chart with deviceClasses.enabled=true");
     }
-    good("devices", format!("GPUs of {} published", count(published, "node")))
+    good("devices", format!("GPUs of {} published", counted(published, "node")))
 }
 
 fn injector(survey: &Survey) -> Finding {
@@ -208,16 +209,12 @@ fn injector(survey: &Survey) -> Finding {
     }
 }
 
-fn counted(nodes: &[SurveyedNode], what: impl Fn(&SurveyedNode) -> String) -> BTreeMap<String, usize> {
+fn tally(nodes: &[SurveyedNode], what: impl Fn(&SurveyedNode) -> String) -> BTreeMap<String, usize> {
     let mut all = BTreeMap::new();
     for node in nodes {
         *all.entry(what(node)).or_default() += 1;
     }
     all
-}
-
-fn count(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
