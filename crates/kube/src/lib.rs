@@ -10,6 +10,7 @@ pub mod dra;
 mod error;
 pub mod inject;
 pub mod names;
+mod node;
 pub mod queues;
 mod socket;
 mod survey;
@@ -21,20 +22,7 @@ mod webhook;
 pub use ask::{Ask, MAX_DEVICES, NotATemplate, PARTS};
 pub use connect::connect;
 pub use error::KubeError;
+pub use node::NodeConfig;
 pub use survey::{Part, Probe, Survey, SurveyedNode, survey};
 pub use version::{Version, server_version};
 pub use webhook::{Certificates, Lives, WebhookSettings, listen, serve_webhook};
-
-use std::sync::Arc;
-
-use cantle_agent::Grants;
-
-/// Work with the GPUs, beside the threads that answer calls.
-async fn blocking<T: Send + 'static>(
-    grants: &Arc<Grants>,
-    work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
-) -> Result<T, KubeError> {
-    let grants = Arc::clone(grants);
-    let done = tokio::task::spawn_blocking(move || work(&grants)).await;
-    done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
-}

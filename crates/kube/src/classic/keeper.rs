@@ -16,7 +16,8 @@ use tokio::sync::Mutex;
 use super::book::{Book, Offered, change};
 use super::choose::award;
 use super::kubelet::{Held, held};
-use crate::{KubeError, blocking};
+use crate::KubeError;
+use crate::node::blocking;
 
 /// A place whose pod has not come by then was given to one that was not bound after all.
 const BOUND_WITHIN_MS: i64 = 60_000;
@@ -38,10 +39,9 @@ impl Keeper {
         node: &str,
         kubelet_dir: PathBuf,
         cdi_dir: PathBuf,
-        grants: Grants,
+        grants: Arc<Grants>,
     ) -> Self {
-        let (node, grants) = (node.to_owned(), Arc::new(grants));
-        Self { client, node, kubelet_dir, cdi_dir, grants, turn: Mutex::default() }
+        Self { client, node: node.to_owned(), kubelet_dir, cdi_dir, grants, turn: Mutex::default() }
     }
 
     fn nodes(&self) -> Api<Node> {
@@ -171,14 +171,6 @@ impl Keeper {
         };
         change(&self.nodes(), &self.node, write).await?;
         Ok(!offered.is_empty())
-    }
-
-    /// One look at what the pods really hold.
-    pub(super) async fn watch(&self) {
-        let found = blocking(&self.grants, |grants| Ok(grants.watch())).await.unwrap_or_default();
-        for (lease, what) in found {
-            tracing::warn!(pod = lease.name, "{what}");
-        }
     }
 }
 

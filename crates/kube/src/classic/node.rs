@@ -12,17 +12,13 @@ use kube::core::PartialObjectMeta;
 use kube::runtime::watcher;
 use kube::{Api, Client};
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::keeper::Keeper;
 use super::plugin::serve;
-use crate::dra::NodeConfig;
-use crate::{KubeError, Version, server_version};
+use crate::node::{LOOK_EVERY, keep_watch, ticks};
+use crate::{KubeError, NodeConfig, Version, server_version};
 
-/// How often the GPUs are asked whether they are as published.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How often it is looked at what pods hold.
-const WATCH_EVERY: Duration = Duration::from_millis(500);
 /// How long an end may go unnoticed; usually the API server tells at once.
 const SETTLE_EVERY: Duration = Duration::from_secs(5);
 /// After the end of one pod more often follow.
@@ -45,13 +41,13 @@ pub async fn run(
     }
     let grants = config.open(&client).await?;
     let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
-    let keeper = Arc::new(Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, grants));
+    let keeper = Arc::new(Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, Arc::clone(&grants)));
     // What can't be published at all is an error of the start; later ones pass.
     let (health, healthy) = watch::channel(keeper.publish().await?);
     tokio::select! {
         served = serve(Arc::clone(&keeper), healthy, plugins, stop) => served,
         never = keep_published(&keeper, &health) => match never {},
-        never = keep_watch(&keeper) => match never {},
+        never = keep_watch(&grants) => match never {},
         never = keep_settled(&keeper, client, &node) => match never {},
     }
 }
@@ -64,14 +60,6 @@ async fn keep_published(keeper: &Keeper, health: &watch::Sender<bool>) -> Infall
             Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now) != now)),
             Err(error) => tracing::warn!(%error, "what is published stays as it is"),
         }
-    }
-}
-
-async fn keep_watch(keeper: &Keeper) -> Infallible {
-    let mut look = ticks(WATCH_EVERY);
-    loop {
-        look.tick().await;
-        keeper.watch().await;
     }
 }
 
@@ -89,10 +77,4 @@ async fn keep_settled(keeper: &Keeper, client: Client, node: &str) -> Infallible
             tracing::warn!(%error, "pods are looked through later");
         }
     }
-}
-
-fn ticks(every: Duration) -> tokio::time::Interval {
-    let mut ticks = interval(every);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks
 }

@@ -17,7 +17,8 @@ use tokio::sync::Mutex;
 use super::claim::{self, Decided};
 use super::devices::Inventory;
 use super::plugin::dra::{Claim, Device};
-use crate::{KubeError, Version, blocking};
+use crate::node::blocking;
+use crate::{KubeError, Version};
 
 /// The driver of a node.
 #[derive(Clone)]
@@ -37,10 +38,9 @@ impl Driver {
         node: &str,
         version: Version,
         cdi_dir: PathBuf,
-        grants: Grants,
+        grants: Arc<Grants>,
     ) -> Self {
-        let (grants, turn) = (Arc::new(grants), Arc::default());
-        Self { client, node: node.to_owned(), version, cdi_dir, grants, turn }
+        Self { client, node: node.to_owned(), version, cdi_dir, grants, turn: Arc::default() }
     }
 
     /// What the node's devices are published as; it has the node's name.
@@ -51,7 +51,7 @@ impl Driver {
     /// The GPUs, as devices.
     pub(super) async fn inventory(&self) -> Result<Inventory, KubeError> {
         let version = self.version;
-        self.blocking(move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
+        blocking(&self.grants, move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
     }
 
     /// Makes what a claim was given, as far as it is not there yet.
@@ -66,7 +66,7 @@ impl Driver {
         let inventory = self.inventory().await?;
         let decided = claim::decided(&claim, &self.node, &inventory)?;
         let (uid, dir) = (asked.uid.clone(), self.cdi_dir.clone());
-        self.blocking(move |grants| {
+        blocking(&self.grants, move |grants| {
             let mut devices = Vec::new();
             for one in &decided {
                 let lease = grants.grant(&one.award)?;
@@ -85,7 +85,7 @@ impl Driver {
     pub(super) async fn unprepare(&self, uid: &str) -> Result<(), KubeError> {
         let _turn = self.turn.lock().await;
         let (uid, dir) = (uid.to_owned(), self.cdi_dir.clone());
-        self.blocking(move |grants| {
+        blocking(&self.grants, move |grants| {
             cdi::remove(&dir, &uid).map_err(|why| KubeError::Cdi { dir, why })?;
             for lease in grants.standing()? {
                 if claim::claim_of(&lease.id) == Some(uid.as_str()) {
@@ -100,7 +100,7 @@ impl Driver {
 
     /// Takes back what claims hold that are gone, which nobody will ask to unprepare any more.
     pub(super) async fn sweep(&self) -> Result<(), KubeError> {
-        let standing = self.blocking(|grants| Ok(grants.standing()?)).await?;
+        let standing = blocking(&self.grants, |grants| Ok(grants.standing()?)).await?;
         let specs = cdi::ids(&self.cdi_dir);
         let specs = specs.map_err(|why| KubeError::Cdi { dir: self.cdi_dir.clone(), why })?;
         let leased = standing.iter().filter_map(|lease| claim::claim_of(&lease.id).map(str::to_owned));
@@ -116,21 +116,6 @@ impl Driver {
             self.unprepare(uid).await?;
         }
         Ok(())
-    }
-
-    /// One look at what the pods really hold.
-    pub(super) async fn watch(&self) {
-        let found = self.blocking(|grants| Ok(grants.watch())).await.unwrap_or_default();
-        for (lease, what) in found {
-            tracing::warn!(pod = lease.name, "{what}");
-        }
-    }
-
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
-    ) -> Result<T, KubeError> {
-        blocking(&self.grants, work).await
     }
 }
 

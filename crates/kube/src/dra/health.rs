@@ -8,10 +8,10 @@ use std::time::Duration;
 use futures_util::{Stream, StreamExt as _, stream};
 use jiff::Timestamp;
 use tokio::sync::watch;
-use tokio::time::{MissedTickBehavior, interval};
 use tonic::{Request, Response, Status};
 
 use super::driver::Driver;
+use crate::node::ticks;
 use crate::socket::stopped;
 
 /// How often a kubelet hears. It takes what is older than 30 seconds for unknown.
@@ -50,9 +50,7 @@ impl DraResourceHealth for Health {
         &self,
         _: Request<NodeWatchResourcesRequest>,
     ) -> Result<Response<Self::NodeWatchResourcesStream>, Status> {
-        let mut ticks = interval(EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let looks = stream::unfold((self.driver.clone(), Seen::default(), ticks), |state| async {
+        let looks = stream::unfold((self.driver.clone(), Seen::default(), ticks(EVERY)), |state| async {
             let (driver, mut seen, mut ticks) = state;
             ticks.tick().await;
             let found = driver.inventory().await;

@@ -15,4 +15,4 @@ mod plugin;
 mod publish;
 mod slices;
 
-pub use node::{NodeConfig, run};
+pub use node::run;

@@ -22,11 +22,12 @@ use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
 pub use config::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
+use crate::node::ticks;
 use leader::Leader;
 use logs::Logs;
 use pod::{Forge, Keys, OWNER_LABEL, Reach};
@@ -110,8 +111,7 @@ pub async fn serve_queues(
     let logs = Logs::new(pods.clone(), Arc::clone(&server));
     let mut controller =
         Controller::new(pods, namespace, known, server, ids, forge, leader, logs, image_grace);
-    let mut poll = interval(POLL);
-    poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut poll = ticks(POLL);
     loop {
         tokio::select! {
             biased;

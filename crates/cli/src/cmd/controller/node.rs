@@ -3,8 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cantle_kube::classic;
-use cantle_kube::dra::{self, NodeConfig};
+use cantle_kube::{NodeConfig, classic, dra};
 use cantle_model::GpuList;
 use clap::Args;
 use tokio::sync::watch;

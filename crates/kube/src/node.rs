@@ -1,0 +1,90 @@
+//! What both paths do on a node: take its GPUs, work with them, watch what pods hold.
+
+use std::convert::Infallible;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_agent::{Grants, MigAtStart};
+use cantle_driver::Source;
+use cantle_model::GpuList;
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, Client, ResourceExt as _};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use crate::KubeError;
+use crate::names::{PARTITIONING, PARTITIONING_MIG};
+
+/// How often the GPUs are asked whether they are as published.
+pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// How often it is looked at what pods hold.
+const WATCH_EVERY: Duration = Duration::from_millis(500);
+
+/// What the driver of a node has to know.
+#[derive(Clone, Debug)]
+pub struct NodeConfig {
+    /// Name of the node in the cluster.
+    pub node: String,
+    /// Where the GPUs come from.
+    pub source: Source,
+    /// cantle's libraries (`shim/`, `sim/`).
+    pub lib_dir: PathBuf,
+    /// The kubelet's folder, usually `/var/lib/kubelet`.
+    pub kubelet_dir: PathBuf,
+    /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
+    pub cdi_dir: PathBuf,
+    /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator.
+    pub mig: Option<GpuList>,
+}
+
+impl NodeConfig {
+    /// Takes the node's GPUs.
+    ///
+    /// # Errors
+    /// If there are none, or another agent has them.
+    pub(crate) async fn open(&self, client: &Client) -> Result<Arc<Grants>, KubeError> {
+        let mig = match &self.mig {
+            Some(list) => MigAtStart::Listed(list.clone()),
+            None => labelled(client, &self.node).await?,
+        };
+        let Self { node, source, lib_dir, .. } = self.clone();
+        let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &node, &mig)).await;
+        Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
+    }
+}
+
+/// What the label of the node says about its GPUs.
+async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
+    let node = Api::<Node>::all(client.clone()).get(node).await?;
+    let is_mig = node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG);
+    Ok(if is_mig { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
+}
+
+/// Work with the GPUs, beside the threads that answer calls.
+pub(crate) async fn blocking<T: Send + 'static>(
+    grants: &Arc<Grants>,
+    work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
+) -> Result<T, KubeError> {
+    let grants = Arc::clone(grants);
+    let done = tokio::task::spawn_blocking(move || work(&grants)).await;
+    done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
+}
+
+/// Looks at what the pods really hold, for ever.
+pub(crate) async fn keep_watch(grants: &Arc<Grants>) -> Infallible {
+    let mut look = ticks(WATCH_EVERY);
+    loop {
+        look.tick().await;
+        let found = blocking(grants, |grants| Ok(grants.watch())).await.unwrap_or_default();
+        for (lease, what) in found {
+            tracing::warn!(pod = lease.name, "{what}");
+        }
+    }
+}
+
+/// Ticks that wait for whoever comes late.
+pub(crate) fn ticks(every: Duration) -> Interval {
+    let mut ticks = interval(every);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}
