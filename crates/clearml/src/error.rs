@@ -1,5 +1,7 @@
 //! Why a call failed.
 
+use crate::subcode;
+
 /// Each variant is one line: what is wrong and what would be right.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -74,5 +76,24 @@ impl Error {
     #[must_use]
     pub fn is_unknown_endpoint(&self) -> bool {
         matches!(self, Self::Refused { code: 400 | 404, subcode: 0, .. })
+    }
+}
+
+/// A server that says no to what it is told of a task will say no again: the task was deleted, or is in a state that stands.
+///
+/// # Errors
+/// All others, which may pass.
+pub fn accept_refusal(answer: Result<(), Error>) -> Result<(), Error> {
+    match answer {
+        Err(error) if error.is_temporary() => Err(error),
+        Err(error) if error.is_subcode(subcode::INVALID_TASK_ID) => {
+            tracing::info!("the task was deleted meanwhile");
+            Ok(())
+        }
+        Err(error @ Error::Refused { .. }) => {
+            tracing::warn!(%error, "the server does not take a result");
+            Ok(())
+        }
+        answer => answer,
     }
 }

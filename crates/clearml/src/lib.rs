@@ -8,6 +8,7 @@ mod client;
 mod command;
 mod conf;
 mod error;
+mod execution;
 mod wire;
 
 pub mod cantle;
@@ -21,5 +22,6 @@ pub mod workers;
 pub use client::{Client, Credentials};
 pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
 pub use conf::{Conf, ConfError};
-pub use error::Error;
+pub use error::{Error, accept_refusal};
+pub use execution::{ABORTED, CLEARML_AGENT, DONE, runnable, sdk_command};
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

@@ -146,7 +146,7 @@ impl Agent {
         let callback = AbortCallback::of(&task.runtime, self.config.abort_callback_max);
         let Some(entry) = self.entries.get_mut(lease) else { return };
         let callback = callback.filter(|callback| !callback.completed);
-        let command = entry.job.command.as_ref().filter(|command| !command::is_sdk(command));
+        let command = entry.job.command.as_ref().filter(|command| !command::is_sdk(&command.argv));
         let command = self.config.abort_command.clone().zip(command.cloned());
         // A plain command in a container has no place to run something else in.
         let command = command.filter(|_| callback.is_none() && self.config.docker.is_none());

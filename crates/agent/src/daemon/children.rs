@@ -3,14 +3,13 @@
 
 use std::collections::BTreeSet;
 
-use cantle_clearml::Error as WireError;
 use cantle_clearml::workers::{MachineStats, Register, StatusReport, Unregister};
+use cantle_clearml::{Error as WireError, accept_refusal};
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId, MigInstance, Milli, Slice, TaskId};
 use tokio::time::Instant;
 
 use super::entry::Entry;
-use super::finish::accept_refusal;
 use super::load::mebibytes;
 use super::report::{STATUS_EVERY, is_due};
 use super::setup::WORKER_TIMEOUT_S;

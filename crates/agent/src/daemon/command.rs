@@ -3,16 +3,12 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 
-use cantle_clearml::{TaskRequest, tasks};
-use cantle_model::ComputeMode;
+use cantle_clearml::{CLEARML_AGENT, runnable, sdk_command, tasks};
 use cantle_runtime::StartError;
 
 use super::Config;
 use crate::AgentError;
 use crate::launch::Command;
-
-/// Runs the code of ClearML's SDK.
-pub(crate) const CLEARML_AGENT: &str = "clearml-agent";
 
 /// A task with a plain command runs as it is. Code of ClearML's SDK is set up and run by ClearML's own agent, inside the
 /// slice.
@@ -21,12 +17,7 @@ pub(crate) const CLEARML_AGENT: &str = "clearml-agent";
 /// If the task has neither, or its parameters are wrong.
 pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Result<Command, AgentError> {
     let unusable = |why: String| AgentError::Task { name: task.name.clone(), why };
-    let request =
-        TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| unusable(error.to_string()))?;
-    let request = request.unwrap_or_default();
-    if let Some(promise) = cannot_keep(&request) {
-        return Err(unusable(promise.to_owned()));
-    }
+    let request = runnable(task).map_err(unusable)?;
     let env = environment(task, config, worker);
     if !request.command.is_empty() {
         // Code of ClearML's SDK often names an image that it can do without, and runs without one on ClearML's agents too.
@@ -39,30 +30,13 @@ pub(crate) fn of_task(task: &tasks::Task, config: &Config, worker: &str) -> Resu
         let argv = request.command.into_iter().map(OsString::from).collect();
         return Ok(Command { argv, env, cwd: request.cwd.map(Into::into) });
     }
-    if !has_script(task) {
-        return Err(unusable("it has neither a command (parameter cantle/command) nor a script".to_owned()));
-    }
-    let words = config.sdk_words.iter().map(String::as_str);
-    let argv = [CLEARML_AGENT, "execute", "--disable-monitoring"].into_iter().chain(words);
-    let argv = argv.chain(["--id", &task.id]).map(OsString::from).collect();
+    let argv = sdk_command(&task.id, &config.sdk_words).map(OsString::from).collect();
     Ok(Command { argv, env, cwd: None })
 }
 
 /// Is it run by ClearML's own agent?
-pub(crate) fn is_sdk(command: &Command) -> bool {
-    command.argv.first().is_some_and(|program| program == CLEARML_AGENT)
-}
-
-/// What a task asks for that nothing here enforces. Better refused than promised.
-fn cannot_keep(request: &TaskRequest) -> Option<&'static str> {
-    (request.compute != ComputeMode::Even).then_some(
-        "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even",
-    )
-}
-
-fn has_script(task: &tasks::Task) -> bool {
-    let script = &task.script;
-    !script.repository.is_empty() || !script.diff.is_empty() || !script.entry_point.is_empty()
+pub(crate) fn is_sdk(argv: &[OsString]) -> bool {
+    argv.first().is_some_and(|program| program == CLEARML_AGENT)
 }
 
 /// What ClearML's SDK and agent look for; the same as ClearML's agent gives its tasks.
@@ -94,7 +68,8 @@ pub(crate) fn explain(error: &AgentError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use cantle_clearml::Credentials;
+    use cantle_clearml::{Credentials, TaskRequest};
+    use cantle_model::ComputeMode;
 
     use super::*;
 

@@ -1,6 +1,5 @@
 //! Tasks in containers: which image, with which options, running what.
 
-use std::ffi::OsString;
 use std::path::PathBuf;
 
 use cantle_clearml::tasks;
@@ -9,6 +8,7 @@ use cantle_model::TaskId;
 use cantle_runtime::{ContainerSpec, TaskSpec};
 
 use super::Agent;
+use super::command::is_sdk;
 use super::entry::Entry;
 use crate::AgentError;
 use crate::launch::Command;
@@ -66,7 +66,8 @@ pub(super) fn container_spec(
         .map_err(|why| AgentError::Task { name: task.name.clone(), why })?;
     // Last, so that a task can't be another's.
     options.extend(workers.labels());
-    spec.argv = in_container(&task.container, std::mem::take(&mut spec.argv));
+    let is_sdk = is_sdk(&spec.argv);
+    spec.argv = task.container.started(std::mem::take(&mut spec.argv), is_sdk);
     let task = TaskId(task.id.clone());
     Ok(ContainerSpec { task, image, options, devices: parts.devices, driver_files: parts.files })
 }
@@ -78,7 +79,7 @@ pub(super) fn written_back(
     task: &tasks::Task,
     command: &Command,
 ) -> Option<tasks::Container> {
-    let docker = docker.filter(|_| super::command::is_sdk(command) && task.container.image.is_empty())?;
+    let docker = docker.filter(|_| is_sdk(&command.argv) && task.container.image.is_empty())?;
     let options = docker.options.iter().map(String::as_str);
     Some(tasks::Container {
         image: docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned()),
@@ -123,37 +124,14 @@ fn image_and_options(docker: &Docker, task: &tasks::Container) -> Result<(String
         let image = docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
         return Ok((image, extra.chain(docker.options.iter().cloned()).collect()));
     }
-    // ClearML's web page lets people write the options behind the image.
-    let mut words = task.image.split_whitespace().map(str::to_owned);
-    let image = words.next().unwrap_or_default();
-    let options = shlex::split(&task.arguments)
-        .ok_or_else(|| format!("its container arguments are not closed properly: {}", task.arguments))?;
-    Ok((image, extra.chain(words).chain(options).collect()))
-}
-
-fn in_container(container: &tasks::Container, argv: Vec<OsString>) -> Vec<OsString> {
-    let setup = container.setup_shell_script.trim();
-    let is_sdk = argv.first().is_some_and(|program| program == super::command::CLEARML_AGENT);
-    let mut script = String::new();
-    if !setup.is_empty() {
-        script.push_str(setup);
-        script.push('\n');
-    }
-    if is_sdk {
-        // What ClearML's agent does in its containers: images rarely bring it along.
-        script.push_str(
-            "command -v clearml-agent >/dev/null || python3 -m pip install -q clearml-agent || exit 127\n",
-        );
-    }
-    if script.is_empty() {
-        return argv;
-    }
-    script.push_str("exec \"$@\"");
-    ["sh", "-c", &script, "sh"].into_iter().map(OsString::from).chain(argv).collect()
+    let (image, options) = task.image_and_options()?;
+    Ok((image.unwrap_or_default(), extra.chain(options).collect()))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
@@ -199,9 +177,9 @@ mod tests {
     fn a_plain_command_runs_as_it_is_and_after_its_set_up() {
         let argv = || vec![OsString::from("train"), "a b".into()];
         let mut container = tasks::Container::default();
-        assert_eq!(in_container(&container, argv()), argv());
+        assert_eq!(container.started(argv(), false), argv());
         container.setup_shell_script = "export X=1".into();
-        let words = in_container(&container, argv());
+        let words = container.started(argv(), false);
         assert_eq!(words[..2], ["sh", "-c"]);
         assert_eq!(words[2], "export X=1\nexec \"$@\"");
         assert_eq!(words[3..], ["sh", "train", "a b"]);

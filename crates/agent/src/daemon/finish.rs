@@ -2,7 +2,7 @@
 
 use cantle_clearml::events::Event;
 use cantle_clearml::quotas::GiveBack;
-use cantle_clearml::{Error as WireError, subcode, tasks};
+use cantle_clearml::{ABORTED, DONE, Error as WireError, accept_refusal, tasks};
 use cantle_model::LeaseId;
 
 use super::entry::Entry;
@@ -10,9 +10,7 @@ use super::{Agent, logs};
 use crate::clock::now_ms;
 use crate::job::{Outcome, Stop};
 
-/// ClearML's words for the ends of a task: its web page and its users know them.
-const DONE: &str = "worker execution done";
-const ABORTED: &str = "task was stopped by tasks.stop";
+/// ClearML's words for the end of a task that went with its agent.
 const SHUT_DOWN: &str = "user abort";
 
 /// What the server is told about a task that has ended.
@@ -150,22 +148,6 @@ impl Agent {
             }
             Verdict::GivenBack(_) | Verdict::Nothing => Ok(()),
         }
-    }
-}
-
-/// A server that says no to a result will say no again: the task was deleted, or is in a state that stands.
-pub(crate) fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
-    match answer {
-        Err(error) if error.is_temporary() => Err(error),
-        Err(error) if error.is_subcode(subcode::INVALID_TASK_ID) => {
-            tracing::info!("the task was deleted meanwhile");
-            Ok(())
-        }
-        Err(error @ WireError::Refused { .. }) => {
-            tracing::warn!(%error, "the server does not take a result");
-            Ok(())
-        }
-        answer => answer,
     }
 }
 

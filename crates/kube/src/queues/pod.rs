@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::{TaskRequest, tasks};
-use cantle_model::{ComputeMode, GpuRequest};
+use cantle_clearml::{TaskRequest, runnable, sdk_command, tasks};
+use cantle_model::GpuRequest;
 use serde_json::{Map, Value, json};
 
 use super::config::{QueueConfig, QueueFile};
@@ -68,12 +68,7 @@ impl Forge {
         queue: &QueueConfig,
         queue_id: &str,
     ) -> Result<Value, String> {
-        let request = TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| error.to_string())?;
-        let request = request.unwrap_or_default();
-        if request.compute != ComputeMode::Even {
-            let why = "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even";
-            return Err(why.to_owned());
-        }
+        let request = runnable(task)?;
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         apply_request(&mut template, &request)?;
@@ -91,7 +86,7 @@ impl Forge {
         metadata["annotations"][QUEUE_ANNOTATION] = json!(queue.name);
         container["name"] = json!(CONTAINER);
         container["image"] = json!(image.unwrap_or_else(|| self.file.image.clone()));
-        container["command"] = json!(command(task, &request)?);
+        container["command"] = json!(command(task, &request));
         if let Some(cwd) = &request.cwd {
             container["workingDir"] = json!(cwd);
         }
@@ -185,12 +180,9 @@ fn take_gpu_away(template: &mut Map<String, Value>) {
 
 /// Of `docker run`'s options those that set a variable mean something for a pod, as in ClearML's glue.
 fn image_and_env(container: &tasks::Container) -> Result<(Option<String>, BTreeMap<String, String>), String> {
-    let mut words = container.image.split_whitespace().map(str::to_owned);
-    let image = words.next();
-    let options = shlex::split(&container.arguments)
-        .ok_or_else(|| format!("its container arguments are not closed properly: {}", container.arguments))?;
+    let (image, options) = container.image_and_options()?;
     let mut env = BTreeMap::new();
-    let mut words = words.chain(options);
+    let mut words = options.into_iter();
     while let Some(word) = words.next() {
         let setting = match word.as_str() {
             "-e" | "--env" => words.next(),
@@ -204,35 +196,20 @@ fn image_and_env(container: &tasks::Container) -> Result<(Option<String>, BTreeM
 }
 
 /// A plain command runs as it is; code of ClearML's SDK is set up and run by ClearML's own agent.
-fn command(task: &tasks::Task, request: &TaskRequest) -> Result<Vec<String>, String> {
-    let script = &task.script;
+fn command(task: &tasks::Task, request: &TaskRequest) -> Vec<String> {
     let is_sdk = request.command.is_empty();
-    if is_sdk && script.repository.is_empty() && script.diff.is_empty() && script.entry_point.is_empty() {
-        return Err("it has neither a command (parameter cantle/command) nor a script".to_owned());
-    }
-    let setup = task.container.setup_shell_script.trim();
-    if !is_sdk && setup.is_empty() {
-        return Ok(request.command.clone());
-    }
-    let mut lines = Vec::from([setup.to_owned()]);
     let argv = if is_sdk {
-        // What ClearML's agent does in its containers: images rarely bring it along.
-        let install =
-            "command -v clearml-agent >/dev/null || python3 -m pip install -q clearml-agent || exit 127";
-        lines.push(install.to_owned());
-        ["clearml-agent", "execute", "--disable-monitoring", "--id", &task.id].map(str::to_owned).to_vec()
+        sdk_command(&task.id, &[]).map(str::to_owned).collect()
     } else {
         request.command.clone()
     };
-    lines.push("exec \"$@\"".to_owned());
-    let script = lines.into_iter().filter(|line| !line.is_empty()).collect::<Vec<_>>().join("\n");
-    Ok(["sh".to_owned(), "-c".to_owned(), script, "sh".to_owned()].into_iter().chain(argv).collect())
+    task.container.started(argv, is_sdk)
 }
 
 #[cfg(test)]
 mod tests {
     use cantle_clearml::Credentials;
-    use cantle_model::{Bytes, Milli};
+    use cantle_model::{Bytes, ComputeMode, Milli};
     use k8s_openapi::api::core::v1::Pod;
 
     use super::*;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::events::{Event, GetTaskLog};
-use cantle_clearml::{Client, Error, Listing, queues, subcode, tasks, workers};
+use cantle_clearml::{Client, DONE, Error, Listing, accept_refusal, queues, subcode, tasks, workers};
 use cantle_model::TaskStatus;
 
 use super::config::{QueueConfig, QueueFile};
@@ -170,7 +170,7 @@ impl Server {
         let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         accept_refusal(match end {
             End::Completed => {
-                let (status_reason, status_message) = words("worker execution done");
+                let (status_reason, status_message) = words(DONE);
                 let done = tasks::Completed { task, force, publish: false, status_reason, status_message };
                 self.client.call(&done).await.map(drop)
             }
@@ -216,15 +216,4 @@ impl Server {
 
 fn is_called(queue: &queues::Queue, name: &str) -> bool {
     queue.name == name || queue.id == name
-}
-
-/// A server that says no to a result will say no again: the task was deleted, or is in a state that stands.
-fn accept_refusal(answer: Result<(), Error>) -> Result<(), Error> {
-    match answer {
-        Err(error @ Error::Refused { .. }) if !error.is_temporary() => {
-            tracing::warn!("the server does not take it: {error}");
-            Ok(())
-        }
-        answer => answer,
-    }
 }

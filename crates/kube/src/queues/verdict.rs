@@ -1,14 +1,11 @@
 //! From what a pod and its task say to what is to be done. Pure.
 
-use cantle_clearml::tasks;
+use cantle_clearml::{ABORTED, tasks};
 use cantle_model::{ASKED_TO_STOP, TaskStatus};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 use super::pod::{CONTAINER, GATE};
-
-/// ClearML's words for the ends of a task: its web page and its users know them.
-const ABORTED: &str = "task was stopped by tasks.stop";
 
 /// What is to be done about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]

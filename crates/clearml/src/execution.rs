@@ -1,0 +1,75 @@
+//! How a task is executed, as far as that is the same for all who execute tasks: agents on machines, and pods.
+
+use cantle_model::ComputeMode;
+
+use crate::{TaskRequest, tasks};
+
+/// Runs the code of ClearML's SDK.
+pub const CLEARML_AGENT: &str = "clearml-agent";
+
+/// ClearML's words for a task that has come to its end: its web page and its users know them.
+pub const DONE: &str = "worker execution done";
+/// ClearML's words for a task that somebody has stopped.
+pub const ABORTED: &str = "task was stopped by tasks.stop";
+
+/// What a task asks for, if it can be kept and there is something to run.
+///
+/// # Errors
+/// Says of the task what is wrong with it: "it has neither a command nor a script".
+pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, String> {
+    let request = TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| error.to_string())?;
+    let request = request.unwrap_or_default();
+    // Nothing here enforces it. Better refused than promised.
+    if request.compute != ComputeMode::Even {
+        let why =
+            "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even";
+        return Err(why.to_owned());
+    }
+    let script = &task.script;
+    let has_script =
+        !script.repository.is_empty() || !script.diff.is_empty() || !script.entry_point.is_empty();
+    if request.command.is_empty() && !has_script {
+        return Err("it has neither a command (parameter cantle/command) nor a script".to_owned());
+    }
+    Ok(request)
+}
+
+/// The command line that has ClearML's own agent set up and run a task's code; `options` are more options for it.
+pub fn sdk_command<'a>(task: &'a str, options: &'a [String]) -> impl Iterator<Item = &'a str> {
+    let options = options.iter().map(String::as_str);
+    [CLEARML_AGENT, "execute", "--disable-monitoring"].into_iter().chain(options).chain(["--id", task])
+}
+
+impl tasks::Container {
+    /// Its image, if it names one, and its options: those behind the image, where ClearML's web page lets people write them,
+    /// and then its arguments.
+    ///
+    /// # Errors
+    /// If a quote in the arguments is not closed.
+    pub fn image_and_options(&self) -> Result<(Option<String>, Vec<String>), String> {
+        let mut words = self.image.split_whitespace().map(str::to_owned);
+        let image = words.next();
+        let options = shlex::split(&self.arguments)
+            .ok_or_else(|| format!("its container arguments are not closed properly: {}", self.arguments))?;
+        Ok((image, words.chain(options).collect()))
+    }
+
+    /// What the container starts: the command itself, or a shell that first does what the task's set-up script says and
+    /// brings ClearML's agent along where `is_sdk` code needs it.
+    #[must_use]
+    pub fn started<Word: From<String>>(&self, argv: Vec<Word>, is_sdk: bool) -> Vec<Word> {
+        let setup = self.setup_shell_script.trim();
+        // What ClearML's agent does in its containers: images rarely bring it along.
+        let install =
+            "command -v clearml-agent >/dev/null || python3 -m pip install -q clearml-agent || exit 127";
+        let lines = [setup, if is_sdk { install } else { "" }];
+        let mut script: String =
+            lines.iter().filter(|line| !line.is_empty()).map(|line| format!("{line}\n")).collect();
+        if script.is_empty() {
+            return argv;
+        }
+        script.push_str("exec \"$@\"");
+        let shell = ["sh", "-c", &script, "sh"].map(|word| Word::from(word.to_owned()));
+        shell.into_iter().chain(argv).collect()
+    }
+}
