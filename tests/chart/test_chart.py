@@ -174,9 +174,23 @@ def test_the_classic_path_needs_no_claims(render):
     config = yaml.safe_load(one(things, "ConfigMap", "cantle-scheduler")["data"]["scheduler.yaml"])
     assert [profile["schedulerName"] for profile in config["profiles"]] == ["gpus"]
     pods = {kind: one(things, kind, name)["spec"]["template"]["spec"] for kind, name in [("Deployment", "cantle-webhook"), ("DaemonSet", "cantle-node")]}
-    assert {"--path=classic", "--scheduler=gpus"} <= set(pods["Deployment"]["containers"][0]["args"])
+    assert {"--path=classic", "--scheduler=gpus", "--mig-resources"} <= set(pods["Deployment"]["containers"][0]["args"])
     assert "--path=classic" in pods["DaemonSet"]["containers"][0]["args"]
     paths = {volume["hostPath"]["path"] for volume in pods["DaemonSet"]["volumes"]}
     assert {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"} <= paths
     scheduler = one(things, "Deployment", "cantle-scheduler")["spec"]["template"]["spec"]
     assert config["extenders"][0]["urlPrefix"].endswith(scheduler["containers"][1]["args"][-1].removeprefix("--listen="))
+
+
+@pytest.mark.parametrize("values, taken", [
+    ({"path": "classic"}, True),
+    ({"path": "classic", "webhook": {"migResources": False}}, False),
+    # There they are device classes.
+    ({"path": "dra"}, False),
+])
+def test_mig_resources_are_taken_on_the_classic_path_unless_another_gives_them_out(render, values, taken):
+    things = render(values)
+    (container,) = one(things, "Deployment", "cantle-webhook")["spec"]["template"]["spec"]["containers"]
+    conditions = [each for hook in one(things, "MutatingWebhookConfiguration", "cantle-webhook")["webhooks"] for each in hook.get("matchConditions", [])]
+    (asks,) = [each["expression"] for each in conditions if each["name"] == "asks"]
+    assert ("--mig-resources" in container["args"], "nvidia.com/mig-" in asks) == (taken, taken)

@@ -26,17 +26,17 @@ def apply(api, things):
 
 @contextlib.contextmanager
 def rights(api):
-    """Those of the chart on the classic path, in place of the other's."""
+    """Those of the chart on the classic path, in place of the other's; no device classes either."""
     things = [thing for thing in chart.rendered(VALUES) if thing["kind"] not in RUNNING]
     nodes = lambda things: [t for t in things if t["metadata"]["name"] == NODE]
     others = [thing for thing in things if thing["metadata"]["name"].startswith(SCHEDULER)]
-    chart.delete(api, nodes(chart.standing()))
+    chart.delete(api, chart.standing())
     apply(api, nodes(things) + others)
     try:
         yield
     finally:
         chart.delete(api, nodes(things) + others)
-        chart.create(api, nodes(chart.standing()))
+        chart.create(api, chart.standing())
 
 
 class Extender:

@@ -76,6 +76,16 @@ def built_images(worker, folder):
 
 
 @pytest.fixture
+def mig_worker(plane, worker):
+    """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
+    node = f"/api/v1/nodes/{worker.name}"
+    labels = {"nvidia.com/gpu.product": "A100-SXM4-40GB", "cdmo.clear.ml/gpu-partitioning": "mig"}
+    plane.api.merge(node, {"metadata": {"labels": labels}})
+    yield worker
+    plane.api.merge(node, {"metadata": {"labels": dict.fromkeys(labels)}})
+
+
+@pytest.fixture
 def namespace(plane, request):
     """A namespace of the test's own; all in it is gone at the end."""
     name = request.node.name.replace("_", "-").lower()[:60].strip("-")

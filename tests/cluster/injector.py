@@ -15,11 +15,10 @@ NAME = "cantle-webhook"
 
 
 class Injector:
-    def __init__(self, plane, folder, *flags):
+    def __init__(self, plane, folder, *flags, values=None):
         self.plane, self.folder = plane, folder
         self.port, self.observe_port = free_ports(2)
-        # The device classes are there for all tests; of the others those of the injector.
-        things = rendered({"deviceClasses": {"enabled": False}, "node": {"enabled": False}})
+        things = [thing for thing in rendered(values) if thing["metadata"]["name"].startswith(NAME)]
         self.things = [t for t in things if t["kind"] not in ("Deployment", "Service", "PodDisruptionBudget")]
         for webhook in next(t for t in things if t["kind"] == "MutatingWebhookConfiguration")["webhooks"]:
             webhook["clientConfig"] = {"url": f"https://127.0.0.1:{self.port}/mutate"}

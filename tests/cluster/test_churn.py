@@ -76,26 +76,27 @@ class Churn:
         late = {name: (self.alive[name], waited[name]) for name in waited if waited[name] > PENDING_MAX_S}
         assert not late, f"there is room, and they wait: {late}; {occupied}"
 
-    def check_node(self):
-        """No overlap, and never a share and an instance on one GPU."""
-        before = slices_of(self.driver)
-        truth = {gpu["uuid"]: gpu["mig"] for gpu in self.driver.truth()}
-        after = slices_of(self.driver)
-        # As it was before the witness was asked, of what was still there afterwards: so all of it was there at once.
-        lasting = [slice for name, slices in before.items() if name in after for slice in slices]
-        by_gpu = collections.defaultdict(list)
-        for slice in lasting:
-            by_gpu[slice["gpu"]].append(slice)
-        for gpu, slices in by_gpu.items():
-            parts = [slice["mig"] for slice in slices if slice.get("mig")]
-            assert len(parts) in (0, len(slices)), f"a share and an instance at once: {slices}"
-            if not parts:
-                assert not truth[gpu], f"shares on a GPU with instances: {truth[gpu]}"
-                assert sum(slice["memory_limit_bytes"] for slice in slices) < (GIB + 1) << 30
-            units = [unit for part in parts for unit in range(part["start"], part["start"] + part["size"])]
-            assert len(units) == len(set(units)), f"an overlap: {parts}"
-            real = {instance["uuid"]: instance["start"] for instance in truth[gpu]}
-            assert all(real.get(part["uuid"]) == part["start"] for part in parts if part["uuid"]), (parts, truth[gpu])
+
+def check_node(driver):
+    """No overlap, and never a share and an instance on one GPU."""
+    before = slices_of(driver)
+    truth = {gpu["uuid"]: gpu["mig"] for gpu in driver.truth()}
+    after = slices_of(driver)
+    # As it was before the witness was asked, of what was still there afterwards: so all of it was there at once.
+    lasting = [slice for name, slices in before.items() if name in after for slice in slices]
+    by_gpu = collections.defaultdict(list)
+    for slice in lasting:
+        by_gpu[slice["gpu"]].append(slice)
+    for gpu, slices in by_gpu.items():
+        parts = [slice["mig"] for slice in slices if slice.get("mig")]
+        assert len(parts) in (0, len(slices)), f"a share and an instance at once: {slices}"
+        if not parts:
+            assert not truth[gpu], f"shares on a GPU with instances: {truth[gpu]}"
+            assert sum(slice["memory_limit_bytes"] for slice in slices) < (GIB + 1) << 30
+        units = [unit for part in parts for unit in range(part["start"], part["start"] + part["size"])]
+        assert len(units) == len(set(units)), f"an overlap: {parts}"
+        real = {instance["uuid"]: instance["start"] for instance in truth[gpu]}
+        assert all(real.get(part["uuid"]) == part["start"] for part in parts if part["uuid"]), (parts, truth[gpu])
 
 
 def slices_of(driver):
@@ -141,7 +142,7 @@ def test_nothing_overlaps_and_nobody_waits_in_vain(start, plane, namespace, temp
         pods, held = churn.look()
         churn.check_pods(pods)
         churn.check_pending(pods, held)
-        churn.check_node()
+        check_node(driver)
         running = [name for name, pod in pods.items() if pod["status"]["phase"] == "Running"]
         churn.started |= set(running)
         full = len(churn.alive) >= ALIVE_MAX

@@ -8,10 +8,13 @@ import urllib.request
 import pytest
 
 from api import RESOURCE
-from classic import ClassicNode, Extender, Scheduler, rights
+from classic import VALUES, ClassicNode, Extender, Scheduler, rights
+from documented import MIG
 from injector import Injector, pod
 from processes import wait_until
-from test_pods import FILL, OUT_OF_MEMORY, Pods
+from test_churn import check_node
+from test_documented_pods import Documented, held
+from test_pods import FILL, OUT_OF_MEMORY
 
 LABEL = "clearml-injector/fraction"
 GIB = 1 << 30
@@ -22,7 +25,7 @@ def system(plane, tmp_path_factory):
     """Injector and scheduler."""
     folder = tmp_path_factory.mktemp("classic")
     with rights(plane.api):
-        injector = Injector(plane, folder, "--path", "classic")
+        injector = Injector(plane, folder, "--path", "classic", "--mig-resources", values=VALUES)
         scheduler = Scheduler(plane, folder)
         try:
             injector.start()
@@ -49,9 +52,9 @@ def on_worker(worker, start):
     return on_worker
 
 
-class ClassicPods(Pods):
-    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, node=None):
-        thing = pod({LABEL: fraction} if fraction else {}, annotations, name=name)
+class ClassicPods(Documented):
+    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None):
+        thing = pod({LABEL: fraction} if fraction else {}, annotations, limits, name=name)
         thing["spec"]["containers"][0]["command"] = list(command)
         thing["spec"]["terminationGracePeriodSeconds"] = 1
         if node:
@@ -179,3 +182,55 @@ def test_instances_of_a_gpu_in_mig_mode(pods, on_worker):
     wait_until(lambda: "needs" in pods.why("third"), 60, lambda: pods.get("third")["status"])
     pods.delete("named")
     pods.wait_running("third")
+
+
+def test_the_documented_pod_gets_its_instance(pods, on_worker, mig_worker):
+    node = on_worker("1xA100-40GB:mig")
+    said = pods.fill(MIG)
+    (instance,) = node.truth()[0]["mig"]
+    assert instance["profile"] == "3g.20gb"
+    (offered,) = json.loads(node.slices())
+    (memory,) = [each["memory_bytes"] for each in offered["table"]["profiles"] if each["name"] == "3g.20gb"]
+    held(said, memory >> 20)
+    (container,) = pods.get("tf-benchmarks-mixed")["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cantle.dev/slice": "1"}
+
+
+def test_gpus_change_between_shares_and_instances(pods, on_worker):
+    node = on_worker("2xH100-80GB:mig")
+
+    def running(name):
+        check_node(node)
+        return pods.get(name)["status"]["phase"] == "Running"
+
+    def starts(name):
+        wait_until(lambda: running(name), 90, lambda: (pods.get(name)["status"], node.log()))
+
+    pods.ask("stays", "0.500")
+    starts("stays")
+    first = pods.said("stays")
+    pods.ask("small", limits={"nvidia.com/mig-1g.10gb": "1"}, command=["sleep", "600"])
+    pods.ask("large", limits={"nvidia.com/mig-3g.40gb": "1"}, command=["sleep", "600"])
+    starts("small")
+    starts("large")
+    # No share comes to instances, and no instance to a share.
+    pods.ask("share", "0.625")
+    pods.ask("all", limits={"nvidia.com/mig-7g.80gb": "1"}, command=["sleep", "600"])
+    wait_until(lambda: "needs 0.625 GPU, free 0.5 of GPU" in pods.why("share"), 60, lambda: pods.get("share")["status"])
+    wait_until(lambda: "7g.80gb" in pods.why("all"), 60, lambda: pods.get("all")["status"])
+    pods.delete("all")
+    pods.delete("small")
+    pods.delete("large")
+    starts("share")
+    # Each of both is rounded down to 2 MiB.
+    assert abs(pods.said("share")["total"] - first["total"] * 5 / 4) <= 2
+    assert not any(gpu["mig"] for gpu in node.truth()), "its instances made way"
+    pods.delete("share")
+    pods.ask("again", limits={"nvidia.com/mig-3g.40gb": "1"}, command=["sleep", "600"])
+    starts("again")
+    # Nobody was restarted for all that, neither pod nor plugin.
+    status = pods.get("stays")["status"]["containerStatuses"][0]
+    assert status["restartCount"] == 0 and node.registrations() == 1
+    by_pod = {each["pod"].split("/")[1]: each["slices"][0]["gpu"] for each in node.placements().values()}
+    (gpu,) = [gpu for gpu in node.truth() if gpu["uuid"] == by_pod["stays"]]
+    assert len(gpu["processes"]) == 1 and gpu["used_bytes"] > 38 * GIB and not gpu["mig"]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from api import ApiError
-from documented import LABELLED
+from documented import LABELLED, MIG
 from processes import wait_until
 from test_pods import FILL, OUT_OF_MEMORY, Pods, used
 
@@ -32,23 +32,6 @@ spec:
         clear.ml/fraction-1: "0.25"
 """
 OLDEST = OLDER.replace('    clearml-injector/fraction: "0.250"\n', "").replace("default0250", "default0250-old")
-# The indentation is corrected.
-MIG = """
-apiVersion: v1
-kind: Pod
-metadata:
-  name: tf-benchmarks-mixed
-spec:
-  restartPolicy: Never
-  containers:
-    - name: tf-benchmarks-mixed
-      image: localhost/cantle-test:1
-      resources:
-        limits:
-          nvidia.com/mig-3g.20gb: 1
-  nodeSelector:
-    nvidia.com/gpu.product: A100-SXM4-40GB
-"""
 # What the documented command lacks is the import.
 LIMITED = """
 apiVersion: v1
@@ -120,21 +103,14 @@ def test_fractions_by_label_and_by_the_older_resource(pods, start):
     assert gpu["used_bytes"] <= 40 * GIB and len(gpu["processes"]) == 3
 
 
-def test_a_mig_instance_by_its_resource(pods, start, plane, worker):
-    """On a node as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
-    node = f"/api/v1/nodes/{worker.name}"
-    labels = {"nvidia.com/gpu.product": "A100-SXM4-40GB", "cdmo.clear.ml/gpu-partitioning": "mig"}
-    plane.api.merge(node, {"metadata": {"labels": labels}})
-    try:
-        driver = start("1xA100-40GB:mig")
-        said = pods.fill(MIG)
-        (instance,) = driver.truth()[0]["mig"]
-        assert instance["profile"] == "3g.20gb"
-        device = f"gpu-0-mig-3g-20gb-{instance['start']}"
-        memory = driver.devices()[device]["capacity"]["memory"]["value"]
-        held(said, int(memory.removesuffix("Mi")))
-    finally:
-        plane.api.merge(node, {"metadata": {"labels": dict.fromkeys(labels)}})
+def test_a_mig_instance_by_its_resource(pods, start, mig_worker):
+    driver = start("1xA100-40GB:mig")
+    said = pods.fill(MIG)
+    (instance,) = driver.truth()[0]["mig"]
+    assert instance["profile"] == "3g.20gb"
+    device = f"gpu-0-mig-3g-20gb-{instance['start']}"
+    memory = driver.devices()[device]["capacity"]["memory"]["value"]
+    held(said, int(memory.removesuffix("Mi")))
 
 
 def test_an_image_with_a_limit(pods, start, built_images):

@@ -34,8 +34,11 @@ pub fn class_of_profile(profile: &str) -> String {
     format!("mig-{}.{DRIVER}", profile.replace('+', "."))
 }
 
+/// What the names of resources for MIG profiles begin with.
+pub const MIG_RESOURCE: &str = "nvidia.com/mig-";
+
 /// The resource that pods ask for under `limits` to get a MIG profile: `nvidia.com/mig-1g.10gb`.
 #[must_use]
 pub fn resource_of_profile(profile: &str) -> String {
-    format!("nvidia.com/mig-{}", profile.replace('+', "."))
+    format!("{MIG_RESOURCE}{}", profile.replace('+', "."))
 }

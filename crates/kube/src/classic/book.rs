@@ -24,9 +24,12 @@ const TRIES: usize = 20;
 pub(super) struct Offered {
     /// The GPU.
     pub(super) gpu: Gpu,
-    /// Its profiles, in MIG mode.
+    /// Its profiles, if it is in MIG mode or can change into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) table: Option<Table>,
+    /// Does it change between shares and instances by itself?
+    #[serde(default)]
+    pub(super) switches: bool,
 }
 
 /// What a pod was given.

@@ -161,8 +161,8 @@ impl Keeper {
     pub(super) async fn publish(&self) -> Result<bool, KubeError> {
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
         let offered = |offer: cantle_agent::Offer| {
-            let table = offer.table.filter(|_| offer.gpu.mig);
-            Offered { gpu: offer.gpu, table }
+            let table = offer.table.filter(|_| offer.gpu.mig || offer.switches);
+            Offered { gpu: offer.gpu, table, switches: offer.switches }
         };
         let offered: Vec<Offered> = offers.into_iter().map(offered).collect();
         let write = |book: &mut Book| {

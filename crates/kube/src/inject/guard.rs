@@ -4,8 +4,10 @@
 use cantle_runtime::is_withheld;
 use k8s_openapi::api::core::v1::{EnvVar, Pod, SecurityContext, VolumeMount};
 
+use super::read::is_fraction_key;
 use super::seat::List;
 use super::{Denial, NO_DEVICES};
+use crate::names::MIG_RESOURCE;
 
 /// What can be set by whoever runs the injector.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,12 +28,20 @@ pub enum Way {
     Classic {
         /// The scheduler that asks the extender.
         scheduler: String,
+        /// Do pods that ask for `nvidia.com/mig-…` get their instance from here? Not where NVIDIA's plugin gives it out.
+        mig_resources: bool,
     },
 }
 
 impl Rules {
     /// What moves libraries, and what NVIDIA's container runtime reads.
     pub const DENIED_ENV: [&str; 4] = ["LD_PRELOAD", "LD_AUDIT", "LD_LIBRARY_PATH", NO_DEVICES.0];
+
+    /// Does a pod ask for a slice by this resource? With claims MIG profiles need no injector: they are device classes.
+    pub(super) fn is_asking(&self, key: &str) -> bool {
+        let takes_mig = matches!(self.way, Way::Classic { mig_resources: true, .. });
+        is_fraction_key(key) || (takes_mig && key.starts_with(MIG_RESOURCE))
+    }
 }
 
 impl Default for Rules {

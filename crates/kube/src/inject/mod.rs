@@ -33,23 +33,23 @@ const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
 /// If what the pod asks makes no sense, contradicts itself, or would get around the limit.
 pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
     let typed: Pod = serde_json::from_value(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()))?;
-    let Some(asked) = read::asked(&typed)? else {
+    let Some(asked) = read::asked(&typed, rules)? else {
         return Ok(pod.clone());
     };
     guard::check(&typed, rules)?;
-    let seat = seat::find(&typed, &asked)?;
-    seat::check_other_devices(&typed, &asked, &seat)?;
+    let seat = seat::find(&typed, &asked, rules)?;
+    seat::check_other_devices(&typed, &asked, &seat, rules)?;
     let mut changed = pod.clone();
     for list in List::ALL {
         for container in each(&mut changed, list) {
-            strip(container);
+            strip(container, rules);
             void(container);
         }
     }
     let template = asked.ask.to_string();
     match &rules.way {
         Way::Claim => claim(&mut changed, &seat, &template),
-        Way::Classic { scheduler } => slot(&mut changed, &seat, scheduler)?,
+        Way::Classic { scheduler, .. } => slot(&mut changed, &seat, scheduler)?,
     }
     changed["metadata"]["labels"][SLICE_LABEL] = json!(template);
     Ok(changed)
@@ -80,13 +80,13 @@ fn each(pod: &mut Value, list: List) -> impl Iterator<Item = &mut Value> {
     pod["spec"].get_mut(list.key()).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
-/// Takes away the resources that the claim stands for.
-fn strip(container: &mut Value) {
+/// Takes away the resources that the slice stands for.
+fn strip(container: &mut Value, rules: &Rules) {
     for kind in ["limits", "requests"] {
         if let Some(amounts) =
             container.pointer_mut(&format!("/resources/{kind}")).and_then(Value::as_object_mut)
         {
-            amounts.retain(|key, _| !read::is_fraction_key(key) && key != read::GPU);
+            amounts.retain(|key, _| !rules.is_asking(key) && key != read::GPU);
         }
     }
 }

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::Denial;
 use super::seat::List;
+use super::{Denial, Rules};
 use crate::ask::{Ask, MAX_DEVICES, MAX_MIB, PARTS, is_profile};
+use crate::names::MIG_RESOURCE;
 
 /// ClearML's label.
 pub(crate) const LABEL: &str = "clearml-injector/fraction";
@@ -51,9 +52,9 @@ pub(super) fn amounts(container: &Container) -> Vec<(&str, &str)> {
 }
 
 /// Everything the pod says must say the same.
-pub(super) fn asked(pod: &Pod) -> Result<Option<Asked>, Denial> {
+pub(super) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<Asked>, Denial> {
     let mut found = by_label(pod)?;
-    found.extend(by_resource(pod)?);
+    found.extend(by_resource(pod, rules)?);
     found.extend(by_annotation(pod)?);
     if let Some(other) = found.iter().find(|other| other.ask != found[0].ask) {
         return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
@@ -81,22 +82,36 @@ fn documented(text: &str) -> Option<Ask> {
     is_whole.then(|| devices(whole)).flatten().map(|gpus| Ask::Whole { gpus })
 }
 
-fn by_resource(pod: &Pod) -> Result<Vec<Asked>, Denial> {
-    let mut found = Vec::new();
-    for (key, given) in List::containers(pod).flat_map(|(_, _, container)| amounts(container)) {
-        if !is_fraction_key(key) {
-            continue;
-        }
-        let number = &key[FRACTION.len()..];
-        let is_key = number.is_empty() || number.strip_prefix('-').is_some_and(is_digits);
-        if !is_key {
-            return Err(Denial::malformed("a resource", key, "clear.ml/fraction-1"));
-        }
-        let ask = quantity(given)
-            .ok_or_else(|| Denial::malformed(&format!("resource {key}"), given, FRACTIONS_RIGHT))?;
-        found.push(Asked { ask, by: format!("resource {key} \"{given}\""), clearml: true });
+fn by_resource(pod: &Pod, rules: &Rules) -> Result<Vec<Asked>, Denial> {
+    let all = List::containers(pod).flat_map(|(_, _, container)| amounts(container));
+    let asked = |(key, given): (&str, &str)| {
+        let profile = key.strip_prefix(MIG_RESOURCE);
+        let ask = match profile {
+            Some(profile) => instance(key, profile, given)?,
+            None => fraction(key, given)?,
+        };
+        Ok(Asked { ask, by: format!("resource {key} \"{given}\""), clearml: profile.is_none() })
+    };
+    all.filter(|(key, _)| rules.is_asking(key)).map(asked).collect()
+}
+
+fn fraction(key: &str, given: &str) -> Result<Ask, Denial> {
+    let number = &key[FRACTION.len()..];
+    let is_key = number.is_empty() || number.strip_prefix('-').is_some_and(is_digits);
+    if !is_key {
+        return Err(Denial::malformed("a resource", key, "clear.ml/fraction-1"));
     }
-    Ok(found)
+    quantity(given).ok_or_else(|| Denial::malformed(&format!("resource {key}"), given, FRACTIONS_RIGHT))
+}
+
+fn instance(key: &str, profile: &str, given: &str) -> Result<Ask, Denial> {
+    if !is_profile(profile) {
+        return Err(Denial::malformed("a resource", key, "a MIG profile's, such as nvidia.com/mig-1g.10gb"));
+    }
+    if given != "1" {
+        return Err(Denial::malformed(&format!("resource {key}"), given, "1: a pod gets one instance"));
+    }
+    Ok(Ask::Mig { profile: profile.to_owned() })
 }
 
 /// As [`documented`], but as amounts come from the API server: 0.5 as `500m`, 0.0625 as `62500u`.

@@ -2,8 +2,8 @@
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::Denial;
-use super::read::{Asked, CONTAINER_NAME, GPU, amounts, devices, is_fraction_key};
+use super::read::{Asked, CONTAINER_NAME, GPU, amounts, devices};
+use super::{Denial, Rules};
 use crate::ask::{Ask, PARTS};
 use crate::names::SLICE_RESOURCE;
 
@@ -47,7 +47,7 @@ pub(super) struct Seat {
 }
 
 /// By name if the pod says so, else the one that asks by its resources, else the first.
-pub(super) fn find(pod: &Pod, asked: &Asked) -> Result<Seat, Denial> {
+pub(super) fn find(pod: &Pod, asked: &Asked, rules: &Rules) -> Result<Seat, Denial> {
     let all: Vec<Seat> =
         List::containers(pod).map(|(list, at, c)| Seat { list, at, name: c.name.clone() }).collect();
     let names = |which: &[&Seat]| which.iter().map(|seat| seat.name.as_str()).collect::<Vec<_>>().join(", ");
@@ -59,7 +59,7 @@ pub(super) fn find(pod: &Pod, asked: &Asked) -> Result<Seat, Denial> {
         let claims = container.resources.as_ref().and_then(|r| r.claims.as_ref());
         claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == CLAIM))
     });
-    let is_asking = |key: &str| is_fraction_key(key) || key == GPU || key == SLICE_RESOURCE;
+    let is_asking = |key: &str| rules.is_asking(key) || key == GPU || key == SLICE_RESOURCE;
     let asking = that(&|c| amounts(c).iter().any(|(key, _)| is_asking(key)));
     let chosen = match pod.metadata.annotations.as_ref().and_then(|a| a.get(CONTAINER_NAME)) {
         Some(given) => {
@@ -100,11 +100,17 @@ fn check_claim(pod: &Pod, asked: &Asked) -> Result<(), Denial> {
 
 /// Other resources of NVIDIA's, in any container, beside what the pod asks for. ClearML's manifests have `nvidia.com/gpu`
 /// beside the fraction: 1, or an eighth of a GPU each (their time slicing); the claim stands for it.
-pub(super) fn check_other_devices(pod: &Pod, asked: &Asked, seat: &Seat) -> Result<(), Denial> {
+pub(super) fn check_other_devices(
+    pod: &Pod,
+    asked: &Asked,
+    seat: &Seat,
+    rules: &Rules,
+) -> Result<(), Denial> {
     for (list, at, container) in List::containers(pod) {
         for (key, given) in amounts(container) {
             let is_gpu = key == GPU && (list, at) == (seat.list, seat.at);
-            if !key.starts_with("nvidia.com/") || (is_gpu && asked.clearml && stands_for(&asked.ask, given)) {
+            let is_asked = rules.is_asking(key) || (is_gpu && asked.clearml && stands_for(&asked.ask, given));
+            if is_asked || !key.starts_with("nvidia.com/") {
                 continue;
             }
             let one = format!("resource {key} \"{given}\" of container {}", container.name);

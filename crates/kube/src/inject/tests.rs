@@ -353,10 +353,60 @@ fn unknown_fields_of_newer_versions_survive() {
     assert_eq!(injected(&pod)["spec"]["fieldOfTomorrow"], json!({"a": [1]}));
 }
 
+fn classic(mig_resources: bool) -> Rules {
+    Rules {
+        way: Way::Classic { scheduler: "cantle-scheduler".to_owned(), mig_resources },
+        ..Rules::default()
+    }
+}
+
+#[test]
+fn on_the_classic_path_an_instance_is_asked_for_by_its_resource() {
+    let container = |name: &str, key: &str, amount: &str| {
+        let amounts = json!({key: amount, "cpu": "1"});
+        json!({"name": name, "resources": {"limits": amounts, "requests": amounts}})
+    };
+    let of = |containers: Value| pod(json!({}), json!({"containers": containers}));
+    let documented = of(json!([container("main", "nvidia.com/mig-1g.10gb.me", "1")]));
+    let once = inject(&documented, &classic(true)).unwrap();
+    assert_eq!(inject(&once, &classic(true)).as_ref(), Ok(&once), "a second call changes nothing");
+    assert_eq!(once["metadata"]["labels"][SLICE_LABEL], "cantle-mig-1g.10gb.me");
+    let resources = json!({"limits": {"cpu": "1", "cantle.dev/slice": "1"}, "requests": {"cpu": "1"}});
+    assert_eq!(once["spec"]["containers"][0]["resources"], resources);
+    // NVIDIA's plugin gives it out; or it is a device class, which needs no injector.
+    for others in [classic(false), Rules::default()] {
+        assert_eq!(inject(&documented, &others).as_ref(), Ok(&documented));
+    }
+
+    let second = of(json!([{"name": "log"}, container("train", "nvidia.com/mig-3g.20gb", "1")]));
+    let second = inject(&second, &classic(true)).unwrap();
+    assert_eq!(second["spec"]["containers"][1]["resources"]["limits"][crate::names::SLICE_RESOURCE], "1");
+    let refusal = |containers: Value| inject(&of(containers), &classic(true)).unwrap_err().to_string();
+    let (small, large) = ("nvidia.com/mig-1g.5gb", "nvidia.com/mig-3g.20gb");
+    assert_eq!(
+        refusal(json!([container("a", small, "2")])),
+        "resource nvidia.com/mig-1g.5gb is \"2\"; write 1: a pod gets one instance"
+    );
+    assert!(
+        refusal(json!([container("a", "nvidia.com/mig-1g", "1")])).contains("such as nvidia.com/mig-1g.10gb")
+    );
+    let twice = refusal(json!([container("a", small, "1"), container("b", small, "1")]));
+    assert!(twice.starts_with("containers a, b ask for a GPU"), "{twice}");
+    let both = refusal(json!([container("a", small, "1"), container("b", large, "1")]));
+    assert!(both.contains(small) && both.contains(large) && both.ends_with("keep one of them"), "{both}");
+    let mut beside = of(json!([container("a", small, "1")]));
+    beside["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = json!("1");
+    assert!(
+        inject(&beside, &classic(true)).unwrap_err().to_string().starts_with("resource nvidia.com/gpu \"1\"")
+    );
+    let mut half = of(json!([container("a", large, "1")]));
+    half["metadata"]["labels"] = json!({"clearml-injector/fraction": "0.500"});
+    assert!(inject(&half, &classic(true)).unwrap_err().to_string().ends_with("keep one of them"));
+}
+
 #[test]
 fn on_the_classic_path_a_pod_gets_a_slot_and_a_scheduler() {
-    let way = Way::Classic { scheduler: "cantle-scheduler".to_owned() };
-    let rules = Rules { way, ..Rules::default() };
+    let rules = classic(false);
     let mut pod = labelled("0.500");
     pod["spec"]["schedulerName"] = json!("default-scheduler");
     pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "4", "cpu": "1"}});

@@ -29,6 +29,10 @@ pub(crate) struct WebhookArgs {
     /// The scheduler that asks the extender (classic path)
     #[arg(long, value_name = "NAME", default_value = "cantle-scheduler")]
     scheduler: String,
+    /// Pods that ask for nvidia.com/mig-… under limits get their instance from cantle (classic path); leave it out where
+    /// NVIDIA's device plugin gives them out
+    #[arg(long)]
+    mig_resources: bool,
     /// An environment variable that pods with a slice may not set (repeatable); default: LD_PRELOAD, LD_AUDIT,
     /// LD_LIBRARY_PATH, NVIDIA_VISIBLE_DEVICES. CANTLE_* is never allowed
     #[arg(long, value_name = "NAME")]
@@ -107,7 +111,7 @@ pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> Outcome {
         rules.denied_env = args.deny_env;
     }
     if args.path == PathArg::Classic {
-        rules.way = Way::Classic { scheduler: args.scheduler };
+        rules.way = Way::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
     }
     let settings = WebhookSettings {
         calls: listen(args.listen).map_err(from_kube)?,
