@@ -3,6 +3,7 @@
 import functools
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tempfile
@@ -88,7 +89,7 @@ def mig_worker(plane, worker):
 @pytest.fixture
 def namespace(plane, request):
     """A namespace of the test's own; all in it is gone at the end."""
-    name = request.node.name.replace("_", "-").lower()[:60].strip("-")
+    name = re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:60].strip("-")
     api = plane.api
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"
@@ -105,7 +106,7 @@ def namespace(plane, request):
 @pytest.fixture
 def hand_made(plane, request):
     """A node that nobody runs, for what the scheduler alone decides."""
-    name = "hand-" + request.node.name.replace("_", "-").lower()[:40].strip("-")
+    name = "hand-" + re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
     plane.api.create("/api/v1/nodes", node(name))
     yield name
     plane.api.delete(f"/api/v1/nodes/{name}")

@@ -44,9 +44,11 @@ def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     driver = make_driver(hand_made, "1xH100-80GB:mig,1xA100-40GB,1xA100-80GB:mig")
     devices = driver.devices()
     # Hopper changes its mode by itself; Ampere is what its administrator has made it.
-    assert {"gpu-0", "gpu-0-shared", "gpu-0-mig-1g-10gb-6", "gpu-1", "gpu-1-shared"} <= set(devices)
-    assert not {"gpu-2", "gpu-2-shared"} & set(devices)
+    assert {"gpu-0-shared", "gpu-0-mig-1g-10gb-6", "gpu-1-shared"} <= set(devices)
+    assert "gpu-2-shared" not in devices
     assert "gpu-2-mig-7g-80gb-0" in devices
+    # What is one device needs nothing to keep it apart from others.
+    assert [name for name, device in devices.items() if "consumesCounters" not in device] == ["gpu-1-shared"]
     assert devices["gpu-1-shared"]["capacity"]["memory"]["value"] == "40Gi"
     assert devices["gpu-1-shared"]["capacity"]["memory"]["requestPolicy"]["validRange"]["step"] == "2Mi"
     assert all(slice["metadata"]["ownerReferences"][0]["kind"] == "Node" for slice in driver.slices())
@@ -89,13 +91,22 @@ def test_a_driver_writes_slices_of_its_own_node_only(plane, hand_made, make_driv
         theirs.items("/api/v1/secrets")
 
 
-def test_a_lost_gpu_leaves_the_others(hand_made, make_driver):
-    driver = make_driver(hand_made, "2xA100-40GB")
-    assert {"gpu-0", "gpu-1"} <= set(driver.devices())
+def test_a_lost_gpu_is_tainted_and_leaves_the_others(plane, hand_made, make_driver, namespace, templates):
+    driver = make_driver(hand_made, "2xA100-80GB")
+    pods = Pods(plane.api, namespace)
+    tainted = lambda: {name: device.get("taints") for name, device in driver.devices().items() if device.get("taints")}
+    assert set(driver.devices()) == {"gpu-0-shared", "gpu-1-shared"} and not tainted()
     driver.faults("* gpu=0 error=15\n")
-    wait_until(lambda: set(driver.devices()) == {"gpu-1", "gpu-1-shared"}, 60, driver.log)
+    (taints,) = wait_until(tainted, 60, driver.log).values()
+    assert set(tainted()) == {"gpu-0-shared"}
+    assert [(taint["key"], taint["effect"]) for taint in taints] == [("gpu.cantle.dev/lost", "NoSchedule")]
+    pods.create("first", "whole")
+    pods.wait_placed("first")
+    pods.create("second", "whole")
+    pods.wait_refused("second")
     driver.faults("")
-    wait_until(lambda: "gpu-0-shared" in driver.devices(), 60, driver.log)
+    pods.wait_placed("second")
+    assert not tainted()
 
 
 def test_shares_and_partitions_never_meet_on_a_gpu(plane, hand_made, make_driver, namespace, templates):
@@ -132,3 +143,21 @@ def test_partitions_leave_room_for_the_large_ones(plane, hand_made, make_driver,
     # They went where no large one can be, or to one half.
     pods.create("large", limits={"nvidia.com/mig-3g.40gb": "1"})
     pods.wait_placed("large")
+
+
+def test_whole_gpus_by_number(plane, hand_made, make_driver, namespace, templates):
+    """As with the chart's value `deviceClasses.gpuResource`, under a name that nobody else has."""
+    make_driver(hand_made, "2xA100-80GB")
+    classes = f"{RESOURCE}/deviceclasses"
+    spec = plane.api.get(f"{classes}/whole.gpu.cantle.dev")["spec"]
+    plane.api.create(classes, {"metadata": {"name": "counted.example.com"}, "spec": {**spec, "extendedResourceName": "example.com/gpu"}})
+    try:
+        pods = Pods(plane.api, namespace)
+        pods.create("two", limits={"example.com/gpu": "2"})
+        pods.wait_placed("two")
+        pods.create("quarter", "quarter")
+        pods.wait_refused("quarter")
+        pods.end("two")
+        pods.wait_placed("quarter")
+    finally:
+        plane.api.delete(f"{classes}/counted.example.com")

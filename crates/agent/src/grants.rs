@@ -3,7 +3,7 @@
 //! They come out of the same store as those of `cantle run` and the daemon. The lease is the checkpoint: it is on disk
 //! before the hardware is touched, its name is the claim's, and whatever is asked again finds what is there already.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -39,6 +39,8 @@ pub struct Offer {
     pub table: Option<Table>,
     /// Can it change between shares and MIG instances by itself?
     pub switches: bool,
+    /// It does not answer. This is what was to be had when it last did.
+    pub lost: bool,
 }
 
 /// What was decided for one task.
@@ -83,6 +85,10 @@ pub struct Grants {
     node: Node,
     launcher: Launcher,
     gpus: Vec<Gpu>,
+    /// What was to be had of each GPU when it last answered.
+    known: Mutex<BTreeMap<GpuUuid, Offer>>,
+    /// GPUs that can't be put into MIG mode without their administrator.
+    no_mig: Mutex<BTreeSet<GpuUuid>>,
     watchdog: Mutex<Watchdog>,
     stages: Stages,
 }
@@ -105,25 +111,88 @@ impl Grants {
             locked.claim(&format!("{name}:kubernetes"), crate::own_holder(), &gpus, BTreeMap::new())?;
             locked.sweep()?
         };
-        set_modes(driver.as_ref(), &mut gpus, mig, &leases)?;
+        if let MigAtStart::Listed(list) = mig {
+            let free: Vec<u32> = list
+                .select(&gpus)?
+                .iter()
+                .filter(|gpu| !is_held(gpu, &leases))
+                .map(|gpu| gpu.index)
+                .collect();
+            turn_on(driver.as_ref(), &mut gpus, &GpuList::Indices(free))?;
+        }
+        // Out of MIG mode is where a context can be measured.
         launcher.measure(driver.as_ref(), &gpus)?;
-        Ok(Self { driver, node, launcher, gpus, watchdog: Mutex::default(), stages: Stages::default() })
+        let grants = Self {
+            driver,
+            node,
+            launcher,
+            gpus,
+            known: Mutex::default(),
+            no_mig: Mutex::default(),
+            watchdog: Mutex::default(),
+            stages: Stages::default(),
+        };
+        if *mig == MigAtStart::AllThatCan {
+            grants.turn_mig_on()?;
+        }
+        Ok(grants)
     }
 
-    /// What can be had of each GPU that answers; one that is lost is left out, the others go on.
+    /// What can be had of each GPU. One that is lost says what it last did, the others go on.
     ///
     /// # Errors
     /// If a file can't be read or written.
     pub fn offers(&self) -> Result<Vec<Offer>, AgentError> {
-        let mut offers = Vec::new();
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         for gpu in &self.gpus {
+            let before = known.get_mut(&gpu.uuid);
             match self.offer(gpu) {
-                Ok(offer) => offers.push(offer),
-                Err(AgentError::Driver(error)) => tracing::warn!(gpu = gpu.index, %error, "GPU left out"),
+                Ok(offer) => {
+                    if before.is_some_and(|before| before.lost) {
+                        tracing::info!(gpu = gpu.index, "GPU answers again");
+                    }
+                    known.insert(gpu.uuid.clone(), offer);
+                }
+                Err(AgentError::Driver(error)) => match before {
+                    Some(Offer { lost: true, .. }) => {}
+                    Some(before) => {
+                        tracing::warn!(gpu = gpu.index, %error, "GPU lost");
+                        before.lost = true;
+                    }
+                    None => tracing::warn!(gpu = gpu.index, %error, "GPU left out"),
+                },
                 Err(error) => return Err(error),
             }
         }
-        Ok(offers)
+        Ok(self.gpus.iter().filter_map(|gpu| known.get(&gpu.uuid)).cloned().collect())
+    }
+
+    /// Puts GPUs into MIG mode that serve no instances yet. One with a slice stays as it is, for the next call; one that needs
+    /// its administrator is named once and left alone.
+    ///
+    /// # Errors
+    /// If a file can't be read or written, or the driver fails.
+    pub fn turn_mig_on(&self) -> Result<(), AgentError> {
+        let offers = self.offers()?;
+        let mut no_mig = self.no_mig.lock().unwrap_or_else(PoisonError::into_inner);
+        // For as long as the change takes: whoever planned meanwhile would count on the mode that goes.
+        let locked = self.node.lock()?;
+        let leases = locked.sweep()?;
+        for Offer { gpu, table, switches, lost } in offers {
+            let serves = gpu.mig || switches && table.is_some();
+            if serves || lost || no_mig.contains(&gpu.uuid) || is_held(&gpu, &leases) {
+                continue;
+            }
+            match turn_on(self.driver.as_ref(), &mut [gpu.clone()], &GpuList::Indices(vec![gpu.index])) {
+                Err(why @ AgentError::MigMode { .. }) => {
+                    tracing::warn!(gpu = gpu.index, %why, "stays as it is");
+                    no_mig.insert(gpu.uuid);
+                }
+                Ok(()) => tracing::info!(gpu = gpu.index, "serves MIG instances"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn offer(&self, gpu: &Gpu) -> Result<Offer, AgentError> {
@@ -137,7 +206,7 @@ impl Grants {
             files::write_json(&path, &now, Keep::UntilBoot)?;
         }
         let switches = self.driver.switches_mig(&gpu.uuid)?;
-        Ok(Offer { gpu, table: now.or(known), switches })
+        Ok(Offer { gpu, table: now.or(known), switches, lost: false })
     }
 
     /// Carries a decision out, as far as that has not happened yet.
@@ -322,27 +391,8 @@ impl Grants {
 }
 
 /// A GPU with a slice on it stays as it is, and changes when a claim needs it.
-fn set_modes(
-    driver: &dyn Driver,
-    gpus: &mut [Gpu],
-    mig: &MigAtStart,
-    leases: &[Lease],
-) -> Result<(), AgentError> {
-    let wanted = match mig {
-        MigAtStart::AsTheyAre => return Ok(()),
-        MigAtStart::Listed(list) => list.select(gpus)?,
-        MigAtStart::AllThatCan => gpus.to_vec(),
-    };
-    let held = |gpu: &Gpu| leases.iter().flat_map(|lease| &lease.slices).any(|slice| slice.gpu == gpu.uuid);
-    for gpu in wanted.iter().filter(|gpu| !held(gpu)) {
-        match turn_on(driver, gpus, &GpuList::Indices(vec![gpu.index])) {
-            Err(why @ AgentError::MigMode { .. }) if *mig == MigAtStart::AllThatCan => {
-                tracing::warn!(gpu = gpu.index, %why, "stays as it is");
-            }
-            turned => turned?,
-        }
-    }
-    Ok(())
+fn is_held(gpu: &Gpu, leases: &[Lease]) -> bool {
+    leases.iter().flat_map(|lease| &lease.slices).any(|slice| slice.gpu == gpu.uuid)
 }
 
 /// A cluster counts a share's bytes, a node its thousandths too, each rounded up: shares that fill a GPU exactly may be one

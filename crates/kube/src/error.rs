@@ -47,7 +47,7 @@ pub enum KubeError {
     Serve(#[source] std::io::Error),
     /// Something that was published and not kept.
     #[error(
-        "the API server drops what it is told of shared GPUs: its feature gate {gate} is off; turn it on, or use Kubernetes {since} or newer, where it is on"
+        "the API server drops part of what it is told of GPUs: its feature gate {gate} is off; turn it on, or use Kubernetes {since} or newer, where it is on"
     )]
     Dropped {
         /// The gate.

@@ -3,9 +3,7 @@
 /// The DRA driver; also the domain of its devices' attributes.
 pub const DRIVER: &str = "gpu.cantle.dev";
 
-/// Kind of a device (attribute `kind`): the whole GPU, for one claim.
-pub const KIND_WHOLE: &str = "whole";
-/// Kind of a device: a GPU that many claims share, each with its part of the memory.
+/// Kind of a device (attribute `kind`): a GPU that many claims share, each with its part of the memory, or one with all of it.
 pub const KIND_SHARED: &str = "shared";
 /// Kind of a device: a place for a MIG instance (attribute `profile` says which).
 pub const KIND_MIG: &str = "mig";
@@ -14,6 +12,9 @@ pub const KIND_MIG: &str = "mig";
 pub const PARTITIONING: &str = "cdmo.clear.ml/gpu-partitioning";
 /// Its only value.
 pub const PARTITIONING_MIG: &str = "mig";
+
+/// Taint of the devices of a GPU that does not answer.
+pub const TAINT_LOST: &str = "gpu.cantle.dev/lost";
 
 /// The device class of whole GPUs.
 pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";

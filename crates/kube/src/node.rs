@@ -9,7 +9,7 @@ use cantle_agent::{Grants, MigAtStart};
 use cantle_driver::Source;
 use cantle_model::GpuList;
 use k8s_openapi::api::core::v1::Node;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client};
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use crate::KubeError;
@@ -33,7 +33,8 @@ pub struct NodeConfig {
     pub kubelet_dir: PathBuf,
     /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
     pub cdi_dir: PathBuf,
-    /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator.
+    /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator, and may do so
+    /// at any time.
     pub mig: Option<GpuList>,
 }
 
@@ -56,8 +57,12 @@ impl NodeConfig {
 /// What the label of the node says about its GPUs.
 async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
     let node = Api::<Node>::all(client.clone()).get(node).await?;
-    let is_mig = node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG);
-    Ok(if is_mig { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
+    Ok(if is_for_mig(&node) { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
+}
+
+/// Are the node's GPUs to serve MIG instances?
+pub(crate) fn is_for_mig(node: &impl kube::ResourceExt) -> bool {
+    node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG)
 }
 
 /// Work with the GPUs, beside the threads that answer calls.

@@ -29,6 +29,9 @@ impl Version {
     /// The first whose scheduler keeps shares and partitions of one GPU apart (kubernetes#139040).
     pub const MIXED: Self = Self { major: 1, minor: 36, patch: 2 };
 
+    /// The first where devices can be tainted without a feature gate.
+    pub const TAINTS: Self = Self { major: 1, minor: 36, patch: 0 };
+
     /// The first where counters have a slice of their own, and where sharing and partitioning need no feature gate.
     pub const COUNTERS: Self = Self { major: 1, minor: 35, patch: 0 };
 }

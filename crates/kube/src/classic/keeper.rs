@@ -164,7 +164,7 @@ impl Keeper {
             let table = offer.table.filter(|_| offer.gpu.mig || offer.switches);
             Offered { gpu: offer.gpu, table, switches: offer.switches }
         };
-        let offered: Vec<Offered> = offers.into_iter().map(offered).collect();
+        let offered: Vec<Offered> = offers.into_iter().filter(|offer| !offer.lost).map(offered).collect();
         let write = |book: &mut Book| {
             book.gpus.clone_from(&offered);
             Ok(())

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use cantle_agent::{Award, Place};
-use cantle_model::{Bytes, GpuRequest, LeaseId, TaskId};
+use cantle_model::{Bytes, GRANULE_BYTES, GpuRequest, LeaseId, TaskId};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt as _;
@@ -103,13 +103,13 @@ fn places(
 
 fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Result<GpuRequest, String> {
     match &device.kind {
-        Kind::Whole => Ok(GpuRequest::Gpus(1)),
         Kind::Mig { profile, .. } => Ok(GpuRequest::MigProfile(profile.clone())),
         Kind::Shared => {
             let consumed = result.consumed_capacity.as_ref().and_then(|all| all.get("memory"));
             let bytes = consumed.and_then(bytes).filter(|bytes| *bytes > 0);
             let bytes = bytes.ok_or_else(|| format!("device {} without an amount of memory", device.name))?;
-            Ok(GpuRequest::Memory(Bytes(bytes)))
+            let is_whole = bytes > device.memory_bytes - GRANULE_BYTES;
+            Ok(if is_whole { GpuRequest::Gpus(1) } else { GpuRequest::Memory(Bytes(bytes)) })
         }
     }
 }
@@ -171,7 +171,10 @@ mod tests {
 
     #[test]
     fn several_gpus_and_an_instance() {
-        let two = claim(&[("a", "gpu-0", None), ("a", "gpu-1", None), ("b", "gpu-1-mig-3g-40gb-4", None)]);
+        let whole = Some("80Gi");
+        let two =
+            [("a", "gpu-0-shared", whole), ("a", "gpu-1-shared", whole), ("b", "gpu-1-mig-3g-40gb-4", None)];
+        let two = claim(&two);
         let read = decided(&two, "n1", &inventory()).unwrap();
         assert_eq!(read[0].award.request, GpuRequest::Gpus(2));
         assert_eq!(read[1].award.request, GpuRequest::MigProfile("3g.40gb".into()));
@@ -188,6 +191,20 @@ mod tests {
         let twice = says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-0-shared", Some("2Gi"))]);
         assert_eq!(twice, "claim team/c: two parts of GPU 0 for one container; ask for one larger part");
         assert!(says(&[("a", "gpu-0-shared", None)]).ends_with("without an amount of memory"));
-        assert!(says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-1", None)]).contains("different size"));
+        let unequal = says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-1-shared", Some("80Gi"))]);
+        assert!(unequal.contains("different size"), "{unequal}");
+    }
+
+    /// An odd mebibyte is given to nobody; who has all the others has the GPU.
+    #[test]
+    fn all_of_the_memory_is_the_whole_gpu() {
+        let mut inventory = inventory();
+        inventory.devices[0].memory_bytes = 81_559 << 20;
+        let request = |memory| {
+            let read = decided(&claim(&[("gpu", "gpu-0-shared", Some(memory))]), "n1", &inventory).unwrap();
+            read[0].award.request.clone()
+        };
+        assert_eq!(request("81558Mi"), GpuRequest::Gpus(1));
+        assert_eq!(request("81556Mi"), GpuRequest::Memory(Bytes(81_556 << 20)));
     }
 }

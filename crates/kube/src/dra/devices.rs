@@ -1,9 +1,10 @@
 //! The devices of a node, as a cluster's scheduler sees them.
 //!
-//! A GPU is published several times: whole, as a device that many claims share, and as every place that a MIG instance can
-//! have. All draw on the same counters, one per unit of the GPU, so the scheduler itself keeps them apart. It takes the
-//! first device that fits, so their order is the packing policy: shares fill GPUs from the first one on, whole GPUs and
-//! MIG instances from the last one, an instance where it blocks the fewest others.
+//! A GPU is one device that many claims share, or one has all of (a whole GPU). Where it serves MIG instances, every place
+//! that one can have is a device too, and all of them draw on the same counters, one per unit of the GPU, so the scheduler
+//! itself keeps them apart. Other GPUs have no counters: up to 1.36 they make the scheduler slower by the square of the nodes
+//! (ADR 0010). It takes the first device that fits, so their order is the packing policy: shares and whole GPUs from the
+//! first one on, MIG instances from the last one, an instance where it blocks the fewest others.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,14 +14,12 @@ use cantle_mig::Table;
 use cantle_model::GpuUuid;
 
 use crate::Version;
-use crate::names::{KIND_MIG, KIND_SHARED, KIND_WHOLE};
+use crate::names::{KIND_MIG, KIND_SHARED};
 
 /// What a claim on a device gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// The GPU, alone.
-    Whole,
-    /// Some of its memory.
+    /// Memory of it: some, or all and so the GPU alone.
     Shared,
     /// A MIG instance.
     Mig {
@@ -35,7 +34,6 @@ impl Kind {
     /// As in the attribute `kind`.
     pub(super) const fn word(&self) -> &'static str {
         match self {
-            Self::Whole => KIND_WHOLE,
             Self::Shared => KIND_SHARED,
             Self::Mig { .. } => KIND_MIG,
         }
@@ -57,8 +55,10 @@ pub(super) struct NodeDevice {
     pub(super) kind: Kind,
     /// Memory in bytes.
     pub(super) memory_bytes: u64,
-    /// What it takes of the GPU's counters.
+    /// What it takes of the GPU's counters, if that has any.
     pub(super) takes: BTreeMap<String, u32>,
+    /// The GPU does not answer: nobody new is to come here.
+    pub(super) lost: bool,
 }
 
 /// Counters of a GPU.
@@ -73,7 +73,7 @@ pub(super) struct Counters {
 /// All devices of a node in the order in which they are to be taken, and the counters they draw on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Inventory {
-    /// One set per GPU.
+    /// A set for each GPU that is more than one device.
     pub(super) counters: Vec<Counters>,
     /// The devices.
     pub(super) devices: Vec<NodeDevice>,
@@ -82,24 +82,34 @@ pub(super) struct Inventory {
 impl Inventory {
     /// Of these GPUs, as far as the scheduler of this version can keep devices apart.
     pub(super) fn of(offers: &[Offer], version: Version) -> Self {
+        let mut counters = Vec::new();
         let mut shared = Vec::new();
         let mut last_first = Vec::new();
-        for offer in offers {
+        // Where no taint can say that a GPU is lost, its devices go.
+        for offer in offers.iter().filter(|offer| !offer.lost || version >= Version::TAINTS) {
             let kinds = Kinds::of(offer, version);
             if kinds.shared {
-                shared.push(whole_gpu(offer, Kind::Shared));
+                shared.push(shared_gpu(offer));
             }
-            let mut own = Vec::new();
             if let (Some(table), true) = (&offer.table, kinds.mig) {
-                own.extend(partitions(offer, table));
+                counters.push(counters_of(offer, table));
+                last_first.push(partitions(offer, table));
             }
-            if kinds.whole {
-                own.push(whole_gpu(offer, Kind::Whole));
-            }
-            last_first.push(own);
         }
         let devices = shared.into_iter().chain(last_first.into_iter().rev().flatten()).collect();
-        Self { counters: offers.iter().map(counters).collect(), devices }
+        Self { counters, devices }
+    }
+
+    /// What is left without GPUs that are lost.
+    pub(super) fn without_lost(&self) -> Self {
+        let devices: Vec<NodeDevice> = self.devices.iter().filter(|device| !device.lost).cloned().collect();
+        let is_used = |set: &&Counters| devices.iter().any(|device| gpu_name(device.index) == set.name);
+        Self { counters: self.counters.iter().filter(is_used).cloned().collect(), devices }
+    }
+
+    /// The counters that this device draws on.
+    pub(super) fn counters_of(&self, device: &NodeDevice) -> Option<&Counters> {
+        self.counters.iter().find(|set| set.name == gpu_name(device.index))
     }
 
     /// The device of that name.
@@ -110,7 +120,6 @@ impl Inventory {
 
 /// Which kinds a GPU is published as.
 struct Kinds {
-    whole: bool,
     shared: bool,
     mig: bool,
 }
@@ -120,21 +129,15 @@ impl Kinds {
         let in_mig = offer.gpu.mig;
         if version < Version::MIXED {
             // The scheduler may give out two devices of one GPU that exclude each other, so there is one kind only.
-            let mig = in_mig && version >= Version::COUNTERS;
-            return Self { whole: false, shared: !in_mig, mig };
+            return Self { shared: !in_mig, mig: in_mig && version >= Version::COUNTERS };
         }
-        let as_one = !in_mig || offer.switches;
-        Self { whole: as_one, shared: as_one, mig: in_mig || offer.switches }
+        Self { shared: !in_mig || offer.switches, mig: in_mig || offer.switches }
     }
 }
 
-/// Name of a GPU's counters, and of the whole GPU.
-fn gpu_name(offer: &Offer) -> String {
-    format!("gpu-{}", offer.gpu.index)
-}
-
-fn units(offer: &Offer) -> u32 {
-    offer.table.as_ref().map_or(1, |table| table.units)
+/// Name of a GPU's counters; that of its devices begins so.
+fn gpu_name(index: u32) -> String {
+    format!("gpu-{index}")
 }
 
 fn unit(at: u32) -> String {
@@ -161,24 +164,23 @@ fn label(profile: &str) -> String {
     profile.replace(['.', '+'], "-")
 }
 
-fn counters(offer: &Offer) -> Counters {
-    let mut values: BTreeMap<String, u32> = (0..units(offer)).map(|at| (unit(at), 1)).collect();
-    if let Some(table) = &offer.table {
-        values.extend((0..table.profiles.len()).filter_map(|at| limit_of(table, at)));
-    }
-    Counters { name: gpu_name(offer), values }
+fn counters_of(offer: &Offer, table: &Table) -> Counters {
+    let mut values: BTreeMap<String, u32> = (0..table.units).map(|at| (unit(at), 1)).collect();
+    values.extend((0..table.profiles.len()).filter_map(|at| limit_of(table, at)));
+    Counters { name: gpu_name(offer.gpu.index), values }
 }
 
-fn whole_gpu(offer: &Offer, kind: Kind) -> NodeDevice {
-    let name = gpu_name(offer);
+fn shared_gpu(offer: &Offer) -> NodeDevice {
+    let units = offer.table.as_ref().map_or(0, |table| table.units);
     NodeDevice {
-        name: if kind == Kind::Shared { format!("{name}-shared") } else { name },
+        name: format!("{}-shared", gpu_name(offer.gpu.index)),
         gpu: offer.gpu.uuid.clone(),
         index: offer.gpu.index,
         model: offer.gpu.model.clone(),
-        kind,
+        kind: Kind::Shared,
         memory_bytes: offer.gpu.memory_bytes,
-        takes: (0..units(offer)).map(|at| (unit(at), 1)).collect(),
+        takes: (0..units).map(|at| (unit(at), 1)).collect(),
+        lost: offer.lost,
     }
 }
 
@@ -202,13 +204,14 @@ fn partition(offer: &Offer, table: &Table, at: usize, start: u32) -> NodeDevice 
     let mut takes: BTreeMap<String, u32> = (start..start + profile.size).map(|at| (unit(at), 1)).collect();
     takes.extend(limit_of(table, at).map(|(name, _)| (name, 1)));
     NodeDevice {
-        name: format!("{}-mig-{}-{start}", gpu_name(offer), label(&profile.name)),
+        name: format!("{}-mig-{}-{start}", gpu_name(offer.gpu.index), label(&profile.name)),
         gpu: offer.gpu.uuid.clone(),
         index: offer.gpu.index,
         model: offer.gpu.model.clone(),
         kind: Kind::Mig { profile: profile.name.clone(), start },
         memory_bytes: profile.memory_bytes,
         takes,
+        lost: offer.lost,
     }
 }
 
@@ -253,6 +256,7 @@ pub(super) mod tests {
             },
             table: mig.then(|| table.clone()),
             switches,
+            lost: false,
         };
         (0..count).map(offer).collect()
     }
@@ -262,10 +266,37 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn shares_from_the_first_gpu_and_the_rest_from_the_last() {
-        let inventory = Inventory::of(&offers(2, false, false), Version::MIXED);
-        assert_eq!(names(&inventory), ["gpu-0-shared", "gpu-1-shared", "gpu-1", "gpu-0"]);
-        assert_eq!(inventory.counters[0].values, BTreeMap::from([("unit-0".to_owned(), 1)]));
+    fn shares_from_the_first_gpu_and_instances_from_the_last() {
+        let names: Vec<String> = Inventory::of(&offers(2, true, true), Version::MIXED)
+            .devices
+            .into_iter()
+            .map(|device| device.name)
+            .collect();
+        assert_eq!(names[..2], ["gpu-0-shared", "gpu-1-shared"]);
+        let first_of_gpu_0 = names.iter().position(|name| name.starts_with("gpu-0-mig")).unwrap();
+        assert!(names[2..first_of_gpu_0].iter().all(|name| name.starts_with("gpu-1-mig")));
+    }
+
+    /// Counters of one node are work for the scheduler on every other node.
+    #[test]
+    fn a_gpu_that_is_one_device_has_no_counters() {
+        let mut offers = offers(2, true, true);
+        offers[0].table = None;
+        let inventory = Inventory::of(&offers, Version::MIXED);
+        assert_eq!(inventory.counters.iter().map(|set| set.name.as_str()).collect::<Vec<_>>(), ["gpu-1"]);
+        assert_eq!(inventory.counters_of(&inventory.devices[0]), None);
+        assert!(inventory.counters_of(&inventory.devices[1]).is_some());
+    }
+
+    #[test]
+    fn a_lost_gpu_stays_where_a_taint_can_say_so() {
+        let mut offers = offers(2, false, false);
+        offers[0].lost = true;
+        let inventory = Inventory::of(&offers, Version::MIXED);
+        assert_eq!(names(&inventory), ["gpu-0-shared", "gpu-1-shared"]);
+        assert_eq!(inventory.devices.iter().map(|device| device.lost).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(names(&inventory.without_lost()), ["gpu-1-shared"]);
+        assert_eq!(names(&Inventory::of(&offers, Version::COUNTERS)), ["gpu-1-shared"]);
     }
 
     #[test]
@@ -274,7 +305,7 @@ pub(super) mod tests {
         let small: Vec<&str> =
             names(&inventory).into_iter().filter(|name| name.contains("1g-10gb-me")).collect();
         assert_eq!(small[0], "gpu-0-mig-1g-10gb-me-6");
-        assert_eq!(inventory.devices.len(), 2 + 7 + 7 + 2 + 1);
+        assert_eq!(inventory.devices.len(), 1 + 7 + 7 + 2 + 1);
         let unique: std::collections::BTreeSet<&str> = names(&inventory).into_iter().collect();
         assert_eq!(unique.len(), inventory.devices.len());
     }
@@ -296,10 +327,7 @@ pub(super) mod tests {
             !fits(&["gpu-0-mig-1g-10gb-me-0", "gpu-0-mig-1g-10gb-me-1"]),
             "one with media engines per GPU"
         );
-        for whole in ["gpu-0", "gpu-0-shared"] {
-            assert!(!fits(&[whole, "gpu-0-mig-1g-10gb-6"]));
-        }
-        assert!(!fits(&["gpu-0", "gpu-0-shared"]));
+        assert!(!fits(&["gpu-0-shared", "gpu-0-mig-1g-10gb-6"]));
     }
 
     #[test]

@@ -54,6 +54,12 @@ impl Driver {
         blocking(&self.grants, move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
     }
 
+    /// Puts GPUs into MIG mode that can be now; see [`Grants::turn_mig_on`].
+    pub(super) async fn turn_mig_on(&self) -> Result<(), KubeError> {
+        let _turn = self.turn.lock().await;
+        blocking(&self.grants, |grants| Ok(grants.turn_mig_on()?)).await
+    }
+
     /// Makes what a claim was given, as far as it is not there yet.
     pub(super) async fn prepare(&self, asked: &Claim) -> Result<Vec<Device>, KubeError> {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &asked.namespace);

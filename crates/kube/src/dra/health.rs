@@ -1,5 +1,5 @@
-//! Tells the kubelet which devices work, for the status of the pods that have them. What is not given out yet needs no
-//! such word: the devices of a lost GPU are published no more.
+//! Tells the kubelet which devices work, for the status of the pods that have them. Whoever has none yet is kept away by a
+//! taint, or because the devices of a lost GPU are published no more.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -54,7 +54,10 @@ impl DraResourceHealth for Health {
             let (driver, mut seen, mut ticks) = state;
             ticks.tick().await;
             let found = driver.inventory().await;
-            let works = found.map(|found| found.devices.into_iter().map(|device| device.name).collect());
+            let works = found.map(|found| {
+                let working = found.devices.into_iter().filter(|device| !device.lost);
+                working.map(|device| device.name).collect()
+            });
             let devices = seen.judge(works.ok()).into_iter();
             let devices = devices.map(|(name, health)| spoken(driver.pool(), name, health)).collect();
             Some((Ok(NodeWatchResourcesResponse { devices }), (driver, seen, ticks)))

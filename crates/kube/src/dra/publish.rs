@@ -1,5 +1,7 @@
 //! Keeps what the API server has of a node's ResourceSlices equal to what the node offers.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{ResourceSlice, ResourceSliceSpec};
 use kube::api::{DeleteParams, ListParams, PostParams};
@@ -16,11 +18,18 @@ pub(super) struct Publisher {
     api: Api<ResourceSlice>,
     nodes: Api<Node>,
     node: String,
+    /// Does the API server keep taints of devices?
+    keeps_taints: AtomicBool,
 }
 
 impl Publisher {
     pub(super) fn new(client: &Client, node: &str) -> Self {
-        Self { api: Api::all(client.clone()), nodes: Api::all(client.clone()), node: node.to_owned() }
+        Self {
+            api: Api::all(client.clone()),
+            nodes: Api::all(client.clone()),
+            node: node.to_owned(),
+            keeps_taints: AtomicBool::new(true),
+        }
     }
 
     fn selector(&self) -> String {
@@ -41,7 +50,9 @@ impl Publisher {
     /// If the API server can't be reached, or drops what it does not know ([`KubeError::Dropped`]).
     pub(super) async fn publish(&self, inventory: &Inventory) -> Result<(), KubeError> {
         let node = self.nodes.get(&self.node).await?;
-        let wanted = slices(inventory, &node);
+        let keeps_taints = self.keeps_taints.load(Ordering::Relaxed);
+        let wanted =
+            if keeps_taints { slices(inventory, &node) } else { slices(&inventory.without_lost(), &node) };
         let there = self.api.list(&ListParams::default().fields(&self.selector())).await?.items;
         let generation = there.iter().map(|slice| slice.spec.pool.generation).max().unwrap_or(0);
         if is_as_wanted(&there, &wanted, generation) {
@@ -52,6 +63,11 @@ impl Publisher {
             slice.spec.pool.generation = generation;
             let stored = self.put(&there, &slice).await?;
             refuse_dropped(&slice.spec, &stored.spec)?;
+            if tainted(&stored.spec) != tainted(&slice.spec) {
+                // The next attempt leaves lost GPUs out.
+                self.keeps_taints.store(false, Ordering::Relaxed);
+                return Err(KubeError::Dropped { gate: "DRADeviceTaints", since: Version::TAINTS });
+            }
         }
         let is_left = |slice: &&ResourceSlice| !wanted.iter().any(|w| w.name_any() == slice.name_any());
         for slice in there.iter().filter(is_left) {
@@ -92,13 +108,17 @@ fn is_as_wanted(there: &[ResourceSlice], wanted: &[ResourceSlice], generation: i
     there.len() == wanted.len() && there.iter().all(same)
 }
 
-/// The API server writes quantities its own way: `40960Mi` comes back as `40Gi`.
+/// The API server writes quantities its own way, `40960Mi` comes back as `40Gi`, and when a taint came.
 trait Canonical {
     fn into_canonical(self) -> Self;
 }
 
 impl Canonical for ResourceSliceSpec {
     fn into_canonical(mut self) -> Self {
+        for taint in self.devices.iter_mut().flatten().filter_map(|device| device.taints.as_mut()).flatten() {
+            // The API server's, as everything that is not told.
+            taint.time_added = None;
+        }
         let devices = self.devices.iter_mut().flatten();
         for capacity in devices.filter_map(|device| device.capacity.as_mut()).flat_map(|c| c.values_mut()) {
             let policy = capacity.request_policy.as_mut();
@@ -115,6 +135,10 @@ impl Canonical for ResourceSliceSpec {
         }
         self
     }
+}
+
+fn tainted(spec: &ResourceSliceSpec) -> usize {
+    spec.devices.iter().flatten().filter(|device| device.taints.is_some()).count()
 }
 
 /// An API server whose feature gates are off stores what is left, and the scheduler would give out whole GPUs as shares.

@@ -6,15 +6,15 @@ use cantle_model::GRANULE_BYTES;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::resource::v1::{
     CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device, DeviceAttribute,
-    DeviceCapacity, DeviceCounterConsumption, ResourcePool, ResourceSlice, ResourceSliceSpec,
+    DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::devices::{Counters, Inventory, Kind, NodeDevice};
-use crate::names::DRIVER;
+use crate::names::{DRIVER, TAINT_LOST};
 
-/// The API server takes no more devices that draw on counters in one slice.
+/// The API server takes no more devices that draw on counters, or have taints, in one slice.
 const DEVICES_MAX: usize = 64;
 /// Nor more sets of counters.
 const COUNTER_SETS_MAX: usize = 8;
@@ -25,10 +25,8 @@ type Part = (Option<Vec<Device>>, Option<Vec<CounterSet>>);
 /// The slices of a node, all of generation 0: whoever publishes them numbers them.
 pub(super) fn slices(inventory: &Inventory, node: &Node) -> Vec<ResourceSlice> {
     let name = node.metadata.name.clone().unwrap_or_default();
-    let uses_counters = inventory.devices.iter().any(|device| draws_on_counters(inventory, device));
-    let sets: &[Counters] = if uses_counters { &inventory.counters } else { &[] };
-    let counters =
-        sets.chunks(COUNTER_SETS_MAX).map(|sets| (None, Some(sets.iter().map(counter_set).collect())));
+    let counters = inventory.counters.chunks(COUNTER_SETS_MAX);
+    let counters = counters.map(|sets| (None, Some(sets.iter().map(counter_set).collect())));
     let devices = inventory
         .devices
         .chunks(DEVICES_MAX)
@@ -66,11 +64,6 @@ fn owner(node: &Node) -> OwnerReference {
     }
 }
 
-/// Where a GPU is one device, nothing has to be kept apart.
-fn draws_on_counters(inventory: &Inventory, device: &NodeDevice) -> bool {
-    inventory.devices.iter().any(|other| other.gpu == device.gpu && other.name != device.name)
-}
-
 fn counter_set(counters: &Counters) -> CounterSet {
     CounterSet { name: counters.name.clone(), counters: amounts(&counters.values) }
 }
@@ -94,10 +87,8 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
         attributes.insert("start".to_owned(), number(*start));
     }
     let shared = device.kind == Kind::Shared;
-    let consumes = draws_on_counters(inventory, device).then(|| {
-        let set = inventory.counters.iter().find(|set| set.name == format!("gpu-{}", device.index));
-        let counter_set = set.map(|set| set.name.clone()).unwrap_or_default();
-        vec![DeviceCounterConsumption { counter_set, counters: amounts(&device.takes) }]
+    let consumes = inventory.counters_of(device).map(|set| {
+        vec![DeviceCounterConsumption { counter_set: set.name.clone(), counters: amounts(&device.takes) }]
     });
     Device {
         name: device.name.clone(),
@@ -105,8 +96,15 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
         capacity: Some(BTreeMap::from([("memory".to_owned(), memory(device.memory_bytes, shared))])),
         allow_multiple_allocations: shared.then_some(true),
         consumes_counters: consumes,
+        taints: device.lost.then(|| vec![lost()]),
         ..Device::default()
     }
+}
+
+/// Nobody new comes here. Who is here already stays: whether a pod can go on without its GPU, its owner knows, and a driver that
+/// does not answer for a moment must not end a day's work.
+fn lost() -> DeviceTaint {
+    DeviceTaint { key: TAINT_LOST.to_owned(), effect: "NoSchedule".to_owned(), ..DeviceTaint::default() }
 }
 
 /// Memory in MiB; of a shared device it is given out in granules.
@@ -177,8 +175,8 @@ mod tests {
             ("v1.34.2", true, "", false),
             ("v1.35.0", true, "mig", true),
             ("v1.36.1", true, "mig", true),
-            ("v1.36.2", true, "mig shared whole", true),
-            ("v1.36.2", false, "shared whole", true),
+            ("v1.36.2", true, "mig shared", true),
+            ("v1.36.2", false, "shared", false),
         ] {
             assert_eq!(kinds(version, mig), (shown.to_owned(), counted), "{version} mig={mig}");
         }
