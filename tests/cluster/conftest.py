@@ -52,13 +52,27 @@ def plane(programs, folder):
 
 @pytest.fixture(scope="session")
 def worker(programs, folder, plane):
+    yield from run_worker(programs, folder, plane)
+
+
+@pytest.fixture
+def second_worker(programs, folder, plane, worker):
+    """Another node on this machine. What its kubelet mounts, nobody else sees: its pods can have no volumes."""
+    made = folder / "second"
+    made.mkdir()
+    yield from run_worker(programs, made, plane, name="second", is_first=False)
+    plane.api.delete("/api/v1/nodes/second")
+    shutil.rmtree(made)
+
+
+def run_worker(programs, folder, plane, **which):
     missing = [name for name in ["containerd", "containerd-shim-runc-v2", "ctr"] if not (programs / name).exists()]
     if not OWN_NODE or missing or not shutil.which("runc"):
         pytest.skip("a kubelet with real pods needs root, namespaces, ip, runc and, beside Kubernetes' programs, containerd")
     archive = folder / "images.tar"
     rootfs = subprocess.run([ROOT / "tests/rootfs.sh"], check=True, capture_output=True, text=True).stdout.strip()
     image.archive(pathlib.Path(rootfs), archive)
-    worker = Worker(folder, programs, plane)
+    worker = Worker(folder, programs, plane, **which)
     try:
         worker.start(archive)
         archive.unlink()
@@ -146,12 +160,12 @@ def make_driver(make_node):
 
 @pytest.fixture
 def start(worker, make_driver):
-    """Starts the DRA driver of the worker node; the kubelet knows it when this returns."""
+    """Starts the DRA driver of a node, usually the first; the kubelet knows it when this returns."""
 
-    def start(sim_gpus, *flags):
-        worker.forget_gpus()
-        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
-        driver = make_driver(worker.name, sim_gpus, *flags, **folders)
+    def start(sim_gpus, *flags, on=worker):
+        on.forget_gpus()
+        folders = {"kubelet_dir": on.kubelet_dir, "cdi_dir": on.cdi_dir, "sim_dir": on.sim_dir}
+        driver = make_driver(on.name, sim_gpus, *flags, **folders)
         wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
         return driver
 

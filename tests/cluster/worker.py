@@ -12,10 +12,12 @@ from image import IMAGES
 from processes import Program, free_ports, pids_with, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of this node only: run.sh has put them there.
+# Of the first node only: run.sh has put them there.
 KUBELET_DIR = pathlib.Path("/var/lib/kubelet")
 CDI_DIR = pathlib.Path("/var/run/cdi")
 SIM_DIR = pathlib.Path("/var/lib/cantle/sim")
+# Every kubelet has its device plugins there, wherever else its folder is; a second one gets a place of its own.
+HIDDEN = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {KUBELET_DIR}/device-plugins && exec "$@"', "sh"]
 # With cgroups of version 1 there is one folder for each controller.
 CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
 if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
@@ -53,15 +55,18 @@ state = '{dir}/state'
 
 
 class Worker:
-    def __init__(self, folder, programs, control_plane, name="worker"):
+    def __init__(self, folder, programs, control_plane, name="worker", is_first=True):
         self.folder, self.programs, self.plane, self.name = folder, programs, control_plane, name
         self.containerd_dir = folder / "containerd"
         self.kubelet_dir, self.cdi_dir, self.sim_dir = KUBELET_DIR, CDI_DIR, SIM_DIR
+        self.hidden = [] if is_first else HIDDEN
+        if not is_first:
+            self.kubelet_dir, self.cdi_dir, self.sim_dir = (folder / part for part in ["kubelet", "cdi", "sim"])
         self.port, self.health_port = free_ports(2)
         self.socket = self.containerd_dir / "containerd.sock"
         for made in [self.containerd_dir / "cni", self.cdi_dir, self.sim_dir]:
             made.mkdir(parents=True)
-        self.cgroup = f"cantle-test-{os.getpid()}"
+        self.cgroup = f"cantle-test-{os.getpid()}-{name}"
         for folder in CGROUPS:
             (folder / self.cgroup).mkdir(exist_ok=True)
         self.containerd = self.make_containerd()
@@ -93,8 +98,8 @@ class Worker:
         return spec
 
     def make_kubelet(self):
-        certificates, name = self.plane.certificates, self.name
-        certificates.leaf("kubelet", f"/O=system:nodes/CN=system:node:{name}", f"IP:127.0.0.1,DNS:{name}")
+        certificates, name, leaf = self.plane.certificates, self.name, f"kubelet-{self.name}"
+        certificates.leaf(leaf, f"/O=system:nodes/CN=system:node:{name}", f"IP:127.0.0.1,DNS:{name}")
         config = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",
@@ -109,8 +114,8 @@ class Worker:
                 "x509": {"clientCAFile": str(certificates.crt("ca"))},
             },
             "authorization": {"mode": "Webhook"},
-            "tlsCertFile": str(certificates.crt("kubelet")),
-            "tlsPrivateKeyFile": str(certificates.key("kubelet")),
+            "tlsCertFile": str(certificates.crt(leaf)),
+            "tlsPrivateKeyFile": str(certificates.key(leaf)),
             "containerRuntimeEndpoint": f"unix://{self.socket}",
             "cgroupDriver": "cgroupfs",
             # A kubelet ends whatever it does not know below its root; another cluster may be running here.
@@ -131,9 +136,9 @@ class Worker:
         }
         path = self.folder / "kubelet.json"
         path.write_text(json.dumps(config))
-        flags = [f"--config={path}", f"--kubeconfig={certificates.kubeconfig('kubelet')}", f"--root-dir={self.kubelet_dir}"]
+        flags = [f"--config={path}", f"--kubeconfig={certificates.kubeconfig(leaf)}", f"--root-dir={self.kubelet_dir}"]
         flags += [f"--cert-dir={self.kubelet_dir / 'pki'}", f"--hostname-override={name}", "--node-ip=127.0.0.1"]
-        return Program("kubelet", self.folder, [self.programs / "kubelet", *flags])
+        return Program("kubelet", self.folder, [*self.hidden, self.programs / "kubelet", *flags])
 
     def start(self, images):
         self.containerd.start()

@@ -1,0 +1,23 @@
+"""Two nodes with kubelets, containerds and drivers of their own."""
+
+from test_pods import OUT_OF_MEMORY, Pods, used
+
+
+def test_each_node_gives_what_it_has(plane, second_worker, start, namespace, templates):
+    """Two pods want a GPU each; then their places are shared, and nobody of one node counts on the other."""
+    nodes = {"worker": start("1xH100-80GB"), "second": start("1xH100-80GB", on=second_worker)}
+    pods = Pods(plane.api, namespace)
+    place = lambda name: pods.get(name)["spec"]["nodeName"]
+    for name in ["one", "two"]:
+        pods.create(name, "whole", command=("sleep", "600"))
+    for name in ["one", "two"]:
+        pods.wait_running(name)
+    assert {place("one"), place("two")} == set(nodes)
+    assert [len(driver.leases()) for driver in nodes.values()] == [1, 1]
+
+    freed = place("two")
+    pods.delete("two")
+    pods.create("half", "half")
+    assert (pods.said("half")["total"], pods.said("half")["code"]) == (40 << 10, OUT_OF_MEMORY)
+    assert place("half") == freed
+    assert {name: bool(used(driver)) for name, driver in nodes.items()} == {place("one"): False, freed: True}
