@@ -179,7 +179,7 @@ def test_the_classic_path_needs_no_claims(render):
     paths = {volume["hostPath"]["path"] for volume in pods["DaemonSet"]["volumes"]}
     assert {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"} <= paths
     scheduler = one(things, "Deployment", "cantle-scheduler")["spec"]["template"]["spec"]
-    assert config["extenders"][0]["urlPrefix"].endswith(scheduler["containers"][1]["args"][-1].removeprefix("--listen="))
+    assert config["extenders"][0]["urlPrefix"].endswith(scheduler["containers"][1]["args"][2].removeprefix("--listen="))
 
 
 @pytest.mark.parametrize("values, taken", [

@@ -41,10 +41,11 @@ def rights(api):
 
 class Extender:
     def __init__(self, plane, folder, name="extender"):
-        (self.port,) = free_ports(1)
+        self.port, self.observe_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
         self.kubeconfig = plane.account_kubeconfig(SCHEDULER, folder / f"{name}.kubeconfig")
         words = ["controller", "extender", "--kubeconfig", self.kubeconfig, "--listen", f"127.0.0.1:{self.port}"]
+        words += ["--observe-listen", f"127.0.0.1:{self.observe_port}"]
         env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         self.program = Program(name, folder, [CANTLE, *words], env)
 
@@ -73,6 +74,12 @@ class Scheduler:
     def stop(self):
         self.program.stop()
         self.extender.program.stop()
+
+
+def forget(api, node):
+    """What a node's device plugin wrote down stays when it stops, for the next one."""
+    if api.find(f"/api/v1/nodes/{node}"):
+        api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {"cantle.dev/gpus": None, PLACEMENTS: None}}})
 
 
 class ClassicNode(Driver):
@@ -104,6 +111,4 @@ class ClassicNode(Driver):
 
     def remove(self):
         self.stop()
-        node = f"/api/v1/nodes/{self.node}"
-        if self.plane.api.find(node):
-            self.plane.api.merge(node, {"metadata": {"annotations": {"cantle.dev/gpus": None, PLACEMENTS: None}}})
+        forget(self.plane.api, self.node)

@@ -90,6 +90,16 @@ def built_images(worker, folder):
     archive.unlink()
 
 
+@pytest.fixture(scope="session")
+def scheduler_image(worker, plane, programs, folder):
+    """Kubernetes' own, under the name that it has in the chart."""
+    archive = folder / "scheduler.tar"
+    version = plane.api.get("/version")["gitVersion"]
+    image.program(programs / "kube-scheduler", archive, f"registry.k8s.io/kube-scheduler:{version}")
+    worker.ctr("images", "import", archive)
+    archive.unlink()
+
+
 @pytest.fixture
 def mig_worker(plane, worker):
     """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""

@@ -1,5 +1,5 @@
-"""The images of the tests, as one archive that containerd imports: a Debian with Python, once with a shell and once as the
-pod's sandbox that only sleeps. Both are the same layer."""
+"""The images of the tests, as archives that containerd imports: a Debian with Python, once with a shell and once as the
+pod's sandbox that only sleeps, both the same layer; and programs alone, as Kubernetes' own images are."""
 
 import hashlib
 import io
@@ -19,7 +19,16 @@ def sha256(path):
     return digest.hexdigest()
 
 
-def archive(rootfs, path):
+def program(file, path, reference):
+    """Writes an image of that name with this program in it to `path`."""
+    layer = path.with_suffix(".layer.tar")
+    with tarfile.open(layer, "w") as out:
+        out.add(file, f"usr/bin/{file.name}")
+    archive(layer, path, {"program": reference})
+    layer.unlink()
+
+
+def archive(rootfs, path, images=IMAGES):
     """Writes the images made of the archive `rootfs` to `path`."""
     layer = {"mediaType": f"{OCI}.layer.v1.tar", "digest": f"sha256:{sha256(rootfs)}", "size": rootfs.stat().st_size}
     with tarfile.open(path, "w") as out:
@@ -37,7 +46,7 @@ def archive(rootfs, path):
 
         out.add(rootfs, f"blobs/sha256/{layer['digest'].removeprefix('sha256:')}")
         manifests = []
-        for name, reference in IMAGES.items():
+        for name, reference in images.items():
             config = {
                 "architecture": "amd64",
                 "os": "linux",

@@ -1,10 +1,13 @@
-"""The chart as a user installs it, with its default values: the injector and the node driver are pods, from the image that
-`images/cantle/Dockerfile` makes, and the API server calls the injector at its service."""
+"""The chart as a user installs it, with its default values but for the path: its parts are pods, from the image that
+`images/cantle/Dockerfile` makes and Kubernetes' own, and the API server calls the injector at its service."""
 
+import contextlib
 import json
+import re
 import subprocess
 
 import chart
+import classic
 
 from api import RESOURCE
 from chart import NAMESPACE, ROOT
@@ -13,8 +16,9 @@ from documented import LABELLED
 from test_documented_pods import Documented, held
 from test_pods import GIB
 
-DEPLOYMENT = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/cantle-webhook"
-DAEMON_SET = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets/cantle-node"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+# Those that have one, and their pods at the default values.
+PARTS = ("webhook", "node", "scheduler")
 
 
 def truth(worker):
@@ -23,22 +27,23 @@ def truth(worker):
 
 
 def what_is_wrong(api):
-    pods = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
     said = {}
-    for each in pods:
-        name = each["metadata"]["name"]
-        try:
-            said[name] = api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}/log?tailLines=20")
-        except Exception as error:
-            said[name] = str(error)
-    return [(each["metadata"]["name"], each["status"]) for each in pods], said
+    for each in api.items(PODS):
+        for container in each["spec"]["containers"]:
+            name = f"{each['metadata']['name']}/{container['name']}"
+            try:
+                said[name] = api.get(f"{PODS}/{each['metadata']['name']}/log?tailLines=20&container={container['name']}")
+            except Exception as error:
+                said[name] = str(error)
+    return [(each["metadata"]["name"], each["status"]) for each in api.items(PODS)], said
 
 
-def wait_up(api, replicas):
-    ready = lambda path, key: api.get(path)["status"].get(key, 0)
-    up = lambda: ready(DEPLOYMENT, "readyReplicas") == replicas and ready(DAEMON_SET, "numberReady") == 1
-    wait_until(up, 180, lambda: what_is_wrong(api))
-    wait_until(lambda: api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(api))
+def all_up(api, pods, version):
+    """Every pod of the chart is of this version, and ready."""
+    there = api.items(PODS)
+    is_new = lambda pod: pod["metadata"].get("annotations", {}).get("version") == version
+    conditions = lambda pod: {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
+    return len(there) == pods and all(is_new(pod) and conditions(pod).get("Ready") == "True" for pod in there)
 
 
 def bundles(api):
@@ -46,49 +51,84 @@ def bundles(api):
     return [hook["clientConfig"].get("caBundle") for thing in things for hook in thing["webhooks"]]
 
 
-def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
+@contextlib.contextmanager
+def installed(plane, values, pods):
+    """The chart as a release; gives what upgrades it to another version."""
     import helm_python
 
     api = plane.api
-    worker.forget_gpus()
+    values = {**values, "node": {"extraArgs": ["--sim-gpus", "1xA100-40GB"]}}
+
+    def of(version):
+        return {**values, **{part: {**values.get(part, {}), "podAnnotations": {"version": version}} for part in PARTS}}
+
+    def wait_up(version):
+        wait_until(lambda: all_up(api, pods, version), 180, lambda: what_is_wrong(api))
+        wait_until(lambda: all(bundles(api)), 60, lambda: what_is_wrong(api))
+
+    def upgrade(version):
+        helm.upgrade(str(ROOT / "charts/cantle"), "cantle", of(version), namespace=NAMESPACE)
+        wait_up(version)
+
     chart.delete(api, chart.standing())
-    pods = Documented(api, namespace)
     try:
         with helm_python.Config(kubeconfig_path=str(plane.kubeconfig()), namespace=NAMESPACE) as helm:
-            values = {"node": {"extraArgs": ["--sim-gpus", "1xA100-40GB"]}}
-            helm.install(str(ROOT / "charts/cantle"), "cantle", values, namespace=NAMESPACE)
+            helm.install(str(ROOT / "charts/cantle"), "cantle", of("first"), namespace=NAMESPACE)
             try:
-                wait_up(api, 2)
-                wait_until(lambda: all(bundles(api)), 60, lambda: what_is_wrong(api))
-                held(pods.fill(LABELLED), 20 << 10)
-                (gpu,) = truth(worker)
-                assert gpu["used_bytes"] <= 20 * GIB and len(gpu["processes"]) == 1
-                # Both parts are replaced by others; the pod goes on.
-                values["webhook"] = {"podAnnotations": {"version": "next"}}
-                values["node"]["podAnnotations"] = {"version": "next"}
-                before = pods.get("train-pod")["status"]["containerStatuses"]
-                helm.upgrade(str(ROOT / "charts/cantle"), "cantle", values, namespace=NAMESPACE)
-                wait_until(lambda: all_new(api), 180, lambda: what_is_wrong(api))
-                held(pods.fill(LABELLED, "second"), 20 << 10)
-                assert pods.get("train-pod")["status"]["containerStatuses"][0]["containerID"] == before[0]["containerID"]
-                assert truth(worker)[0]["used_bytes"] <= 40 * GIB
-                for name in ["train-pod", "second"]:
-                    pods.delete(name)
-                    pods.wait_gone(name)
-                leases = worker.sim_dir / "node/leases"
-                wait_until(lambda: not list(leases.glob("*.json")), 60, lambda: list(leases.iterdir()))
+                wait_up("first")
+                yield upgrade
             finally:
                 helm.uninstall("cantle")
-        wait_until(lambda: not api.items(f"/api/v1/namespaces/{NAMESPACE}/pods"), 120, lambda: what_is_wrong(api))
-        # The kubelet removes them half a minute after their driver has gone.
-        wait_until(lambda: not api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
+        wait_until(lambda: not api.items(PODS), 120, lambda: what_is_wrong(api))
     finally:
         chart.create(api, chart.standing())
 
 
-def all_new(api):
-    """Every pod of the chart is one of the upgrade, and ready."""
-    pods = api.items(f"/api/v1/namespaces/{NAMESPACE}/pods")
-    is_new = lambda pod: pod["metadata"].get("annotations", {}).get("version") == "next"
-    conditions = lambda pod: {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
-    return len(pods) == 3 and all(is_new(pod) and conditions(pod).get("Ready") == "True" for pod in pods)
+def fractions_through_an_upgrade(api, worker, namespace, upgrade):
+    pods = Documented(api, namespace)
+    held(pods.fill(LABELLED), 20 << 10)
+    (gpu,) = truth(worker)
+    assert gpu["used_bytes"] <= 20 * GIB and len(gpu["processes"]) == 1
+    # All parts are replaced by others; the pod goes on.
+    before = pods.get("train-pod")["status"]["containerStatuses"]
+    upgrade("next")
+    held(pods.fill(LABELLED, "second"), 20 << 10)
+    assert pods.get("train-pod")["status"]["containerStatuses"][0]["containerID"] == before[0]["containerID"]
+    assert truth(worker)[0]["used_bytes"] <= 40 * GIB
+    for name in ["train-pod", "second"]:
+        pods.delete(name)
+        pods.wait_gone(name)
+    leases = worker.sim_dir / "node/leases"
+    wait_until(lambda: not list(leases.glob("*.json")), 60, lambda: list(leases.iterdir()))
+
+
+def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
+    worker.forget_gpus()
+    with installed(plane, {}, pods=3) as upgrade:
+        wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
+        fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
+    # The kubelet removes them half a minute after their driver has gone.
+    wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
+
+
+def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, namespace):
+    worker.forget_gpus()
+    try:
+        with installed(plane, classic.VALUES, pods=5) as upgrade:
+            fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
+            text = "".join(scraped(plane.api, part) for part in PARTS)
+            # The second pod's; who served the first one is gone.
+            for line in ['cantle_extender_answers_total{call="bind",answer="placed"} 1', 'cantle_driver_prepared_total{answer="made"} 1']:
+                assert text.splitlines().count(line) == 1, text
+            documented = (ROOT / "docs/metrics.md").read_text()
+            names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+            assert len(names) == 7 and all(f"`{name}`" in documented for name in names), names
+            assert not plane.api.items(f"{RESOURCE}/resourceclaims")
+    finally:
+        classic.forget(plane.api, worker.name)
+
+
+def scraped(api, component):
+    """The metrics of all pods of a part, one after the other."""
+    pods = api.items(f"{PODS}?labelSelector=app.kubernetes.io/component%3D{component}")
+    return "".join(api.get(f"{PODS}/{pod['metadata']['name']}:9402/proxy/metrics") for pod in pods)

@@ -136,10 +136,25 @@ def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):
     finally:
         away.rename(socket)
     assert not node.leases() and len(node.placements()) == 1
+    assert not node.truth()[0]["processes"], "it has not started"
     node.start()
     half = pods.said("half")
     assert (half["total"], half["code"]) == (40 << 10, OUT_OF_MEMORY)
     assert len(node.leases()) == 1
+
+
+def test_a_plugin_killed_while_it_makes_an_instance(pods, on_worker):
+    node = on_worker("1xA100-40GB:mig")
+    # Between the GPU instance and its compute instance, when the lease does not name it yet.
+    node.faults("nvmlGpuInstanceCreateComputeInstance delay_ms=60000 once\n")
+    pods.ask("instance", limits={"nvidia.com/mig-3g.20gb": "1"}, command=["sleep", "600"])
+    wait_until(lambda: node.truth()[0]["mig"], 60, node.log)
+    node.program.kill()
+    node.faults("")
+    assert len(node.leases()) == 1
+    node.start()
+    pods.wait_running("instance")
+    assert len(node.truth()[0]["mig"]) == 1 and len(node.leases()) == 1
 
 
 def test_two_extenders_at_once_give_different_room(plane, start, hand_made, namespace, tmp_path):

@@ -11,6 +11,7 @@ mod error;
 pub mod inject;
 pub mod names;
 mod node;
+mod observe;
 pub mod queues;
 mod socket;
 mod survey;

@@ -1,6 +1,9 @@
 //! What both paths do on a node: take its GPUs, work with them, watch what pods hold.
 
+mod metrics;
+
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,10 +13,13 @@ use cantle_driver::Source;
 use cantle_model::GpuList;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
+use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::KubeError;
 use crate::names::{PARTITIONING, PARTITIONING_MIG};
+use crate::observe::show;
+use crate::{KubeError, listen};
+pub(crate) use metrics::Metrics;
 
 /// How often the GPUs are asked whether they are as published.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
@@ -36,6 +42,8 @@ pub struct NodeConfig {
     /// GPUs to put into MIG mode at the start. Without a list the node's label says it, as with ClearML's operator, and may do so
     /// at any time.
     pub mig: Option<GpuList>,
+    /// Where `/healthz`, `/readyz` and `/metrics` are; nowhere without it.
+    pub observe: Option<SocketAddr>,
 }
 
 impl NodeConfig {
@@ -51,6 +59,18 @@ impl NodeConfig {
         let Self { node, source, lib_dir, .. } = self.clone();
         let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &node, &mig)).await;
         Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
+    }
+
+    /// Shows what the driver counts, until what this gives is dropped.
+    ///
+    /// # Errors
+    /// If the address can't be had.
+    pub(crate) fn show(&self, metrics: &Arc<Metrics>) -> Result<JoinSet<()>, KubeError> {
+        let mut shown = JoinSet::new();
+        if let Some(at) = self.observe {
+            shown.spawn(show(listen(at)?, Arc::clone(metrics)));
+        }
+        Ok(shown)
     }
 }
 

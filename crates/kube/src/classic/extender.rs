@@ -2,10 +2,12 @@
 //! put it there (bind). It holds nothing: what is given out stands in the nodes.
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post};
-use axum::{Json, Router};
+use axum::{Extension, Json, Router};
 use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -15,13 +17,16 @@ use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use tokio::time::Instant;
 
 use super::book::{Book, Placement, change};
 use super::choose::choose;
+use super::metrics::Metrics;
 use crate::KubeError;
 use crate::ask::Ask;
 use crate::inject::SLICE_LABEL;
 use crate::names::SLICE_RESOURCE;
+use crate::observe::show;
 
 /// A call names every node of the cluster.
 const MAX_BODY_BYTES: usize = 8 << 20;
@@ -76,13 +81,14 @@ struct Extender {
     nodes: Store<Node>,
 }
 
-/// Serves until `stop` ends. It answers when it knows the nodes.
+/// Serves until `stop` ends. It answers when it knows the nodes. `observers` is where `/healthz`, `/readyz` and `/metrics` are.
 ///
 /// # Errors
 /// If the listener fails.
 pub async fn serve_extender(
     client: Client,
-    listener: std::net::TcpListener,
+    listener: TcpListener,
+    observers: Option<TcpListener>,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), KubeError> {
     let (nodes, nodes_in) = store();
@@ -94,16 +100,28 @@ pub async fn serve_extender(
     });
     let mut background = tokio::task::JoinSet::new();
     background.spawn(told);
+    let metrics = Arc::<Metrics>::default();
+    background.spawn(known(nodes.clone(), Arc::clone(&metrics)));
+    if let Some(observers) = observers {
+        background.spawn(show(observers, Arc::clone(&metrics)));
+    }
     let app = Router::new()
         .route("/healthz", get(healthz))
         .route("/filter", post(filter))
         .route("/prioritize", post(prioritize))
         .route("/bind", post(bind))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
+        .layer(Extension(metrics))
         .with_state(Extender { client, nodes });
     let listener = tokio::net::TcpListener::from_std(listener).map_err(KubeError::Serve)?;
     tracing::info!("the extender is ready");
     axum::serve(listener, app).with_graceful_shutdown(stop).await.map_err(KubeError::Serve)
+}
+
+async fn known(nodes: Store<Node>, metrics: Arc<Metrics>) {
+    if nodes.wait_until_ready().await.is_ok() {
+        metrics.ready();
+    }
 }
 
 async fn healthz(State(extender): State<Extender>) -> &'static str {
@@ -171,11 +189,24 @@ fn ask(pod: &Pod) -> Result<Ask, String> {
     label.parse().map_err(|error: crate::NotATemplate| error.to_string())
 }
 
-async fn filter(State(extender): State<Extender>, Json(args): Json<Args>) -> Json<Filtered> {
+type Counted = Extension<Arc<Metrics>>;
+
+async fn filter(
+    State(extender): State<Extender>,
+    Extension(metrics): Counted,
+    Json(args): Json<Args>,
+) -> Json<Filtered> {
+    let begun = Instant::now();
+    let answer = filtered(&extender, args);
+    metrics.filter.ended(usize::from(answer.node_names.is_empty()), begun.elapsed());
+    Json(answer)
+}
+
+fn filtered(extender: &Extender, args: Args) -> Filtered {
     let mut answer = Filtered { node_names: Vec::new(), failed_nodes: BTreeMap::new(), error: String::new() };
     let ask = match ask(&args.pod) {
         Ok(ask) => ask,
-        Err(why) => return Json(Filtered { error: why, ..answer }),
+        Err(why) => return Filtered { error: why, ..answer },
     };
     let uid = args.pod.uid().unwrap_or_default();
     for name in args.node_names.unwrap_or_default() {
@@ -184,21 +215,33 @@ async fn filter(State(extender): State<Extender>, Json(args): Json<Args>) -> Jso
             Err(why) => drop(answer.failed_nodes.insert(name, why)),
         }
     }
-    Json(answer)
+    answer
 }
 
 /// The node that cantle's own scheduler would take gets all there is, the others nothing.
-async fn prioritize(State(extender): State<Extender>, Json(args): Json<Args>) -> Json<Vec<Score>> {
+async fn prioritize(
+    State(extender): State<Extender>,
+    Extension(metrics): Counted,
+    Json(args): Json<Args>,
+) -> Json<Vec<Score>> {
+    let begun = Instant::now();
     let names = args.node_names.unwrap_or_default();
     let books: Vec<Book> = names.iter().filter_map(|name| extender.book(name).ok()).collect();
     let uid = args.pod.uid().unwrap_or_default();
     let best = ask(&args.pod).and_then(|ask| choose(&books.iter().collect::<Vec<_>>(), &ask, &uid));
     let best = best.map(|(node, _)| node).unwrap_or_default();
     let score = |host: String| Score { score: if host == best { SCORE_MAX } else { 0 }, host };
-    Json(names.into_iter().map(score).collect())
+    let scores = names.into_iter().map(score).collect();
+    metrics.prioritize.ended(0, begun.elapsed());
+    Json(scores)
 }
 
-async fn bind(State(extender): State<Extender>, Json(asked): Json<Bind>) -> Json<Bound> {
+async fn bind(
+    State(extender): State<Extender>,
+    Extension(metrics): Counted,
+    Json(asked): Json<Bind>,
+) -> Json<Bound> {
+    let begun = Instant::now();
     let error = match extender.bind(&asked).await {
         Ok(()) => String::new(),
         Err(error) => {
@@ -206,5 +249,6 @@ async fn bind(State(extender): State<Extender>, Json(asked): Json<Bind>) -> Json
             error.to_string()
         }
     };
+    metrics.bind.ended(usize::from(!error.is_empty()), begun.elapsed());
     Json(Bound { error })
 }

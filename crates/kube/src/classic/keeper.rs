@@ -17,7 +17,7 @@ use super::book::{Book, Offered, change};
 use super::choose::award;
 use super::kubelet::{Held, held};
 use crate::KubeError;
-use crate::node::blocking;
+use crate::node::{Metrics, blocking};
 
 /// A place whose pod has not come by then was given to one that was not bound after all.
 const BOUND_WITHIN_MS: i64 = 60_000;
@@ -29,6 +29,7 @@ pub(super) struct Keeper {
     kubelet_dir: PathBuf,
     cdi_dir: PathBuf,
     grants: Arc<Grants>,
+    pub(super) metrics: Arc<Metrics>,
     /// One thing at a time: what is looked at must not change meanwhile.
     turn: Mutex<()>,
 }
@@ -40,8 +41,9 @@ impl Keeper {
         kubelet_dir: PathBuf,
         cdi_dir: PathBuf,
         grants: Arc<Grants>,
+        metrics: Arc<Metrics>,
     ) -> Self {
-        Self { client, node: node.to_owned(), kubelet_dir, cdi_dir, grants, turn: Mutex::default() }
+        Self { client, node: node.to_owned(), kubelet_dir, cdi_dir, grants, metrics, turn: Mutex::default() }
     }
 
     fn nodes(&self) -> Api<Node> {

@@ -15,6 +15,7 @@ mod choose;
 mod extender;
 mod keeper;
 mod kubelet;
+mod metrics;
 mod node;
 mod plugin;
 

@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::keeper::Keeper;
 use super::plugin::serve;
-use crate::node::{LOOK_EVERY, keep_watch, ticks};
+use crate::node::{LOOK_EVERY, Metrics, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// How long an end may go unnoticed; usually the API server tells at once.
@@ -40,8 +40,11 @@ pub async fn run(
         return Err(KubeError::TooOldForClassic { found: version });
     }
     let grants = config.open(&client).await?;
+    let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
+    let _shown = config.show(&metrics)?;
     let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
-    let keeper = Arc::new(Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, Arc::clone(&grants)));
+    let keeper = Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, Arc::clone(&grants), metrics);
+    let keeper = Arc::new(keeper);
     // What can't be published at all is an error of the start; later ones pass.
     let (health, healthy) = watch::channel(keeper.publish().await?);
     tokio::select! {

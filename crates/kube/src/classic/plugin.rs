@@ -11,7 +11,7 @@ use std::time::Duration;
 use cantle_runtime::cdi;
 use futures_util::{Stream, stream};
 use tokio::sync::watch;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -98,7 +98,10 @@ impl DevicePlugin for Plugin {
         request: Request<PreStartContainerRequest>,
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         for slot in &request.get_ref().device_ids {
-            self.keeper.prepare(slot).await.map_err(|error| {
+            let begun = Instant::now();
+            let prepared = self.keeper.prepare(slot).await;
+            self.keeper.metrics.prepared.ended(usize::from(prepared.is_err()), begun.elapsed());
+            prepared.map_err(|error| {
                 tracing::warn!(slot, %error, "no slice");
                 Status::failed_precondition(error.to_string())
             })?;
@@ -126,7 +129,7 @@ pub(super) async fn serve(
             Server::builder().add_service(DevicePluginServer::new(plugin)).serve_with_incoming(socket);
         tokio::select! {
             () = stopped(stop.clone()) => break,
-            () = known(dir, &own) => tracing::info!("the kubelet has started anew"),
+            () = known(&keeper, dir, &own) => tracing::info!("the kubelet has started anew"),
             served = served => {
                 let why = io::Error::other(served.err().map_or_else(|| "it ended".to_owned(), |e| e.to_string()));
                 return Err(KubeError::Socket { path: own, why });
@@ -139,13 +142,14 @@ pub(super) async fn serve(
 }
 
 /// Registers with the kubelet; ends when that is not so any more.
-async fn known(dir: &Path, own: &Path) {
+async fn known(keeper: &Keeper, dir: &Path, own: &Path) {
     let kubelet = dir.join(KUBELET_SOCKET);
     loop {
         let seen = file_id(&kubelet);
         match register(&kubelet, SOCKET.to_owned()).await {
             Ok(()) => {
                 tracing::info!("registered with the kubelet");
+                keeper.metrics.registered();
                 while seen.is_some() && file_id(&kubelet) == seen && own.exists() {
                     sleep(LOOK_EVERY).await;
                 }

@@ -17,7 +17,7 @@ use tokio::sync::Mutex;
 use super::claim::{self, Decided};
 use super::devices::Inventory;
 use super::plugin::dra::{Claim, Device};
-use crate::node::blocking;
+use crate::node::{Metrics, blocking};
 use crate::{KubeError, Version};
 
 /// The driver of a node.
@@ -28,6 +28,7 @@ pub(super) struct Driver {
     version: Version,
     cdi_dir: PathBuf,
     grants: Arc<Grants>,
+    pub(super) metrics: Arc<Metrics>,
     /// One claim at a time: to prepare one may change the mode of a GPU.
     turn: Arc<Mutex<()>>,
 }
@@ -39,8 +40,9 @@ impl Driver {
         version: Version,
         cdi_dir: PathBuf,
         grants: Arc<Grants>,
+        metrics: Arc<Metrics>,
     ) -> Self {
-        Self { client, node: node.to_owned(), version, cdi_dir, grants, turn: Arc::default() }
+        Self { client, node: node.to_owned(), version, cdi_dir, grants, metrics, turn: Arc::default() }
     }
 
     /// What the node's devices are published as; it has the node's name.

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 use super::driver::Driver;
 use super::plugin::serve;
 use super::publish::Publisher;
-use crate::node::{LOOK_EVERY, is_for_mig, keep_watch, ticks};
+use crate::node::{LOOK_EVERY, Metrics, is_for_mig, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// How often claims are looked for that are gone.
@@ -38,9 +38,11 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         tracing::warn!(%version, needs = %Version::MIXED, "each GPU is published as one kind of device only");
     }
     let grants = config.open(&client).await?;
+    let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
+    let _shown = config.show(&metrics)?;
     let NodeConfig { node, kubelet_dir, cdi_dir, mig, .. } = config;
     let label = mig.is_none().then(|| Label::of(&client, &node));
-    let driver = Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants));
+    let driver = Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants), metrics);
     let publisher = Publisher::new(&client, &node);
     // What can't be published at all is an error of the start; later ones pass.
     publisher.publish(&driver.inventory().await?).await?;

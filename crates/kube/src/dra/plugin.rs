@@ -6,8 +6,10 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
@@ -15,6 +17,7 @@ use super::driver::Driver;
 use super::health::{DraResourceHealthServer, Health};
 use crate::KubeError;
 use crate::names::DRIVER;
+use crate::node::Metrics;
 use crate::socket::{listen, stopped};
 
 /// What a kubelet from 1.34 on speaks.
@@ -48,7 +51,9 @@ impl DraPlugin for Driver {
     ) -> Result<Response<NodePrepareResourcesResponse>, Status> {
         let mut response = NodePrepareResourcesResponse::default();
         for claim in &request.get_ref().claims {
+            let begun = Instant::now();
             let prepared = self.prepare(claim).await;
+            self.metrics.prepared.ended(usize::from(prepared.is_err()), begun.elapsed());
             let answer = prepared.map_or_else(
                 |error| {
                     tracing::warn!(claim = claim.name, namespace = claim.namespace, %error, "not prepared");
@@ -78,6 +83,7 @@ impl DraPlugin for Driver {
 /// Tells the kubelet where the driver is.
 struct Registrar {
     endpoint: PathBuf,
+    metrics: Arc<Metrics>,
 }
 
 #[tonic::async_trait]
@@ -98,6 +104,7 @@ impl Registration for Registrar {
         let status = request.into_inner();
         if status.plugin_registered {
             tracing::info!("registered with the kubelet");
+            self.metrics.registered();
         } else {
             tracing::error!(error = status.error, "the kubelet refuses the driver");
         }
@@ -120,7 +127,8 @@ pub(super) async fn serve(
     let service = listen(&own)?;
     let registry = listen(&announced)?;
     tracing::info!(folder = %kubelet_dir.display(), "waiting for the kubelet");
-    let registrar = RegistrationServer::new(Registrar { endpoint: own.clone() });
+    let registrar = Registrar { endpoint: own.clone(), metrics: Arc::clone(&driver.metrics) };
+    let registrar = RegistrationServer::new(registrar);
     let goodbye = async {
         stopped(stop.clone()).await;
         // The kubelet takes the end of this file for the driver's.

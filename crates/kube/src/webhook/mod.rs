@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{get, post};
+use axum::routing::post;
 use axum::{Json, Router};
 use axum_server::Handle;
 use kube::Client;
@@ -23,6 +23,7 @@ pub use keeper::Certificates;
 
 use crate::KubeError;
 use crate::inject::{Rules, Way, answer};
+use crate::observe::show;
 use crate::templates::keep_templates;
 use keeper::Keeper;
 use metrics::Metrics;
@@ -57,7 +58,7 @@ pub struct WebhookSettings {
 
 struct Shared {
     rules: Rules,
-    metrics: Metrics,
+    metrics: Arc<Metrics>,
 }
 
 /// Serves until `stop` ends.
@@ -69,15 +70,10 @@ pub async fn serve_webhook(
     settings: WebhookSettings,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), KubeError> {
-    let shared = Arc::new(Shared { rules: settings.rules, metrics: Metrics::default() });
-    let observers = tokio::net::TcpListener::from_std(settings.observers).map_err(KubeError::Serve)?;
+    let metrics = Arc::<Metrics>::default();
+    let shared = Arc::new(Shared { rules: settings.rules, metrics: Arc::clone(&metrics) });
     let mut background = tokio::task::JoinSet::new();
-    let routes = observation(Arc::clone(&shared));
-    background.spawn(async move {
-        if let Err(error) = axum::serve(observers, routes).await {
-            tracing::error!("metrics: {error}");
-        }
-    });
+    background.spawn(show(settings.observers, metrics));
     if shared.rules.way == Way::Claim {
         background.spawn(keep_templates(client.clone()));
     }
@@ -119,26 +115,4 @@ async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) ->
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}\n")).into_response(),
     }
-}
-
-fn observation(shared: Arc<Shared>) -> Router {
-    Router::new()
-        .route("/healthz", get(async || "ok\n"))
-        .route("/readyz", get(readyz))
-        .route("/metrics", get(metrics))
-        .with_state(shared)
-}
-
-async fn readyz(State(shared): State<Arc<Shared>>) -> (StatusCode, &'static str) {
-    if shared.metrics.is_ready() {
-        (StatusCode::OK, "ok\n")
-    } else {
-        (StatusCode::SERVICE_UNAVAILABLE, "no certificate yet\n")
-    }
-}
-
-async fn metrics(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let (content_type, text) = shared.metrics.text(accept);
-    ([(header::CONTENT_TYPE, content_type)], text).into_response()
 }

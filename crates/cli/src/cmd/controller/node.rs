@@ -1,5 +1,6 @@
 //! `cantle controller node`: the DRA driver or the device plugin of a node.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -35,6 +36,9 @@ pub(crate) struct NodeArgs {
     /// without a reset
     #[arg(long, value_name = "LIST", value_parser = mig_list)]
     mig: Option<GpuList>,
+    /// Where /healthz, /readyz and /metrics are, over HTTP; default: nowhere
+    #[arg(long, value_name = "ADDR")]
+    observe_listen: Option<SocketAddr>,
 }
 
 fn mig_list(text: &str) -> Result<GpuList, String> {
@@ -50,6 +54,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
         kubelet_dir: args.kubelet_dir,
         cdi_dir: args.cdi_dir,
         mig: args.mig,
+        observe: args.observe_listen,
     };
     runtime()?.block_on(async {
         let client = cantle_kube::connect(kubeconfig).await.map_err(from_kube)?;

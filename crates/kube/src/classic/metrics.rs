@@ -1,0 +1,61 @@
+//! What the extender counts.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cantle_metrics::{Exposition, Kind};
+
+use crate::observe::{Calls, Observed};
+
+/// A look at all nodes of a large cluster takes milliseconds; to bind, three calls of the API server.
+const BOUNDS_S: [f64; 8] = [0.0005, 0.001, 0.0025, 0.01, 0.025, 0.1, 0.5, 2.5];
+
+pub(super) struct Metrics {
+    ready: AtomicBool,
+    pub(super) filter: Calls,
+    pub(super) prioritize: Calls,
+    pub(super) bind: Calls,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self {
+            ready: AtomicBool::new(false),
+            filter: Calls::new(&["room", "none"], &BOUNDS_S),
+            prioritize: Calls::new(&["ranked"], &BOUNDS_S),
+            bind: Calls::new(&["placed", "refused"], &BOUNDS_S),
+        }
+    }
+}
+
+impl Metrics {
+    /// All nodes are known.
+    pub(super) fn ready(&self) {
+        self.ready.store(true, Ordering::Release);
+    }
+}
+
+impl Observed for Metrics {
+    fn waits_for(&self) -> Option<&'static str> {
+        (!self.ready.load(Ordering::Acquire)).then_some("list of nodes")
+    }
+
+    fn write(&self, text: &mut Exposition) {
+        let calls = [("filter", &self.filter), ("prioritize", &self.prioritize), ("bind", &self.bind)];
+        let help = "Calls of kube-scheduler, by what was asked and the answer.";
+        text.family(Kind::Counter, "cantle_extender_answers", help);
+        calls.iter().for_each(|(call, calls)| calls.write_answers(text, &[("call", *call)]));
+        text.family(Kind::Histogram, "cantle_extender_seconds", "Time to an answer.");
+        calls.iter().for_each(|(call, calls)| calls.write_durations(text, &[("call", *call)]));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::documented;
+
+    #[test]
+    fn each_metric_is_documented() {
+        assert_eq!(documented(&Metrics::default()).len(), 2);
+    }
+}
