@@ -18,6 +18,7 @@ from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
 from injector import Injector
 from processes import wait_until
+from queues import Queues, Server
 from worker import Worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -180,6 +181,30 @@ def start(worker, make_driver):
         return driver
 
     return start
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A ClearML server, ours."""
+    server = Server(tmp_path)
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_queues(plane, worker, server, namespace, tmp_path):
+    """Starts the controller that makes pods of the server's tasks."""
+    made = []
+
+    def make(glue, **options):
+        made.append(Queues(plane, server, tmp_path, namespace, glue, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        # Shown if the test has failed.
+        print(each.log())
+        each.remove()
 
 
 @pytest.fixture

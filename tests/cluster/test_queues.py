@@ -2,14 +2,16 @@
 
 import json
 import os
+import pathlib
 import time
 
 import pytest
 
 from processes import wait_until
-from queues import Queues, Server, Witness
+from queues import Witness
 from test_pods import FILL
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # The long form has five.
 REPLICAS = int(os.environ.get("CANTLE_TEST_REPLICAS", "3"))
 # The values that ClearML documents for fractions.
@@ -20,28 +22,6 @@ FRACTIONS = {
         "odd": {"templateOverrides": {"labels": {"clearml-injector/fraction": "0.333"}}},
     },
 }
-
-
-@pytest.fixture
-def server(tmp_path):
-    server = Server(tmp_path)
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def make_queues(plane, worker, server, namespace, tmp_path):
-    made = []
-
-    def make(glue, **options):
-        made.append(Queues(plane, server, tmp_path, namespace, glue, **options))
-        return made[-1]
-
-    yield make
-    for each in made:
-        # Shown if the test has failed.
-        print(each.log())
-        each.remove()
 
 
 def test_the_documented_queues(make_queues, server, injector, start):
@@ -101,6 +81,7 @@ def test_states_follow_pods(make_queues, server):
             "nowhere": {"templateOverrides": {"nodeSelector": {"no": "node"}}},
             "pulls": {"templateOverrides": {"imagePullPolicy": "Always"}},
             "tight": {"templateOverrides": {"resources": {"limits": {"memory": "32Mi"}}}},
+            "files": {"templateOverrides": {"fileMounts": [{"name": "it.sh", "folderPath": "/mnt/own", "fileContent": "echo from a file"}]}},
         },
     })
     eat = "a = bytearray(256 << 20)\nfor at in range(0, len(a), 4096): a[at] = 1"
@@ -110,6 +91,7 @@ def test_states_follow_pods(make_queues, server):
     # Nobody listens there; in the tests a pod may fail to get its image for five seconds.
     pulls = server.submit("pulls", "true", container={"image": "127.0.0.1:9/none:1"})
     oom = server.submit("tight", "python3", "-c", eat)
+    file = server.submit("files", "sh", "/mnt/own/it.sh")
     nothing = server.submit("plain")
     waits = server.submit("nowhere", "true")
 
@@ -120,6 +102,7 @@ def test_states_follow_pods(make_queues, server):
     assert server.wait(image) == "failed" and "ErrImageNeverPull" in server.message(image)
     assert server.wait(pulls) == "failed" and "127.0.0.1:9/none:1" in server.message(pulls), server.message(pulls)
     assert server.wait(oom) == "failed" and "out of memory" in server.message(oom) and "32Mi" in server.message(oom)
+    assert server.wait(file) == "completed" and server.log_of(file) == "from a file\n"
     assert server.wait(nothing) == "failed" and "neither a command" in server.message(nothing)
     wait_until(lambda: "waiting for a place: 0/" in server.message(waits), 30, lambda: server.message(waits))
     server.api("tasks.stop", task=waits)
@@ -127,7 +110,7 @@ def test_states_follow_pods(make_queues, server):
     assert server.status(waits) == "stopped"
 
 
-def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane):
+def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server, plane, worker):
     queues = make_queues({"queue": "q"})
     served = lambda: [queue["name"] for worker in server.api("workers.get_all")["workers"] for queue in worker["queues"]]
     wait_until(lambda: served() == ["q"], 60, queues.log)
@@ -147,11 +130,90 @@ def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server
     assert server.wait(stopped) == "stopped"
 
     plane.api.delete(f"{path}/clearml-id-{lost}", 1)
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": f"clearml-id-{evicted}"}}
-    plane.api.create(f"{path}/clearml-id-{evicted}/eviction", eviction)
+    wait_until(lambda: server.log_of(lost).count("begun") == 2, 90, queues.log)
+    drain(plane, worker, f"{path}/clearml-id-{evicted}")
+    wait_until(lambda: "unschedulable" in server.message(evicted), 60, lambda: server.message(evicted))
+    plane.api.merge(f"/api/v1/nodes/{worker.name}", {"spec": {"unschedulable": None}})
+    wait_until(lambda: server.log_of(evicted).count("begun") == 2, 90, queues.log)
     for task in [lost, evicted]:
-        wait_until(lambda: server.log_of(task).count("begun") == 2, 90, queues.log)
         assert server.status(task) == "in_progress", "it runs a second time"
         server.api("tasks.stop", task=task)
     wait_until(lambda: not queues.pods(), 60, queues.log)
     assert [server.wait(task) for task in [lost, evicted]] == ["stopped"] * 2
+
+
+def drain(plane, worker, pod):
+    """As `kubectl drain` does: nothing new comes to the node, and what is there has to go."""
+    plane.api.merge(f"/api/v1/nodes/{worker.name}", {"spec": {"unschedulable": True}})
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod.rpartition("/")[2]}}
+    plane.api.create(f"{pod}/eviction", eviction)
+
+
+def test_the_task_of_a_lost_node_runs_again_when_nobody_runs_it(make_queues, server, plane, worker):
+    queues = make_queues({"queue": "q"})
+    task = server.submit("q", "sh", "-c", "echo begun; sleep 600")
+    wait_until(lambda: "begun" in server.log_of(task), 90, queues.log)
+    wait_until(lambda: server.message(task) == "running on node worker", 30, lambda: server.message(task))
+    first = queues.pod_of(task)["metadata"]["uid"]
+    node = f"/api/v1/nodes/{worker.name}"
+    worker.kubelet.kill()
+    # What the node controller does when it has heard nothing for a while; in these tests it waits for ever.
+    ready = {"type": "Ready", "status": "Unknown", "reason": "NodeStatusUnknown"}
+    lost = [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]
+    gone = [*lost, {"key": "node.kubernetes.io/out-of-service", "value": "nodeshutdown", "effect": "NoExecute"}]
+    try:
+        plane.api.call("PATCH", f"{node}/status", {"status": {"conditions": [ready]}}, "application/strategic-merge-patch+json")
+        plane.api.merge(node, {"spec": {"taints": lost}})
+        plane.api.delete(f"/api/v1/namespaces/{queues.namespace}/pods/clearml-id-{task}")
+        wait_until(lambda: "it runs again when node worker" in server.message(task), 60, lambda: server.message(task))
+        assert server.status(task) == "in_progress" and queues.pod_of(task)["metadata"]["uid"] == first, "it may still run"
+        # The owner of the cluster says that it does not.
+        plane.api.merge(node, {"spec": {"taints": gone}})
+        wait_until(lambda: (pod := queues.pod_of(task)) and pod["metadata"]["uid"] != first, 90, queues.log)
+    finally:
+        worker.kubelet.start()
+        plane.api.merge(node, {"spec": {"taints": None}})
+    wait_until(worker.is_ready, 60, worker.kubelet.log)
+    wait_until(lambda: server.log_of(task).count("begun") == 2, 90, lambda: server.message(task) + queues.log())
+    server.api("tasks.stop", task=task)
+    assert server.wait(task) == "stopped"
+
+
+def test_a_script_of_the_sdk_in_a_pod(make_queues, server):
+    """`clearml-agent execute` in the pod: it gets the script and its parameters from the server, and what the script reports is there."""
+    packages = next((ROOT / ".venv-clearml/lib").glob("python3.*/site-packages"))
+    if packages.parent.name != "python3.11":
+        pytest.skip(f"the image has Python 3.11, ClearML's agent is installed here for {packages.parent.name}")
+    queues = make_queues({
+        "queue": "q",
+        "basePodTemplate": {
+            "env": [
+                {"name": "PYTHONPATH", "value": "/clearml"},
+                {"name": "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL", "value": "1"},
+                {"name": "CLEARML_AGENT_SKIP_PIP_VENV_INSTALL", "value": "/usr/bin/python3"},
+            ],
+            "volumes": [{"name": "clearml", "hostPath": {"path": str(packages.resolve())}}],
+            "volumeMounts": [{"name": "clearml", "mountPath": "/clearml", "readOnly": True}],
+        },
+    })
+    (server.home / "train.py").write_text("""
+from clearml import Task
+task = Task.init(project_name="P1", task_name="train")
+options = task.connect({"epochs": 1})
+print("epochs", options["epochs"])
+task.get_logger().report_single_value("epochs", float(options["epochs"]))
+""")
+    # As an image has it that brings ClearML's agent along.
+    setup = "printf '#!/bin/sh\\nexec python3 -m clearml_agent \"$@\"\\n' > /usr/bin/clearml-agent; chmod +x /usr/bin/clearml-agent"
+    task = server.sdk(f"""
+from clearml import Task
+task = Task.create(project_name="P1", task_name="train", script={str(server.home / "train.py")!r}, add_task_init_call=False)
+task.set_parameter("General/epochs", 7)
+task.set_base_docker(docker_setup_bash_script={setup!r})
+Task.enqueue(task, queue_name="q")
+answer = task.id
+""")
+    assert server.wait(task, seconds=180) == "completed", server.log_of(task) + queues.log()
+    assert "epochs 7" in server.log_of(task)
+    values = server.task(task)["last_metrics"]
+    assert [each["value"] for metric in values.values() for each in metric.values()] == [7.0], values

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
+use super::files;
 use super::template::{merge, unknown_key, wrong_text};
 
 /// ClearML's own default.
@@ -32,6 +33,14 @@ pub enum QueueFileError {
         /// Whose template.
         place: String,
         /// Which entry.
+        what: String,
+    },
+    /// Files that can't be brought along.
+    #[error("{place}: {what}")]
+    Files {
+        /// Whose template.
+        place: String,
+        /// Which entry, and what would be right.
         what: String,
     },
     /// Nothing to serve.
@@ -126,6 +135,8 @@ impl QueueFile {
             check(&format!("agentk8sglue.queues.{name}.templateOverrides"), &values.template_overrides)?;
             let mut template = glue.base_pod_template.clone();
             merge(&mut template, values.template_overrides);
+            files::expand(&mut template)
+                .map_err(|what| QueueFileError::Files { place: format!("queue {name}"), what })?;
             queues.push(QueueConfig { name, max_pods: values.queue_settings.max_pods, template });
         }
         let servers = [
@@ -250,6 +261,7 @@ agentk8sglue:
                 queue("templateOverrides: {labels: {required-resources: 0.5}}"),
                 "labels.required-resources is not text",
             ),
+            (queue("templateOverrides: {fileMounts: [{name: a}]}"), "queue q: fileMounts is a list of entries"),
             (queue("queueSettings: {maxPods: many}"), "line 4 column 32"),
             (queue("queueSettings: {maxPods: -1}"), "line 4 column 32"),
             ("agentk8sglue: {}".to_owned(), "no queue"),

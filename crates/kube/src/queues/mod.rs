@@ -3,6 +3,7 @@
 mod act;
 mod admit;
 mod config;
+mod files;
 mod leader;
 mod logs;
 mod pod;

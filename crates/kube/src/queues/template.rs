@@ -3,6 +3,8 @@
 
 use serde_json::{Map, Value, json};
 
+use super::files;
+
 /// Where a key goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
@@ -13,7 +15,7 @@ pub(super) enum Place {
 
 use Place::{Container, Metadata, Spec};
 
-/// Key of a template, where it goes, and what it is called there. The first seventeen are those of ClearML's charts.
+/// Key of a template, where it goes, and what it is called there. `fileMounts` is one more, which becomes several of these. The first seventeen are those of ClearML's charts.
 const KEYS: [(&str, Place, &str); 26] = [
     ("labels", Metadata, "labels"),
     ("annotations", Metadata, "annotations"),
@@ -44,8 +46,9 @@ const KEYS: [(&str, Place, &str); 26] = [
 ];
 
 /// Lists whose entries have a name by which the later one replaces the earlier, as Kubernetes merges them.
-const NAMED: [(&str, &str); 7] = [
+const NAMED: [(&str, &str); 8] = [
     ("env", "name"),
+    (files::KEY, "name"),
     ("volumes", "name"),
     ("volumeMounts", "mountPath"),
     ("initContainers", "name"),
@@ -56,8 +59,9 @@ const NAMED: [(&str, &str); 7] = [
 
 /// A key that is none, and those there are.
 pub(super) fn unknown_key(template: &Map<String, Value>) -> Option<(String, String)> {
-    let key = template.keys().find(|key| !KEYS.iter().any(|(known, ..)| known == key))?;
-    Some((key.clone(), KEYS.map(|(known, ..)| known).join(", ")))
+    let known: Vec<&str> = KEYS.iter().map(|(known, ..)| *known).chain([files::KEY]).collect();
+    let key = template.keys().find(|key| !known.contains(&key.as_str()))?;
+    Some((key.clone(), known.join(", ")))
 }
 
 /// An entry that must be text and is something else: YAML takes `0.5` for a number.

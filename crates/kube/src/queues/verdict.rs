@@ -107,8 +107,11 @@ fn judge_running(pod: &Pod, now: Timestamp, image_grace_s: i64) -> Step {
             None => Step::End(End::Failed(failure(pod))),
         },
         _ if is_gone(pod) => Step::Requeue("its pod was deleted".to_owned()),
-        // It has its time to end.
-        _ if deleted => Step::Nothing,
+        // It has its time to end. On a node that is lost it may go on, so nobody may run the task a second time yet.
+        _ if deleted => {
+            let why = lost(pod).unwrap_or_else(|| "its pod was deleted".to_owned());
+            Step::Say(format!("{why}; it runs again when node {} has ended it or is gone itself", node(pod)))
+        }
         "Running" => Step::Say(format!("running on node {}", node(pod))),
         _ => judge_pending(pod, now, image_grace_s),
     }
@@ -345,7 +348,8 @@ mod tests {
         let done = deleted(ended("Succeeded", json!({"exitCode": 0})), 1);
         assert_eq!(running(&done), Step::End(End::Completed), "it was quicker");
         let alive = on_node(json!({"phase": "Running"}));
-        assert_eq!(running(&deleted(alive.clone(), 30)), Step::Nothing, "it has its time to end");
+        let ends = "its pod was deleted; it runs again when node n1 has ended it or is gone itself";
+        assert_eq!(running(&deleted(alive.clone(), 30)), Step::Say(ends.to_owned()), "it has its time to end");
         assert_eq!(running(&deleted(alive, 0)), requeue("its pod was deleted"));
         let nowhere = pod(json!({"containers": []}), json!({"phase": "Pending"}));
         assert_eq!(running(&deleted(nowhere, 30)), requeue("its pod was deleted"));
