@@ -97,7 +97,7 @@ class Server:
         return "".join(event["msg"] for event in events)
 
     def wait(self, task, *statuses, seconds=120):
-        seen = lambda: f"{self.task(task)['status']}: {self.message(task)}"
+        seen = lambda: f"{self.task(task)['status']}: {self.message(task)}\n{self.log_of(task)}"
         wait_until(lambda: self.status(task) in (statuses or FINAL), seconds, seen)
         return self.status(task)
 

@@ -187,6 +187,8 @@ def test_a_script_of_the_sdk_in_a_pod(make_queues, server):
     queues = make_queues({
         "queue": "q",
         "basePodTemplate": {
+            # The server is on this machine's loopback.
+            "hostNetwork": True,
             "env": [
                 {"name": "PYTHONPATH", "value": "/clearml"},
                 {"name": "CLEARML_AGENT_SKIP_PYTHON_ENV_INSTALL", "value": "1"},
