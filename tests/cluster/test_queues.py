@@ -186,6 +186,8 @@ def test_a_script_of_the_sdk_in_a_pod(make_queues, server):
         pytest.skip(f"the image has Python 3.11, ClearML's agent is installed here for {packages.parent.name}")
     queues = make_queues({
         "queue": "q",
+        "webServerUrlReference": server.url,
+        "fileServerUrlReference": f"{server.url}/files",
         "basePodTemplate": {
             # The server is on this machine's loopback.
             "hostNetwork": True,

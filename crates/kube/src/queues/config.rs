@@ -261,7 +261,10 @@ agentk8sglue:
                 queue("templateOverrides: {labels: {required-resources: 0.5}}"),
                 "labels.required-resources is not text",
             ),
-            (queue("templateOverrides: {fileMounts: [{name: a}]}"), "queue q: fileMounts is a list of entries"),
+            (
+                queue("templateOverrides: {fileMounts: [{name: a}]}"),
+                "queue q: fileMounts is a list of entries",
+            ),
             (queue("queueSettings: {maxPods: many}"), "line 4 column 32"),
             (queue("queueSettings: {maxPods: -1}"), "line 4 column 32"),
             ("agentk8sglue: {}".to_owned(), "no queue"),

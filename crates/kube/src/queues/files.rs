@@ -36,7 +36,9 @@ pub(super) fn expand(template: &mut Map<String, Value>) -> Result<(), String> {
     }
     let bytes: usize = files.iter().map(|file| file.file_content.len()).sum();
     if bytes > MOST_BYTES {
-        return Err(format!("{KEY} has {bytes} bytes of text; {MOST_BYTES} fit into a pod, mount a ConfigMap for more"));
+        return Err(format!(
+            "{KEY} has {bytes} bytes of text; {MOST_BYTES} fit into a pod, mount a ConfigMap for more"
+        ));
     }
     let (mut annotations, mut items, mut mounts) = (Map::new(), Vec::new(), Vec::new());
     for (at, File { name, folder_path, file_content }) in files.into_iter().enumerate() {
@@ -74,7 +76,8 @@ mod tests {
     fn files_go_into_the_pod_itself() {
         let file = json!({"name": "a.py", "folderPath": "/mnt/python/", "fileContent": "print(1)\n"});
         let got = expanded(json!({"volumes": [{"name": "own"}], KEY: [file]})).unwrap();
-        let item = json!({"path": "0", "fieldRef": {"fieldPath": "metadata.annotations['cantle.dev/file-0']"}});
+        let item =
+            json!({"path": "0", "fieldRef": {"fieldPath": "metadata.annotations['cantle.dev/file-0']"}});
         let expected = json!({
             "annotations": {"cantle.dev/file-0": "print(1)\n"},
             "volumes": [{"name": "own"}, {"name": VOLUME, "downwardAPI": {"items": [item]}}],
@@ -93,6 +96,10 @@ mod tests {
         assert!(entry("a", "mnt", "").contains("a in mnt"));
         assert!(entry("a", "/mnt", &"x".repeat(MOST_BYTES + 1)).contains("245761 bytes"));
         assert!(expanded(json!({KEY: [{"name": "a"}]})).unwrap_err().contains("folderPath"));
-        assert!(expanded(json!({KEY: [{"name": "a", "folderPath": "/", "fileContent": "", "mode": 1}]})).unwrap_err().contains("mode"));
+        assert!(
+            expanded(json!({KEY: [{"name": "a", "folderPath": "/", "fileContent": "", "mode": 1}]}))
+                .unwrap_err()
+                .contains("mode")
+        );
     }
 }

@@ -349,7 +349,11 @@ mod tests {
         assert_eq!(running(&done), Step::End(End::Completed), "it was quicker");
         let alive = on_node(json!({"phase": "Running"}));
         let ends = "its pod was deleted; it runs again when node n1 has ended it or is gone itself";
-        assert_eq!(running(&deleted(alive.clone(), 30)), Step::Say(ends.to_owned()), "it has its time to end");
+        assert_eq!(
+            running(&deleted(alive.clone(), 30)),
+            Step::Say(ends.to_owned()),
+            "it has its time to end"
+        );
         assert_eq!(running(&deleted(alive, 0)), requeue("its pod was deleted"));
         let nowhere = pod(json!({"containers": []}), json!({"phase": "Pending"}));
         assert_eq!(running(&deleted(nowhere, 30)), requeue("its pod was deleted"));
