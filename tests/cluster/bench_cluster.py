@@ -16,7 +16,7 @@ from processes import wait_until
 FRACTION = {"clearml-injector/fraction": "0.500"}
 PAIRS = int(os.environ.get("CANTLE_BENCH_PAIRS", "20"))
 START_MAX_MS = 300
-NODES, PODS = 100, int(os.environ.get("CANTLE_BENCH_PODS", "1000"))
+PODS = int(os.environ.get("CANTLE_BENCH_PODS", "1000"))
 # A pod with a claim takes two calls of the controller manager and four of the scheduler, which make 20 and 50 per second where
 # nobody says otherwise.
 LIMITS = {"default limits": [], "no limits": ["--kube-api-qps=5000", "--kube-api-burst=5000"]}
@@ -49,14 +49,14 @@ def test_start_of_a_pod(plane, injector, start, namespace):
     assert extra <= START_MAX_MS
 
 
-@pytest.mark.parametrize("gpus", ["8xA100-80GB", "8xH100-80GB:mig"])
-def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_driver, namespace, gpus):
-    """How fast the stock scheduler places shares, and what the injector takes for each pod; with GPUs that are shared only, and
-    with such as serve MIG instances too."""
-    api, slices = plane.api, make_driver(hand_made, gpus).slices()
-    made = []
+# GPUs that serve MIG instances cost it the square of the nodes, up to 1.36 (docs/kubernetes.md).
+@pytest.mark.parametrize(("gpus", "nodes", "pods"), [("8xA100-80GB", 100, PODS), ("8xH100-80GB:mig", 10, PODS // 10)])
+def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_driver, namespace, gpus, nodes, pods):
+    """How fast the stock scheduler places shares, and what the injector takes for each pod."""
+    api, driver, made = plane.api, make_driver(hand_made, gpus), []
+    slices = wait_until(lambda: whole_pool(driver), 60, driver.log)
     try:
-        for at in range(NODES):
+        for at in range(nodes):
             name = f"bench-{at}"
             api.create("/api/v1/nodes", node(name))
             made.append(f"/api/v1/nodes/{name}")
@@ -70,8 +70,8 @@ def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_dri
         for name, flags in LIMITS.items():
             with calls_per_second(plane, flags):
                 for what, labels in {"with half a GPU": FRACTION, "without": {}}.items():
-                    rate, scheduled = create_and_schedule(api, namespace, labels)
-                    print(f"\n{PODS} pods {what}, {NODES} nodes of {gpus}, {name}: {rate:.0f} created/s, {scheduled:.0f} scheduled/s")
+                    rate, scheduled = create_and_schedule(api, namespace, labels, pods)
+                    print(f"\n{pods} pods {what}, {nodes} nodes of {gpus}, {name}: {rate:.0f} created/s, {scheduled:.0f} scheduled/s")
         for view, read in views.items():
             median, most = (quantile_ms(before[view], read(), part) for part in (0.5, 0.99))
             print(f"a call of the injector, {view}: half take at most {median:g} ms, 99 % at most {most:g} ms")
@@ -97,6 +97,12 @@ def calls_per_second(plane, flags):
             program.start()
 
 
+def whole_pool(driver):
+    """The slices of a node, once all are there."""
+    slices = driver.slices()
+    return slices if len(slices) == slices[0]["spec"]["pool"]["resourceSliceCount"] else None
+
+
 def clone(api, slice, name):
     """A slice of one node as that of another."""
     thing = copy.deepcopy(slice)
@@ -106,21 +112,21 @@ def clone(api, slice, name):
     return f"{RESOURCE}/resourceslices/{thing['metadata']['name']}"
 
 
-def create_and_schedule(api, namespace, labels):
+def create_and_schedule(api, namespace, labels, pods):
     """Pods created and placed per second; they are gone when it returns."""
     path = f"/api/v1/namespaces/{namespace}/pods"
     began = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        list(threads.map(lambda at: api.create(path, pod(labels, name=f"p{at}")), range(PODS)))
+        list(threads.map(lambda at: api.create(path, pod(labels, name=f"p{at}")), range(pods)))
     created_s = time.monotonic() - began
     placed = lambda: sum(1 for each in api.items(path) if each["spec"].get("nodeName"))
-    wait_until(lambda: placed() == PODS, 600, lambda: f"{placed()} of {PODS} have a place")
+    wait_until(lambda: placed() == pods, 600, lambda: f"{placed()} of {pods} have a place")
     scheduled_s = time.monotonic() - began
     for each in api.items(path):
         api.delete(f"{path}/{each['metadata']['name']}", 0)
     claims = f"{RESOURCE}/namespaces/{namespace}/resourceclaims"
     wait_until(lambda: not api.items(path) and not api.items(claims), 300, "the end of all pods and claims")
-    return PODS / created_s, PODS / scheduled_s
+    return pods / created_s, pods / scheduled_s
 
 
 def histogram(text, name, label=""):
