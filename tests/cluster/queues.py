@@ -126,11 +126,13 @@ class Queues:
             "queueController": {"enabled": True, "namespace": self.namespace, "url": self.server.url, "secret": "keys"},
             "agentk8sglue": {"queue": "q"},
         }
-        kinds = ("ServiceAccount", "Role", "RoleBinding")
+        kinds = ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding")
         things = [thing for thing in rendered(values) if thing["kind"] in kinds]
         self.things = []
         for thing in things:
-            path = place(thing).replace(f"/{NAMESPACE}/", f"/{thing['metadata']['namespace']}/")
+            path = place(thing)
+            if "namespace" in thing["metadata"]:
+                path = path.replace(f"/{NAMESPACE}/", f"/{thing['metadata']['namespace']}/")
             self.plane.api.create(path, thing)
             self.things.append(f"{path}/{thing['metadata']['name']}")
         self.plane.api.create(f"/api/v1/namespaces/{self.namespace}/secrets", {"metadata": {"name": "keys"}, "stringData": self.server.keys})

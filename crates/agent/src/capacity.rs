@@ -52,7 +52,7 @@ fn counts(gpus: &[GpuState], slice: &Slice) -> bool {
 ///
 /// # Errors
 /// [`AgentError::Audit`] names the rule: nothing of such a plan is carried out.
-pub(crate) fn decide(state: &State, policy: &Policy, now_ms: i64) -> Result<Plan, AgentError> {
+pub fn decide(state: &State, policy: &Policy, now_ms: i64) -> Result<Plan, AgentError> {
     audited(state, plan(state, policy, now_ms))
 }
 

@@ -14,6 +14,7 @@ mod launch;
 mod members;
 mod mig;
 mod node;
+pub mod quotas;
 mod refusals;
 mod run_here;
 mod uuid;
@@ -23,6 +24,7 @@ mod watchdog;
 use cantle_model::Holder;
 
 pub use cantle_runtime::leave_terminal;
+pub use capacity::decide;
 pub use daemon::{AbortCommand, Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
 pub use error::AgentError;
 pub use grants::{Award, Grants, MigAtStart, Offer, Place};

@@ -141,6 +141,9 @@ pub struct ReportTask {
     /// What it got.
     #[serde(default)]
     pub slices: Vec<Slice>,
+    /// What it counts of GPUs against quotas, in thousandths, if that is not what its slices are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub quota_milli: Option<u64>,
     /// How it ended; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,

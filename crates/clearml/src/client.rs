@@ -1,6 +1,7 @@
 //! The asynchronous client.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,8 @@ pub struct Client {
     url: String,
     credentials: Credentials,
     token: Mutex<Option<String>>,
+    /// Has the server cantle's own service, as far as is known?
+    extended: AtomicBool,
 }
 
 const JSON: &str = "application/json";
@@ -56,7 +59,7 @@ impl Client {
             .timeout(Duration::from_secs(30))
             .build()
             .map_err(|error| Error::Unreachable { url: url.clone(), reason: innermost(&error) })?;
-        Ok(Self { http, url, credentials, token: Mutex::new(None) })
+        Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
     }
 
     /// The server's address, without a slash at its end.
@@ -75,6 +78,25 @@ impl Client {
         let body = serde_json::to_value(request).map(without_nulls).map_err(encode)?;
         let data = self.call_value(endpoint, &body).await?;
         serde_json::from_value(without_nulls(data)).map_err(|error| self.odd(endpoint, error.to_string()))
+    }
+
+    /// A call of cantle's own service; `None` from a server that has none.
+    ///
+    /// # Errors
+    /// See [`Error`].
+    pub async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, Error> {
+        if !self.extended.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        match self.call(request).await {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) if error.is_unknown_endpoint() => {
+                tracing::info!("the server has no cantle.* service; going on with ClearML's services alone");
+                self.extended.store(false, Ordering::Relaxed);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Sends JSON to any endpoint: for what has no type here.

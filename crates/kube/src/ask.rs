@@ -6,7 +6,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cantle_model::GRANULE_BYTES;
+use cantle_mig::Table;
+use cantle_model::{Bytes, GRANULE_BYTES, GpuRequest, Milli};
+
+use crate::names::resource_of_profile;
 
 /// Parts that a whole GPU has in [`Ask::Fraction`]: enough for 0.0625.
 pub const PARTS: u32 = 10_000;
@@ -54,6 +57,33 @@ impl Ask {
         let exact = u128::from(total_mib) * u128::from(parts) / u128::from(PARTS);
         let exact = u64::try_from(exact).unwrap_or(total_mib);
         exact - exact % GRANULE_MIB
+    }
+
+    /// The same for the scheduler of every other part of cantle, given the MIG tables of the GPUs in question. A fraction
+    /// counts in thousandths, rounded up.
+    #[must_use]
+    pub(crate) fn request<'a>(&self, tables: impl IntoIterator<Item = &'a Table>) -> GpuRequest {
+        match self {
+            Self::Fraction { parts, .. } => GpuRequest::Fraction(Milli((parts * 1000).div_ceil(PARTS))),
+            Self::Memory { mib, .. } => GpuRequest::Memory(Bytes(Self::mib_charged(*mib) << 20)),
+            Self::Whole { gpus } => GpuRequest::Gpus(*gpus),
+            Self::Mig { profile } => {
+                // A `+` in a profile's name can't be in the name of an object.
+                let mut known =
+                    tables.into_iter().flat_map(|table| &table.profiles).map(|profile| &profile.name);
+                let found = known.find(|known| resource_of_profile(known) == resource_of_profile(profile));
+                GpuRequest::MigProfile(found.unwrap_or(profile).clone())
+            }
+        }
+    }
+
+    /// Of how many GPUs a part is wanted.
+    #[must_use]
+    pub(crate) const fn devices(&self) -> u32 {
+        match self {
+            Self::Fraction { gpus, .. } | Self::Memory { gpus, .. } => *gpus,
+            Self::Whole { .. } | Self::Mig { .. } => 1,
+        }
     }
 
     /// Memory in MiB that a share by size is charged: rounded up to whole granules.

@@ -113,6 +113,11 @@ pub enum KubeError {
     /// The ClearML server, or the way to it.
     #[error(transparent)]
     Server(#[from] cantle_clearml::Error),
+    /// Quotas without a look at what they are about.
+    #[error(
+        "projects have quotas, but the GPUs of the cluster can't be read: this account must be allowed to list and watch nodes, pods, resourceslices and resourceclaims"
+    )]
+    Unseen,
     /// A queue that is not there.
     #[error("there is no queue {0:?}; make it, or set agentk8sglue.createQueueIfNotExists: true")]
     NoSuchQueue(String),
@@ -142,6 +147,7 @@ impl KubeError {
         match self {
             Self::NoCluster(_) | Self::Queues { .. } => 2,
             Self::NoSuchQueue(_) => 3,
+            Self::Unseen => 4,
             Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
             Self::TooOld { .. } | Self::TooOldForClassic { .. } | Self::Dropped { .. } => 7,
             Self::Api(_)

@@ -5,6 +5,7 @@
 
 mod ask;
 pub mod classic;
+mod cluster;
 mod connect;
 pub mod dra;
 mod error;

@@ -13,14 +13,13 @@ use serde_json::json;
 
 use crate::inject::{LABEL, SLICE_LABEL};
 use crate::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
+use crate::version::serves_claims;
 use crate::{KubeError, Version, server_version};
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";
 /// Which of its parts.
 const COMPONENT: &str = "app.kubernetes.io/component";
-/// The group that claims and devices are of.
-const DRA_GROUP: &str = "resource.k8s.io";
 /// How the API server's metrics show a feature gate.
 const GATE_METRIC: &str = "kubernetes_feature_enabled{";
 
@@ -92,9 +91,7 @@ pub enum Probe {
 /// If the API server does not answer, or this user may not read what is needed.
 pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
     let version = server_version(client).await?;
-    let groups = client.list_api_groups().await?.groups;
-    let mut served = groups.iter().filter(|group| group.name == DRA_GROUP).flat_map(|group| &group.versions);
-    let has_dra = served.any(|served| served.version == "v1");
+    let has_dra = serves_claims(client).await?;
     let (published, has_classes) = if has_dra { devices(client).await? } else { Default::default() };
     let nodes = Api::<Node>::all(client.clone()).list(&ListParams::default()).await?;
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());

@@ -7,6 +7,9 @@ use kube::Client;
 
 use crate::KubeError;
 
+/// The group that claims and devices are of.
+const DRA_GROUP: &str = "resource.k8s.io";
+
 /// A version of Kubernetes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
@@ -63,6 +66,16 @@ impl FromStr for Version {
 /// If it does not answer, or with something that is no version.
 pub async fn server_version(client: &Client) -> Result<Version, KubeError> {
     client.apiserver_version().await?.git_version.parse()
+}
+
+/// Does the API server serve claims on devices?
+///
+/// # Errors
+/// If it does not answer.
+pub(crate) async fn serves_claims(client: &Client) -> Result<bool, KubeError> {
+    let groups = client.list_api_groups().await?.groups;
+    let mut served = groups.iter().filter(|group| group.name == DRA_GROUP).flat_map(|group| &group.versions);
+    Ok(served.any(|served| served.version == "v1"))
 }
 
 #[cfg(test)]

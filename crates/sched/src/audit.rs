@@ -202,19 +202,19 @@ fn limits(state: &State, plan: &Plan, project: &Project, violations: &mut Vec<Vi
     };
     let gpu = |slices: &[Slice]| slices.iter().map(|slice| u64::from(slice.milli.0)).sum::<u64>();
     let running = state.running.iter().filter(|running| belongs(running.project.as_deref()));
-    let started = plan
-        .starts
-        .iter()
-        .filter(|start| waiting(state, start).is_some_and(|(_, task)| belongs(task.project.as_deref())));
+    let started = plan.starts.iter().filter_map(|start| Some((start, waiting(state, start)?.1)));
+    let started = started.filter(|(_, task)| belongs(task.project.as_deref()));
     let (mut held, mut added) = ([0u64; 3], [0u64; 3]);
-    let parts = |slices: &[Slice], host: Host| [gpu(slices), host.cpu_milli, host.memory_bytes];
-    for part in running.map(|running| parts(&running.slices, running.host)) {
+    let parts = |slices: &[Slice], host: Host, quota_milli: Option<u64>| {
+        [quota_milli.unwrap_or_else(|| gpu(slices)), host.cpu_milli, host.memory_bytes]
+    };
+    for part in running.map(|running| parts(&running.slices, running.host, running.quota_milli)) {
         (0..3).for_each(|at| held[at] += part[at]);
     }
     for elsewhere in state.elsewhere.held.iter().filter(|held| belongs(held.project.as_deref())) {
         (0..3).for_each(|at| held[at] += elsewhere.amounts.0[at]);
     }
-    for part in started.map(|start| parts(&start.slices, start.host)) {
+    for part in started.map(|(start, task)| parts(&start.slices, start.host, task.quota_milli)) {
         (0..3).for_each(|at| added[at] += part[at]);
     }
     for (at, resource) in RESOURCES.into_iter().enumerate() {

@@ -8,6 +8,7 @@ use cantle_model::TaskId;
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
 use crate::cut::rivals;
+use crate::state::weighed;
 use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
 
 /// Who wants room.
@@ -434,7 +435,7 @@ impl Unit {
 
     fn add(&mut self, at: usize, task: &Running, place: &Place, now_ms: i64, min_run_ms: i64) {
         let ran_ms = now_ms.saturating_sub(task.started_at_ms).max(0);
-        let amounts = place.amounts();
+        let amounts = weighed(place.amounts(), task.quota_milli);
         self.tasks.push(at);
         self.places.push(place.clone());
         self.amounts = self.amounts.plus(amounts);

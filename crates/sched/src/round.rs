@@ -177,7 +177,9 @@ impl<'a> Round<'a> {
             1 => demand.ask.to_string(),
             count => format!("{} for each of {count} tasks at once", demand.ask),
         };
-        let amounts = shapes.iter().fold(Amounts::default(), |sum, shape| sum.plus(shape.amounts()));
+        let counted =
+            members.iter().zip(&shapes).map(|(member, shape)| self.waiting(*member).counts(shape.amounts()));
+        let amounts = counted.fold(Amounts::default(), Amounts::plus);
         let project = self.tally.now.position(task.project.as_deref());
         Group { members, shapes, demand, project, amounts, needs }
     }
@@ -235,8 +237,9 @@ impl<'a> Round<'a> {
                 host: place.host,
             });
             self.boards.take(place);
-            self.tally.now.hold(group.project, place.amounts(), !task.preemptible);
-            self.tally.later.hold(group.project, place.amounts(), !task.preemptible);
+            let amounts = task.counts(place.amounts());
+            self.tally.now.hold(group.project, amounts, !task.preemptible);
+            self.tally.later.hold(group.project, amounts, !task.preemptible);
             self.decided.insert(position, None);
         }
     }

@@ -174,6 +174,8 @@ pub struct Running {
     pub preemptible: bool,
     /// Tasks that start and stop together.
     pub gang: Option<Gang>,
+    /// What it counts of GPUs against quotas, in thousandths, if that is not what its slices are.
+    pub quota_milli: Option<u64>,
 }
 
 impl Running {
@@ -181,7 +183,7 @@ impl Running {
     #[must_use]
     pub fn amounts(&self) -> Amounts {
         let milli = self.slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
-        Amounts([milli, self.host.cpu_milli, self.host.memory_bytes])
+        weighed(Amounts([milli, self.host.cpu_milli, self.host.memory_bytes]), self.quota_milli)
     }
 
     /// What `waiting` holds once `start` has been carried out at `now_ms` under `lease`.
@@ -201,6 +203,7 @@ impl Running {
             priority: waiting.priority,
             preemptible: waiting.preemptible,
             gang: waiting.gang.clone(),
+            quota_milli: waiting.quota_milli,
         }
     }
 
@@ -221,7 +224,17 @@ impl Running {
             priority: 0,
             preemptible: true,
             gang: None,
+            quota_milli: None,
         }
+    }
+}
+
+/// `amounts` with another weight of its GPUs, if there is one.
+pub(crate) const fn weighed(amounts: Amounts, quota_milli: Option<u64>) -> Amounts {
+    let Amounts([_, cpu_milli, memory_bytes]) = amounts;
+    match quota_milli {
+        Some(milli) => Amounts([milli, cpu_milli, memory_bytes]),
+        None => amounts,
     }
 }
 
@@ -287,6 +300,8 @@ pub struct Waiting {
     pub preemptible: bool,
     /// Tasks that start and stop together.
     pub gang: Option<Gang>,
+    /// What it counts of GPUs against quotas, in thousandths, if that is not what it gets.
+    pub quota_milli: Option<u64>,
 }
 
 impl Waiting {
@@ -309,7 +324,13 @@ impl Waiting {
             priority: 0,
             preemptible: true,
             gang: None,
+            quota_milli: None,
         }
+    }
+
+    /// What it counts against quotas where it gets `amounts`.
+    pub(crate) const fn counts(&self, amounts: Amounts) -> Amounts {
+        weighed(amounts, self.quota_milli)
     }
 
     /// The same with its own wish.

@@ -1,7 +1,7 @@
 //! Enters what runs and what waits into the accounts of the projects and works out fair shares.
 
 use crate::accounts::{Accounts, GpuShare};
-use crate::{Amounts, Cluster, Demand, Policy, State};
+use crate::{Amounts, Cluster, Demand, Policy, State, Waiting};
 
 /// The accounts of one moment.
 #[derive(Clone, Debug)]
@@ -20,7 +20,7 @@ impl Tally {
         let mut now = Accounts::new(&state.projects, capacity);
         let mut needs = Vec::new();
         for queue in &state.queues {
-            let need = |task| idle.shape(&Demand::of(queue, task)).amounts();
+            let need = |task: &Waiting| task.counts(idle.shape(&Demand::of(queue, task)).amounts());
             let of_queue: Vec<Amounts> = queue.waiting.iter().map(need).collect();
             for (task, amounts) in queue.waiting.iter().zip(&of_queue) {
                 now.request(now.position(task.project.as_deref()), *amounts);

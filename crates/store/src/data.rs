@@ -53,11 +53,13 @@ pub struct Terms {
     pub memory_bytes: u64,
     /// May it be stopped for others?
     pub preemptible: bool,
+    /// What it counts of GPUs, in thousandths, if that is not what its slices are.
+    pub quota_milli: Option<u64>,
 }
 
 impl Default for Terms {
     fn default() -> Self {
-        Self { cpu_milli: 0, memory_bytes: 0, preemptible: true }
+        Self { cpu_milli: 0, memory_bytes: 0, preemptible: true, quota_milli: None }
     }
 }
 
@@ -65,7 +67,8 @@ impl Terms {
     /// All that it counts.
     #[must_use]
     pub fn amounts(&self, slices: &[Slice]) -> Amounts {
-        let milli = slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+        let of_slices = || slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
+        let milli = self.quota_milli.unwrap_or_else(of_slices);
         Amounts([milli, self.cpu_milli, self.memory_bytes])
     }
 }

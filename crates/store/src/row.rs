@@ -79,8 +79,8 @@ pub(crate) fn amounts(row: &SqliteRow) -> Result<Amounts, StoreError> {
 }
 
 fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
-    let Amounts([_, cpu_milli, memory_bytes]) = amounts(row)?;
-    Ok(Terms { cpu_milli, memory_bytes, preemptible: flag(row, "preemptible")? })
+    let Amounts([milli, cpu_milli, memory_bytes]) = amounts(row)?;
+    Ok(Terms { cpu_milli, memory_bytes, preemptible: flag(row, "preemptible")?, quota_milli: Some(milli) })
 }
 
 fn flag(row: &SqliteRow, column: &str) -> Result<bool, StoreError> {

@@ -110,7 +110,7 @@ fn half(task: &str, terms: Terms) -> Claim {
     }
 }
 
-const FOR_GOOD: Terms = Terms { cpu_milli: 0, memory_bytes: 0, preemptible: false };
+const FOR_GOOD: Terms = Terms { cpu_milli: 0, memory_bytes: 0, preemptible: false, quota_milli: None };
 
 #[tokio::test]
 async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
@@ -192,7 +192,7 @@ async fn evictions_are_decided_one_after_the_other() {
 async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
     let (f, victim) = contended().await;
     f.queued_in("rich", "second").await;
-    let terms = Terms { cpu_milli: 2000, memory_bytes: 1 << 30, preemptible: true };
+    let terms = Terms { cpu_milli: 2000, memory_bytes: 1 << 30, ..Terms::default() };
     f.started("other", terms).await.unwrap();
     f.started("second", terms).await.unwrap();
     f.store.evict("n", &[victim], 0, 10).await.unwrap();

@@ -1,6 +1,5 @@
 //! The daemon's line to the server: typed calls, and what to do when nobody answers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cantle_clearml::cantle::{AddEvents, EventView};
@@ -15,8 +14,6 @@ const KEPT_MAX: usize = 1000;
 
 pub(crate) struct Link {
     client: Client,
-    /// False once the server has said that it knows no `cantle.*` (ClearML's own server).
-    extended: AtomicBool,
     events: Vec<EventView>,
     /// Lines of ours for tasks' logs.
     lines: Vec<Event>,
@@ -25,13 +22,7 @@ pub(crate) struct Link {
 
 impl Link {
     pub(crate) const fn new(client: Client) -> Self {
-        Self {
-            client,
-            extended: AtomicBool::new(true),
-            events: Vec::new(),
-            lines: Vec::new(),
-            silent_until: None,
-        }
+        Self { client, events: Vec::new(), lines: Vec::new(), silent_until: None }
     }
 
     pub(crate) const fn client(&self) -> &Client {
@@ -44,18 +35,7 @@ impl Link {
 
     /// A call of cantle's own service; `None` from a server that has none.
     pub(crate) async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, Error> {
-        if !self.extended.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        match self.client.call(request).await {
-            Ok(answer) => Ok(Some(answer)),
-            Err(error) if error.is_unknown_endpoint() => {
-                tracing::info!("the server has no cantle.* service; going on with ClearML's services alone");
-                self.extended.store(false, Ordering::Relaxed);
-                Ok(None)
-            }
-            Err(error) => Err(error),
-        }
+        self.client.call_extended(request).await
     }
 
     /// Notes a decision with its reason: in our log now, on the server with the next [`Link::flush`].

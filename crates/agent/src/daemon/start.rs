@@ -12,14 +12,14 @@ use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Instrument as _, info_span};
 
+use super::Agent;
 use super::entry::{Entry, Stage};
 use super::meter::count;
 use super::queues::{Lines, Queued};
-use super::{Agent, fleet};
 use crate::clock::now_ms;
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
-use crate::{AgentError, capacity, mig, own_holder};
+use crate::{AgentError, capacity, mig, own_holder, quotas};
 
 /// Tasks of one queue that a plan looks at: those behind them wait for them anyway.
 pub(crate) const HEAD: usize = 64;
@@ -146,9 +146,9 @@ impl Agent {
         state.at_once = self.config.gives.at_once();
         state.last_served.clone_from(&self.planning.last_served);
         state.expected = self.history.mix();
-        fleet::enter(&mut state, fleet, &self.ending());
+        quotas::enter(&mut state, fleet, &self.ending());
         let began = Instant::now();
-        let decided = capacity::decide(&state, &fleet::policy(&self.config.policy, fleet), now_ms())?;
+        let decided = capacity::decide(&state, &quotas::policy(&self.config.policy, fleet), now_ms())?;
         self.meter.counts().decisions.observe(began.elapsed().as_secs_f64());
         self.planning.at = Some(Instant::now());
         if let Some(queue) = decided.last_served() {
@@ -309,6 +309,7 @@ impl Agent {
             node: self.node_name.clone(),
             lease: lease.0.clone(),
             slices: job.map(|job| job.slices.clone()).unwrap_or_default(),
+            quota_milli: None,
             exit_code: outcome.and_then(|outcome| outcome.code),
             message: outcome.and_then(|outcome| outcome.message.clone()),
         }
@@ -359,7 +360,7 @@ fn waiting(queued: &Queued, wish: Option<&TaskRequest>, told: Option<&WaitingTas
         waiting.isolation = wish.isolation;
     }
     if let Some(told) = told {
-        fleet::enter_waiting(&mut waiting, told, wish);
+        quotas::enter_waiting(&mut waiting, told, wish);
     }
     waiting
 }

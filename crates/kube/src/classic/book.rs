@@ -21,42 +21,42 @@ const TRIES: usize = 20;
 
 /// A GPU that a node offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Offered {
+pub(crate) struct Offered {
     /// The GPU.
-    pub(super) gpu: Gpu,
+    pub(crate) gpu: Gpu,
     /// Its profiles, if it is in MIG mode or can change into it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) table: Option<Table>,
+    pub(crate) table: Option<Table>,
     /// Does it change between shares and instances by itself?
     #[serde(default)]
-    pub(super) switches: bool,
+    pub(crate) switches: bool,
 }
 
 /// What a pod was given.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Placement {
+pub(crate) struct Placement {
     /// `namespace/name`, for people.
-    pub(super) pod: String,
+    pub(crate) pod: String,
     /// What it asked for, as in its label.
-    pub(super) ask: String,
+    pub(crate) ask: String,
     /// What it got.
-    pub(super) slices: Vec<Slice>,
+    pub(crate) slices: Vec<Slice>,
     /// When, in milliseconds since 1970.
-    pub(super) placed_ms: i64,
+    pub(crate) placed_ms: i64,
 }
 
 /// What was given out on a node, by the UID of the pod.
-pub(super) type Placements = BTreeMap<String, Placement>;
+pub(crate) type Placements = BTreeMap<String, Placement>;
 
 /// A node's GPUs and who has what of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Book {
+pub(crate) struct Book {
     /// Name of the node.
-    pub(super) node: String,
+    pub(crate) node: String,
     /// What it offers; nothing if cantle does not run there.
-    pub(super) gpus: Vec<Offered>,
+    pub(crate) gpus: Vec<Offered>,
     /// What is given out.
-    pub(super) placements: Placements,
+    pub(crate) placements: Placements,
 }
 
 impl Book {
@@ -64,7 +64,7 @@ impl Book {
     ///
     /// # Errors
     /// [`KubeError::Object`] if an annotation is not as cantle writes it.
-    pub(super) fn of(node: &Node) -> Result<Self, KubeError> {
+    pub(crate) fn of(node: &Node) -> Result<Self, KubeError> {
         let annotations = node.annotations();
         let gpus = annotations.get(GPUS_ANNOTATION).map(|text| serde_json::from_str(text));
         let placements = annotations.get(PLACEMENTS_ANNOTATION).map(|text| serde_json::from_str(text));

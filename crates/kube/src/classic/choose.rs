@@ -3,13 +3,12 @@
 use std::sync::Arc;
 
 use cantle_agent::{Award, Place};
-use cantle_mig::GpuGeometry;
-use cantle_model::{Bytes, Gpu, GpuRequest, LeaseId, Milli, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_mig::{GpuGeometry, Table};
+use cantle_model::{Gpu, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{GpuState, Host, Node, Plan, Policy, Queue, Running, Start, State, Waiting, audit, plan};
 
 use super::book::{Book, Offered, Placement};
-use crate::ask::{Ask, PARTS};
-use crate::names::resource_of_profile;
+use crate::ask::Ask;
 
 /// The one queue: which pod is next, the cluster's scheduler has decided.
 const QUEUE: &str = "kube-scheduler";
@@ -19,8 +18,8 @@ const QUEUE: &str = "kube-scheduler";
 /// # Errors
 /// Says why none of these nodes will do.
 pub(super) fn choose(books: &[&Book], ask: &Ask, uid: &str) -> Result<(String, Vec<Slice>), String> {
-    let mut waiting = Waiting::new(TaskId(uid.to_owned()), 0).wanting(request(ask, books));
-    waiting.devices = devices(ask);
+    let mut waiting = Waiting::new(TaskId(uid.to_owned()), 0).wanting(ask.request(tables(books)));
+    waiting.devices = ask.devices();
     let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
     let others: Vec<Book> = books.iter().map(|book| without(book, uid)).collect();
     let nodes: Vec<Node> = others.iter().map(|book| node(book, ask)).collect();
@@ -32,6 +31,10 @@ pub(super) fn choose(books: &[&Book], ask: &Ask, uid: &str) -> Result<(String, V
         (None, Some(wait)) => Err(wait.reason.to_string()),
         (None, None) => Err("no GPU of cantle's on this node".to_owned()),
     }
+}
+
+fn tables<'a>(books: &'a [&Book]) -> impl Iterator<Item = &'a Table> {
+    books.iter().flat_map(|book| &book.gpus).filter_map(|offered| offered.table.as_ref())
 }
 
 fn audited(state: &State) -> Result<Plan, String> {
@@ -97,30 +100,6 @@ fn running<'a>(book: &'a Book, node: &'a Node) -> impl Iterator<Item = Running> 
     })
 }
 
-/// What a pod asks for, as every other task of cantle's. A fraction counts in thousandths, rounded up.
-fn request(ask: &Ask, books: &[&Book]) -> GpuRequest {
-    match ask {
-        Ask::Fraction { parts, .. } => GpuRequest::Fraction(Milli((parts * 1000).div_ceil(PARTS))),
-        Ask::Memory { mib, .. } => GpuRequest::Memory(Bytes(Ask::mib_charged(*mib) << 20)),
-        Ask::Whole { gpus } => GpuRequest::Gpus(*gpus),
-        Ask::Mig { profile } => {
-            // A `+` in a profile's name can't be in the name of an object.
-            let tables =
-                books.iter().flat_map(|book| &book.gpus).filter_map(|offered| offered.table.as_ref());
-            let mut known = tables.flat_map(|table| &table.profiles).map(|profile| &profile.name);
-            let found = known.find(|known| resource_of_profile(known) == resource_of_profile(profile));
-            GpuRequest::MigProfile(found.unwrap_or(profile).clone())
-        }
-    }
-}
-
-const fn devices(ask: &Ask) -> u32 {
-    match ask {
-        Ask::Fraction { gpus, .. } | Ask::Memory { gpus, .. } => *gpus,
-        Ask::Whole { .. } | Ask::Mig { .. } => 1,
-    }
-}
-
 /// What the node is to make of a placement. Its lease is the pod's, so the same pod always finds the same slice.
 ///
 /// # Errors
@@ -133,15 +112,15 @@ pub(super) fn award(uid: &str, placement: &Placement, book: &Book) -> Result<Awa
         lease: LeaseId(uid.to_owned()),
         task: TaskId(placement.pod.clone()),
         name: placement.pod.clone(),
-        request: request(&ask, &[book]),
+        request: ask.request(tables(&[book])),
         places: placement.slices.iter().map(place).collect(),
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use cantle_mig::{Profile, Table};
-    use cantle_model::GpuUuid;
+    use cantle_mig::Profile;
+    use cantle_model::{Bytes, GpuRequest, GpuUuid, Milli};
 
     use super::*;
 

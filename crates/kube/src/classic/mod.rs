@@ -19,5 +19,6 @@ mod metrics;
 mod node;
 mod plugin;
 
+pub(crate) use book::Book;
 pub use extender::serve_extender;
 pub use node::run;

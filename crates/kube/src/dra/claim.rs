@@ -115,7 +115,7 @@ fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Resul
 }
 
 /// Bytes of a quantity: `20Gi`, `4G`, or a bare number.
-pub(super) fn bytes(quantity: &Quantity) -> Option<u64> {
+pub(crate) fn bytes(quantity: &Quantity) -> Option<u64> {
     quantity.0.parse().ok().or_else(|| Some(quantity.0.parse::<Bytes>().ok()?.0))
 }
 

@@ -15,4 +15,7 @@ mod plugin;
 mod publish;
 mod slices;
 
+pub(crate) use claim::bytes;
 pub use node::run;
+#[cfg(test)]
+pub(crate) use slices::tests::node_slices;

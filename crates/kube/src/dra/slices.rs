@@ -128,7 +128,7 @@ fn memory(bytes: u64, shared: bool) -> DeviceCapacity {
 }
 
 #[cfg(test)]
-mod tests {
+pub(in crate::dra) mod tests {
     use super::super::devices::tests::offers;
     use super::*;
     use crate::Version;
@@ -137,6 +137,15 @@ mod tests {
         let metadata = ObjectMeta { name: Some("n1".into()), uid: Some("u".into()), ..ObjectMeta::default() };
         slices(
             &Inventory::of(&offers(gpus, mig, true), Version::MIXED),
+            &Node { metadata, ..Node::default() },
+        )
+    }
+
+    /// What a node publishes.
+    pub(crate) fn node_slices(node: &str, gpus: u32, mig: bool, switches: bool) -> Vec<ResourceSlice> {
+        let metadata = ObjectMeta { name: Some(node.to_owned()), ..ObjectMeta::default() };
+        slices(
+            &Inventory::of(&offers(gpus, mig, switches), Version::MIXED),
             &Node { metadata, ..Node::default() },
         )
     }

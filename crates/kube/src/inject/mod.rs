@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 pub use denial::Denial;
 pub use guard::{Rules, Way};
-pub(crate) use read::LABEL;
+pub(crate) use read::{GPU, LABEL, ask_of, gpus_of};
 pub use review::{Answer, Verdict, answer};
 pub(crate) use seat::CLAIM;
 

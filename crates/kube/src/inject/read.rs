@@ -14,7 +14,7 @@ pub(crate) const LABEL: &str = "clearml-injector/fraction";
 /// ClearML's older resource; `-N` may follow.
 const FRACTION: &str = "clear.ml/fraction";
 /// What NVIDIA's device plugin gives out.
-pub(super) const GPU: &str = "nvidia.com/gpu";
+pub(crate) const GPU: &str = "nvidia.com/gpu";
 
 const GPU_FRACTION: &str = "gpu-fraction";
 const GPU_MEMORY: &str = "gpu-memory";
@@ -60,6 +60,28 @@ pub(super) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<Asked>, Denial> {
         return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
     }
     Ok(found.into_iter().next())
+}
+
+/// What a pod asks of cantle, in whichever words: to be injected, by a claim of ours, or as an instance of MIG. Nothing of what
+/// makes no sense: such a pod is refused.
+pub(crate) fn ask_of(pod: &Pod) -> Option<Ask> {
+    let asked = || asked(pod, &Rules::default()).ok().flatten().map(|asked| asked.ask);
+    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    let mut templates = claims.filter_map(|claim| claim.resource_claim_template_name.as_ref()?.parse().ok());
+    let instance = || {
+        let mut all = List::containers(pod).flat_map(|(_, _, container)| amounts(container));
+        let profile = all.find_map(|(key, _)| key.strip_prefix(MIG_RESOURCE))?;
+        is_profile(profile).then(|| Ask::Mig { profile: profile.to_owned() })
+    };
+    asked().or_else(|| templates.next()).or_else(instance)
+}
+
+/// How many whole GPUs a pod asks for as NVIDIA's resource.
+pub(crate) fn gpus_of(pod: &Pod) -> u32 {
+    let limits = List::containers(pod).filter_map(|(_, _, container)| {
+        container.resources.as_ref()?.limits.as_ref()?.get(GPU)?.0.parse::<u32>().ok()
+    });
+    limits.fold(0, u32::saturating_add)
 }
 
 fn by_label(pod: &Pod) -> Result<Vec<Asked>, Denial> {

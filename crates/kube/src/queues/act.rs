@@ -1,16 +1,17 @@
 //! What the leader does about one pod. Each act may be done again after a crash, and has the same end then.
 
-use cantle_clearml::tasks;
+use cantle_clearml::{subcode, tasks};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::admit::task_of;
+use super::admit::{Admission, task_of};
 use super::pod::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
 use super::round::{Controller, Lines};
 use super::verdict::{End, Step, claim, is_gated};
+use super::wants::{Room, Wants};
 use crate::KubeError;
 
 /// Field manager of what we write.
@@ -41,13 +42,13 @@ impl Controller {
         match step {
             // Taking is for the admission, which fences it.
             Step::Nothing | Step::Take => Ok(Outcome::Nothing),
-            Step::Lift => self.lift(pod).await.map(|()| Outcome::Nothing),
+            Step::Lift => self.lift(pod, task).await,
             Step::Say(words) => {
                 self.server.say(task, &words).await?;
                 Ok(Outcome::Said(words))
             }
             Step::Stop => {
-                tracing::info!(task, "its pod is deleted: somebody stopped the task");
+                tracing::info!(task, "its pod is deleted: the task is to stop");
                 self.delete(pod).await.map(|()| Outcome::Nothing)
             }
             Step::End(end) => {
@@ -55,10 +56,10 @@ impl Controller {
                 self.server.end(task, &end).await?;
                 self.remove(pod).await
             }
-            Step::Requeue(why) => {
+            Step::Requeue(why) => self.requeue(pod, task, &why).await,
+            Step::GiveBack(why) => {
                 tracing::info!(task, "back to the front of its queue: {why}");
-                let queue = pod.labels().get(QUEUE_LABEL).map(String::as_str).unwrap_or_default();
-                self.server.requeue(queue, task, &why).await?;
+                self.server.give_back(task, &pod.uid().unwrap_or_default(), &why).await?;
                 self.remove(pod).await
             }
             Step::Remove(why) => {
@@ -68,10 +69,21 @@ impl Controller {
         }
     }
 
+    async fn requeue(&self, pod: &Pod, task: &str, why: &str) -> Result<Outcome, KubeError> {
+        tracing::info!(task, "back to the front of its queue: {why}");
+        let queue = pod.labels().get(QUEUE_LABEL).map(String::as_str).unwrap_or_default();
+        self.server.requeue(queue, task, why).await?;
+        self.remove(pod).await
+    }
+
     /// Makes the pod of a task, which nobody schedules yet.
-    pub(super) async fn make(&self, task: &tasks::Task, queue: usize) -> Made {
-        let made = match self.forge.pod(task, &self.forge.file.queues[queue], &self.ids[queue]) {
-            Ok(pod) => self.create(pod).await,
+    pub(super) async fn make(&self, task: &tasks::Task, admission: &Admission) -> Made {
+        let Admission { queue, room, .. } = admission;
+        let made = match self.forge.pod(task, &self.forge.file.queues[*queue], &self.ids[*queue]) {
+            Ok(mut pod) => {
+                room.iter().for_each(|room| room.enter(&mut pod));
+                self.create(pod).await
+            }
             Err(why) => return self.fail(&task.id, why).await,
         };
         match made {
@@ -146,15 +158,25 @@ impl Controller {
             // Another agent was quicker, or somebody has stopped it; the next round says which.
             return Ok(Outcome::Nothing);
         }
-        self.lift(pod).await?;
         tracing::info!(task, queue = self.forge.file.queues[at].name, "its pod may be scheduled");
-        Ok(Outcome::Nothing)
+        self.lift(pod, task).await
     }
 
-    async fn lift(&self, pod: &Pod) -> Result<(), KubeError> {
+    /// Lets the cluster's scheduler have the pod, once the server counts what it holds.
+    async fn lift(&self, pod: &Pod, task: &str) -> Result<Outcome, KubeError> {
+        let (uid, room) = (pod.uid().unwrap_or_default(), Room::of_pod(pod));
+        let weight = Wants::of_pod(pod).quota_milli;
+        match self.server.hold(&self.forge.owner, task, &uid, room.slices, weight).await {
+            // Others of the project were faster, elsewhere.
+            Err(error) if error.is_subcode(subcode::OVER_QUOTA) => {
+                return self.requeue(pod, task, &error.to_string()).await;
+            }
+            held => held?,
+        }
         let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
         let others: Vec<_> = gates.filter(|gate| gate.name != GATE).collect();
-        self.patch(pod, json!({"metadata": {"uid": pod.uid()}, "spec": {"schedulingGates": others}})).await
+        self.patch(pod, json!({"metadata": {"uid": pod.uid()}, "spec": {"schedulingGates": others}})).await?;
+        Ok(Outcome::Nothing)
     }
 
     /// The pod goes, and need not stay for us.

@@ -9,6 +9,7 @@ use kube::ResourceExt as _;
 use super::config::QueueConfig;
 use super::pod::{QUEUE_ANNOTATION, TASK_LABEL};
 use super::verdict::{is_gated, is_over};
+use super::wants::Room;
 
 /// So many at once: between two rounds somebody may want a task stopped.
 const AT_ONCE: usize = 64;
@@ -19,6 +20,18 @@ pub(super) struct Admission {
     /// Which of the queues.
     pub(super) queue: usize,
     pub(super) task: String,
+    /// What the engine has found for it, where projects have quotas.
+    pub(super) room: Option<Room>,
+}
+
+/// How many more pods each queue may have.
+pub(super) fn rooms(queues: &[QueueConfig], pods: &[impl Borrow<Pod>]) -> Vec<usize> {
+    let room = |queue: &QueueConfig| {
+        let of_queue = |pod: &&Pod| queue_of(pod) == Some(&queue.name) && !is_over(pod);
+        let used = pods.iter().map(Borrow::<Pod>::borrow).filter(of_queue).count();
+        queue.max_pods.map_or(AT_ONCE, |most| most.saturating_sub(used)).min(AT_ONCE)
+    };
+    queues.iter().map(room).collect()
 }
 
 /// The first tasks of each queue that it has room for, the first queue first. A task whose pod is still there waits for its
@@ -30,16 +43,13 @@ pub(super) fn admissions(
     pods: &[impl Borrow<Pod>],
     held: &BTreeSet<String>,
 ) -> Vec<Admission> {
-    let pods = || pods.iter().map(Borrow::<Pod>::borrow);
-    let has_pod: BTreeSet<&str> = pods().filter_map(task_of).collect();
+    let has_pod: BTreeSet<&str> = pods.iter().filter_map(|pod| task_of(pod.borrow())).collect();
     let mut admitted = Vec::new();
-    for (at, (queue, id)) in queues.iter().zip(ids).enumerate() {
-        let used = pods().filter(|pod| queue_of(pod) == Some(&queue.name) && !is_over(pod)).count();
-        let room = queue.max_pods.map_or(AT_ONCE, |most| most.saturating_sub(used));
+    for (at, (room, id)) in rooms(queues, pods).into_iter().zip(ids).enumerate() {
         let waiting = lines.get(id).into_iter().flatten();
         let free = waiting.filter(|task| !has_pod.contains(task.as_str()) && !held.contains(*task));
         let room = room.min(AT_ONCE.saturating_sub(admitted.len()));
-        admitted.extend(free.take(room).map(|task| Admission { queue: at, task: task.clone() }));
+        admitted.extend(free.take(room).map(|task| Admission { queue: at, task: task.clone(), room: None }));
     }
     admitted
 }

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::files;
 use super::template::{merge, unknown_key, wrong_text};
+use super::wants::{WEIGHT_LABEL, weight_milli};
 
 /// ClearML's own default.
 const DEFAULT_IMAGE: &str = "nvidia/cuda:12.6.3-cudnn-runtime-ubuntu20.04";
@@ -42,6 +43,14 @@ pub enum QueueFileError {
         place: String,
         /// Which entry, and what would be right.
         what: String,
+    },
+    /// A weight that is none.
+    #[error("{place}: label {WEIGHT_LABEL} \"{given}\" is no number of GPUs; write something like \"0.5\"")]
+    Weight {
+        /// Whose template.
+        place: String,
+        /// As given.
+        given: String,
     },
     /// Nothing to serve.
     #[error("no queue: name some under agentk8sglue.queue or agentk8sglue.queues")]
@@ -169,8 +178,12 @@ fn check(place: &str, template: &Map<String, Value>) -> Result<(), QueueFileErro
     if let Some((key, known)) = unknown_key(template) {
         return Err(QueueFileError::Key { place: place.to_owned(), key, known });
     }
-    match wrong_text(template) {
-        Some(what) => Err(QueueFileError::Text { place: place.to_owned(), what }),
+    if let Some(what) = wrong_text(template) {
+        return Err(QueueFileError::Text { place: place.to_owned(), what });
+    }
+    let weight = template.get("labels").and_then(|labels| labels.get(WEIGHT_LABEL)?.as_str());
+    match weight.filter(|text| weight_milli(text).is_none()) {
+        Some(given) => Err(QueueFileError::Weight { place: place.to_owned(), given: given.to_owned() }),
         None => Ok(()),
     }
 }

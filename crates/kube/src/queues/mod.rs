@@ -6,11 +6,15 @@ mod config;
 mod files;
 mod leader;
 mod logs;
+mod plan;
 mod pod;
+mod quotas;
+mod report;
 mod round;
 mod server;
 mod template;
 mod verdict;
+mod wants;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +36,7 @@ use crate::node::ticks;
 use leader::Leader;
 use logs::Logs;
 use pod::{Forge, Keys, OWNER_LABEL, Reach};
+use quotas::Quotas;
 use round::Controller;
 use server::Server;
 
@@ -107,11 +112,12 @@ pub async fn serve_queues(
         image_grace,
     } = settings;
     let keys = secret.map_or(Keys::Plain(credentials), Keys::Secret);
+    let quotas = Quotas::new(client.clone());
     let leader = Leader::new(client, &namespace, name.clone(), identity, lease_duration);
     let forge = Forge { owner: name, file, reach: Reach { url, keys } };
     let logs = Logs::new(pods.clone(), Arc::clone(&server));
     let mut controller =
-        Controller::new(pods, namespace, known, server, ids, forge, leader, logs, image_grace);
+        Controller::new(pods, namespace, known, server, ids, forge, leader, logs, image_grace, quotas);
     let mut poll = ticks(POLL);
     loop {
         tokio::select! {

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::config::{QueueConfig, QueueFile};
 use super::template::{merge, parts};
+use super::wants::WEIGHT_LABEL;
 use crate::inject::LABEL;
 
 /// Which controller a pod belongs to.
@@ -129,7 +130,7 @@ impl Forge {
 }
 
 /// What the task itself asks for goes before its queue's.
-fn apply_request(template: &mut Map<String, Value>, request: &TaskRequest) -> Result<(), String> {
+pub(super) fn apply_request(template: &mut Map<String, Value>, request: &TaskRequest) -> Result<(), String> {
     if let Some(gpu) = &request.gpu {
         take_gpu_away(template);
         let own = match gpu {
@@ -168,6 +169,8 @@ fn apply_request(template: &mut Map<String, Value>, request: &TaskRequest) -> Re
 fn take_gpu_away(template: &mut Map<String, Value>) {
     if let Some(Value::Object(labels)) = template.get_mut("labels") {
         labels.remove(LABEL);
+        // It was the weight of what is taken away.
+        labels.remove(WEIGHT_LABEL);
     }
     if let Some(Value::Object(annotations)) = template.get_mut("annotations") {
         annotations.retain(|name, _| !GPU_ANNOTATIONS.contains(&name.as_str()));

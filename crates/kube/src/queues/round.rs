@@ -18,6 +18,7 @@ use super::admit::{Admission, admissions, queue_of, surplus, task_of};
 use super::leader::Leader;
 use super::logs::Logs;
 use super::pod::{Forge, OWNER_LABEL};
+use super::quotas::Quotas;
 use super::server::{Server, Tasks};
 use super::verdict::{Step, has_log, is_gated, is_over, judge};
 use crate::KubeError;
@@ -59,6 +60,7 @@ pub(super) struct Controller {
     doubts: BTreeMap<String, Instant>,
     /// Tasks that could not be given a pod, and when.
     held: BTreeMap<String, Instant>,
+    pub(super) quotas: Quotas,
 }
 
 impl Controller {
@@ -73,6 +75,7 @@ impl Controller {
         leader: Leader,
         logs: Logs,
         image_grace: Duration,
+        quotas: Quotas,
     ) -> Self {
         let (said, done, doubts, held) = Default::default();
         Self {
@@ -92,6 +95,7 @@ impl Controller {
             done,
             doubts,
             held,
+            quotas,
         }
     }
 
@@ -147,6 +151,7 @@ impl Controller {
         self.said.clear();
         self.doubts.clear();
         self.held.clear();
+        self.quotas.forget();
         Ok(())
     }
 
@@ -199,7 +204,7 @@ impl Controller {
                 // A task that has ended has all of its log.
                 Step::End(_) | Step::Remove(_) => is_over(pod) && !self.logs.is_done(&uid),
                 Step::Take => !self.is_to_be_taken(&uid, pod, task, lines),
-                Step::Lift | Step::Stop | Step::Requeue(_) => false,
+                Step::Lift | Step::Stop | Step::GiveBack(_) | Step::Requeue(_) => false,
             };
             if !wait {
                 steps.push((Arc::clone(pod), step));
@@ -224,7 +229,7 @@ impl Controller {
         self.forge.file.queues.iter().position(|queue| queue.name == *name)
     }
 
-    fn note(&mut self, outcomes: Vec<(Option<String>, Result<Outcome, KubeError>)>) {
+    pub(super) fn note(&mut self, outcomes: Vec<(Option<String>, Result<Outcome, KubeError>)>) {
         for (uid, outcome) in outcomes {
             let uid = uid.unwrap_or_default();
             match outcome {
@@ -256,8 +261,16 @@ impl Controller {
         lines: &Lines,
         to_take: &BTreeSet<String>,
     ) -> Result<(), KubeError> {
-        let idle = to_take.is_empty() && self.choose(seen, lines).is_empty();
-        if idle || !self.leader.leads() {
+        let look = self.look(lines).await?;
+        let chosen = match &look {
+            None => self.choose(seen, lines),
+            Some(look) => {
+                let decided = self.decide(look, seen, lines)?;
+                self.settle(look, &decided, seen, lines).await?;
+                self.admitted(&decided, seen, lines)
+            }
+        };
+        if to_take.is_empty() && chosen.is_empty() || !self.leader.leads() {
             return Ok(());
         }
         // The watch may be late; a list says how it is.
@@ -266,7 +279,11 @@ impl Controller {
             surplus(&self.forge.file.queues, &there).into_iter().filter_map(ResourceExt::uid).collect();
         let (surplus, kept): (Vec<Pod>, Vec<Pod>) =
             there.drain(..).partition(|pod| pod.uid().is_some_and(|uid| surplus.contains(&uid)));
-        let mut gated = self.make_chosen(&kept, lines).await?;
+        let chosen = match &look {
+            None => self.choose(&kept, lines),
+            Some(look) => self.admitted(&self.decide(look, &kept, lines)?, &kept, lines),
+        };
+        let mut gated = self.make_chosen(chosen).await?;
         gated.extend(kept.into_iter().filter(|pod| {
             is_gated(pod) && pod.uid().is_some_and(|uid| to_take.contains(&uid) && !self.done.contains(&uid))
         }));
@@ -286,9 +303,8 @@ impl Controller {
         Ok(())
     }
 
-    /// Makes the pods that there is room for beside those that are there.
-    async fn make_chosen(&mut self, there: &[Pod], lines: &Lines) -> Result<Vec<Pod>, KubeError> {
-        let chosen = self.choose(there, lines);
+    /// Makes pods.
+    async fn make_chosen(&mut self, chosen: Vec<Admission>) -> Result<Vec<Pod>, KubeError> {
         let ids: Vec<String> = chosen.iter().map(|admission| admission.task.clone()).collect();
         if ids.is_empty() {
             return Ok(Vec::new());
@@ -297,7 +313,7 @@ impl Controller {
         let this = &*self;
         let making = stream::iter(chosen).map(|admission| async move {
             let made = match tasks.get(&admission.task) {
-                Some(task) => this.make(task, admission.queue).await,
+                Some(task) => this.make(task, &admission).await,
                 None => Made::Later("it was deleted".to_owned()),
             };
             (admission.task, made)
@@ -317,6 +333,17 @@ impl Controller {
         Ok(pods)
     }
 
+    /// Is it known that a task can't be given a pod just now?
+    pub(super) fn is_held(&self, task: &str) -> bool {
+        self.held.contains_key(task)
+    }
+
+    /// Is nothing more to be done about this pod?
+    pub(super) fn is_done(&self, uid: &str) -> bool {
+        self.done.contains(uid)
+    }
+
+    /// The first ones, where nobody has a quota.
     fn choose(&self, pods: &[impl Borrow<Pod>], lines: &Lines) -> Vec<Admission> {
         let held = self.held.keys().cloned().collect();
         admissions(&self.forge.file.queues, &self.ids, lines, pods, &held)

@@ -2,9 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use cantle_clearml::cantle::{ReportNode, ReportTask};
 use cantle_clearml::events::{Event, GetTaskLog};
-use cantle_clearml::{Client, DONE, Error, Listing, accept_refusal, queues, subcode, tasks, workers};
-use cantle_model::TaskStatus;
+use cantle_clearml::quotas::{Fleet, GetFleet, GiveBack};
+use cantle_clearml::{
+    Client, DONE, Error, Listing, TaskRequest, accept_refusal, queues, subcode, tasks, workers,
+};
+use cantle_model::{Slice, TaskStatus};
+use cantle_sched::Eviction;
 
 use super::config::{QueueConfig, QueueFile};
 use super::verdict::End;
@@ -73,6 +78,67 @@ impl Server {
     /// In which state tasks are.
     pub(super) async fn states(&self, ids: &[String]) -> Result<Tasks, Error> {
         self.tasks(ids, &["id", "status", "status_message", "status_reason"]).await
+    }
+
+    /// What waiting tasks ask for; what can't be read is refused when the pod is made, and until then taken for nothing.
+    pub(super) async fn requests(&self, ids: &[String]) -> Result<BTreeMap<String, TaskRequest>, Error> {
+        let tasks = self.tasks(ids, &["id", "hyperparams"]).await?;
+        let request = |task: &tasks::Task| TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten();
+        Ok(tasks.into_iter().map(|(id, task)| (id, request(&task).unwrap_or_default())).collect())
+    }
+
+    /// What is under quotas; empty if nothing is, or the server knows none.
+    pub(super) async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, Error> {
+        let request = GetFleet { node: node.to_owned(), queues: queues.to_vec() };
+        Ok(self.client.call_extended(&request).await?.unwrap_or_default())
+    }
+
+    /// The server counts what the pod `lease` of a task holds.
+    pub(super) async fn hold(
+        &self,
+        node: &str,
+        task: &str,
+        lease: &str,
+        slices: Vec<Slice>,
+        quota_milli: Option<u64>,
+    ) -> Result<(), Error> {
+        let (task, node, lease) = (task.to_owned(), node.to_owned(), lease.to_owned());
+        let report = ReportTask { task, node, lease, slices, quota_milli, ..ReportTask::default() };
+        self.client.call_extended(&report).await.map(drop)
+    }
+
+    /// The server decides who has to stop. Decided on what is no longer so, nobody has; the next look sees how it is.
+    pub(super) async fn evict(
+        &self,
+        node: &str,
+        evictions: Vec<Eviction>,
+        seen: &Fleet,
+    ) -> Result<(), Error> {
+        if evictions.is_empty() {
+            return Ok(());
+        }
+        for eviction in &evictions {
+            let (task, for_task) = (&eviction.task, &eviction.for_task);
+            tracing::info!(%task, %for_task, cause = ?eviction.cause, "is to make room");
+        }
+        match self.client.call_extended(&cantle_agent::quotas::evict(node, evictions, seen)).await {
+            Err(error) if !error.is_temporary() => {
+                tracing::info!("nobody is stopped: {error}");
+                Ok(())
+            }
+            evicted => evicted.map(drop),
+        }
+    }
+
+    /// A task that has made room goes back to the front of its queue.
+    pub(super) async fn give_back(&self, task: &str, lease: &str, why: &str) -> Result<(), Error> {
+        let (task, lease, reason) = (task.to_owned(), lease.to_owned(), why.to_owned());
+        self.client.call_extended(&GiveBack { task, lease, reason }).await.map(drop)
+    }
+
+    /// Shows the cluster.
+    pub(super) async fn report_node(&self, report: &ReportNode) -> Result<(), Error> {
+        self.client.call_extended(report).await.map(drop)
     }
 
     /// All that pods are made of.

@@ -1,7 +1,7 @@
 //! From what a pod and its task say to what is to be done. Pure.
 
 use cantle_clearml::{ABORTED, tasks};
-use cantle_model::{ASKED_TO_STOP, TaskStatus};
+use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, TaskStatus};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
@@ -24,6 +24,8 @@ pub(super) enum Step {
     End(End),
     /// The task goes back to the front of its queue, for this reason; then the pod goes.
     Requeue(String),
+    /// The same for one that has stopped for another task.
+    GiveBack(String),
     /// The pod goes; its task is no longer its business.
     Remove(&'static str),
 }
@@ -47,6 +49,14 @@ pub(super) fn is_gated(pod: &Pod) -> bool {
     gates.into_iter().any(|gate| gate.name == GATE)
 }
 
+/// Does the cluster's scheduler find no place for it?
+pub(super) fn is_unschedulable(pod: &Pod) -> bool {
+    let scheduled = condition(pod, "PodScheduled");
+    !is_gated(pod)
+        && scheduled
+            .is_some_and(|each| each.status == "False" && each.reason.as_deref() == Some("Unschedulable"))
+}
+
 /// Have all its containers come to their end?
 pub(super) fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
@@ -65,6 +75,9 @@ pub(super) fn judge(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image
     let Some((task, status)) = task.and_then(|task| Some((task, task.status?))) else {
         return Step::Remove("its task was deleted");
     };
+    if status == TaskStatus::InProgress && task.status_message == ASKED_TO_MAKE_ROOM {
+        return judge_evicted(pod, task);
+    }
     if is_gated(pod) {
         return judge_gated(pod, task, status);
     }
@@ -83,6 +96,19 @@ pub(super) fn judge(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image
         TaskStatus::Completed | TaskStatus::Publishing if !is_over(pod) && !is_gone(pod) => Step::Nothing,
         TaskStatus::Completed | TaskStatus::Publishing => Step::Remove("its task is done"),
         _ => Step::Remove("its task was stopped"),
+    }
+}
+
+/// The server has decided that it makes room for another task, and why: `status_reason` says it.
+fn judge_evicted(pod: &Pod, task: &tasks::Task) -> Step {
+    let deleted = pod.metadata.deletion_timestamp.is_some();
+    match phase(pod) {
+        "Succeeded" if !deleted => Step::End(End::Completed),
+        "Failed" if !deleted && lost(pod).is_none() => Step::End(End::Failed(failure(pod))),
+        // What programs say about their end when they were told to stop does not matter.
+        _ if is_over(pod) || is_gone(pod) => Step::GiveBack(task.status_reason.clone()),
+        _ if deleted => Step::Nothing,
+        _ => Step::Stop,
     }
 }
 
@@ -319,6 +345,26 @@ mod tests {
         assert!(matches!(with(&deleted(gated(), 0), &task(TaskStatus::Queued, "", "")), Step::Remove(_)));
         let typed: Pod = serde_json::from_value(gated()).unwrap();
         assert!(matches!(judge(&typed, None, Timestamp::UNIX_EPOCH, 0), Step::Remove(_)));
+    }
+
+    #[test]
+    fn who_makes_room_ends_in_its_grace_and_is_given_back() {
+        let evicted = task(TaskStatus::InProgress, ASKED_TO_MAKE_ROOM, "reclaimed");
+        let back = Step::GiveBack("reclaimed".to_owned());
+        let alive = on_node(json!({"phase": "Running"}));
+        assert_eq!(with(&alive, &evicted), Step::Stop);
+        assert_eq!(with(&gated(), &evicted), Step::Stop, "it had not begun");
+        assert_eq!(with(&deleted(gated(), 0), &evicted), back);
+        assert_eq!(with(&deleted(alive.clone(), 30), &evicted), Step::Nothing, "it has its time to end");
+        assert_eq!(with(&deleted(alive, 0), &evicted), back);
+        for (phase, code) in [("Failed", 143), ("Succeeded", 0)] {
+            let ended = ended(phase, json!({"exitCode": code}));
+            assert_eq!(with(&deleted(ended, 30), &evicted), back, "whatever it said");
+        }
+        let done = ended("Succeeded", json!({"exitCode": 0}));
+        assert_eq!(with(&done, &evicted), Step::End(End::Completed), "it was quicker");
+        let failed_itself = ended("Failed", json!({"exitCode": 3, "reason": "Error"}));
+        assert_eq!(with(&failed_itself, &evicted), failed("worker execution exit code 3"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use cantle_clearml::cantle::{
 };
 use cantle_clearml::{Empty, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{Claim, Happening, NodeRow, QueueRow, TaskFilter, TaskRow};
+use cantle_store::{Claim, Happening, NodeRow, QueueRow, TaskFilter, TaskRow, Terms};
 
 use super::explain::Board;
 use super::{nodes, quotas};
@@ -51,9 +51,9 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 }
 
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
-    let ReportTask { task, node, lease, slices, exit_code, message } = request;
+    let ReportTask { task, node, lease, slices, quota_milli, exit_code, message } = request;
     let exit_code = exit_code.map(i64::from);
-    let terms = quotas::terms(&call.store.task(&task).await?);
+    let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&task).await?) };
     let claim = Claim { task, node, lease, slices, terms, exit_code, reason: message };
     call.store.claim(&claim, call.now_us).await?;
     Ok(Empty {})

@@ -78,7 +78,7 @@ pub(super) fn request(task: &TaskRow) -> TaskRequest {
 /// What a claim of the task counts beside its slices.
 pub(super) fn terms(task: &TaskRow) -> Terms {
     let TaskRequest { cpu_milli, memory_bytes, non_preemptible, .. } = request(task);
-    Terms { cpu_milli, memory_bytes, preemptible: !non_preemptible }
+    Terms { cpu_milli, memory_bytes, preemptible: !non_preemptible, quota_milli: None }
 }
 
 async fn get_quotas(call: Call, request: GetQuotas) -> Result<Quotas, ApiError> {

@@ -1,0 +1,138 @@
+//! The GPUs of a cluster, kept up to date by watching it.
+
+mod pool;
+mod view;
+
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use kube::core::Resource;
+use kube::runtime::reflector::{Store, store};
+use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::{Api, Client};
+use serde::de::DeserializeOwned;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::KubeError;
+use crate::inject::GPU;
+use crate::names::{CLASS_WHOLE, DRIVER};
+use crate::version::serves_claims;
+
+pub(crate) use view::{Holding, View, ViewGpu, ViewNode};
+
+/// So long the first look may take.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// Pods that have a place and are not over: they hold what a device plugin gives.
+const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
+
+/// What the API server says about GPUs.
+pub(crate) struct Watched {
+    nodes: Store<Node>,
+    pods: Store<Pod>,
+    /// Where claims on devices are served.
+    claims: Option<(Store<ResourceSlice>, Store<ResourceClaim>)>,
+    /// As it was at the start.
+    gpu_is_claimed: bool,
+    /// Ends with this.
+    _background: JoinSet<()>,
+}
+
+impl Watched {
+    /// Begins to watch.
+    ///
+    /// # Errors
+    /// If the API server does not say what it serves.
+    pub(crate) async fn begin(client: &Client) -> Result<Self, KubeError> {
+        let mut background = JoinSet::new();
+        let nodes = watch(&mut background, client, watcher::Config::default(), |node: &mut Node| {
+            node.metadata.managed_fields = None;
+            node.status.iter_mut().for_each(|status| status.images = None);
+        });
+        let placed = watcher::Config::default().fields(PLACED);
+        let pods = watch(&mut background, client, placed, strip);
+        let has_claims = serves_claims(client).await?;
+        let gpu_is_claimed = has_claims && is_gpu_claimed(client).await?;
+        let claims = if has_claims {
+            let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+            let slices = watch(&mut background, client, ours, |slice: &mut ResourceSlice| {
+                slice.metadata.managed_fields = None;
+            });
+            let all = watcher::Config::default();
+            let claims = watch(&mut background, client, all, |claim: &mut ResourceClaim| {
+                claim.metadata.managed_fields = None;
+            });
+            Some((slices, claims))
+        } else {
+            None
+        };
+        Ok(Self { nodes, pods, claims, gpu_is_claimed, _background: background })
+    }
+
+    /// As it is now.
+    ///
+    /// # Errors
+    /// [`KubeError::Unseen`] if it can't be read.
+    pub(crate) async fn view(&self) -> Result<View, KubeError> {
+        let ready = async {
+            self.nodes.wait_until_ready().await?;
+            self.pods.wait_until_ready().await?;
+            if let Some((slices, claims)) = &self.claims {
+                slices.wait_until_ready().await?;
+                claims.wait_until_ready().await?;
+            }
+            Ok::<(), reflector::store::WriterDropped>(())
+        };
+        if !matches!(timeout(FIRST_LOOK, ready).await, Ok(Ok(()))) {
+            return Err(KubeError::Unseen);
+        }
+        let (slices, claims) =
+            self.claims.as_ref().map(|(slices, claims)| (slices.state(), claims.state())).unwrap_or_default();
+        let mut view = View::of(&self.nodes.state(), &slices, &claims, &self.pods.state())?;
+        view.gpu_is_claimed = self.gpu_is_claimed;
+        Ok(view)
+    }
+}
+
+async fn is_gpu_claimed(client: &Client) -> Result<bool, KubeError> {
+    let class = Api::<DeviceClass>::all(client.clone()).get_opt(CLASS_WHOLE).await?;
+    Ok(class.and_then(|class| class.spec.extended_resource_name).is_some_and(|name| name == GPU))
+}
+
+/// Of a pod that is not ours only what it holds.
+fn strip(pod: &mut Pod) {
+    pod.metadata.managed_fields = None;
+    pod.metadata.labels = None;
+    pod.metadata.annotations = None;
+    pod.status = None;
+    let Some(spec) = &mut pod.spec else { return };
+    spec.volumes = None;
+    spec.init_containers = None;
+    for container in &mut spec.containers {
+        let (name, resources) = (std::mem::take(&mut container.name), container.resources.take());
+        *container = k8s_openapi::api::core::v1::Container { name, resources, ..Default::default() };
+    }
+}
+
+fn watch<K>(
+    background: &mut JoinSet<()>,
+    client: &Client,
+    config: watcher::Config,
+    lean: impl FnMut(&mut K) + Send + 'static,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
+{
+    let (known, known_in) = store();
+    let watched = watcher(Api::<K>::all(client.clone()), config).modify(lean);
+    let watched = reflector(known_in, watched).default_backoff();
+    background.spawn(watched.for_each(|event| {
+        if let Err(error) = event {
+            tracing::warn!("watching {}: {error}", K::plural(&()));
+        }
+        std::future::ready(())
+    }));
+    known
+}

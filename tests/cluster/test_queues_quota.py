@@ -1,0 +1,137 @@
+"""Quotas of projects across a real cluster: what is idle is lent, and taken back from running pods when its owner needs it."""
+
+import time
+
+from api import pod
+from processes import wait_until
+from queues import FINAL
+from test_queues import make_queues, server  # noqa: F401 (fixtures)
+
+HALF = {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}}
+WHOLE = {"labels": {"clearml-injector/fraction": "1"}}
+INSTANCE = {"resources": {"limits": {"nvidia.com/mig-3g.40gb": 1}}}
+GLUE = {"queues": {"half": {"templateOverrides": HALF}, "whole": {"templateOverrides": WHOLE}, "mig": {"templateOverrides": INSTANCE}}}
+# A program that has half a second's work to do when it is told to stop.
+TIDY = "trap 'sleep 0.5; echo tidied; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
+
+
+class Projects:
+    """Projects with quotas, and their tasks."""
+
+    def __init__(self, server, **quotas):
+        self.server = server
+        for name, quota in quotas.items():
+            self.set(name, **quota)
+        self.ids = {each["name"]: each["id"] for each in server.api("projects.get_all")["projects"]}
+
+    def set(self, name, gpu, limit=None):
+        quota = {"deserved": round(gpu * 1000), "weight": 1}
+        if limit is not None:
+            quota["limit"] = round(limit * 1000)
+        self.server.api("cantle.set_quota", project=name, quota={"gpu": quota})
+
+    def submit(self, project, queue, *argv):
+        return self.server.submit(queue, *argv, project=self.ids[project])
+
+    def held_milli(self, project):
+        views = self.server.api("cantle.get_projects")["projects"]
+        return next(view["allocated_milli"] for view in views if view["name"] == project)
+
+
+def is_on_node(server, task):
+    return server.message(task) == "running on node worker"
+
+
+def wait_running(server, tasks, queues):
+    seen = lambda: "\n".join(server.message(task) for task in tasks) + queues.log()
+    wait_until(lambda: all(is_on_node(server, task) for task in tasks), 120, seen)
+
+
+def stop(server, tasks):
+    for task in tasks:
+        if server.status(task) not in FINAL:
+            server.api("tasks.stop", task=task)
+
+
+def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
+    driver = start("2xH100-80GB")
+    queues = make_queues(GLUE)
+    projects = Projects(server, a={"gpu": 1}, b={"gpu": 1})
+    lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(4)]
+    more = projects.submit("a", "half", "sh", "-c", TIDY)
+    wait_running(server, lent, queues)
+    assert projects.held_milli("a") == 2000, "over its quota, as nobody else needs it"
+    wait_until(lambda: "project a holds 2 GPUs" in server.message(more), 30, lambda: server.message(more))
+    assert queues.pod_of(more) is None, "it waits in its queue, not as a pod"
+
+    began = time.monotonic()
+    owner = projects.submit("b", "whole", "sleep", "600")
+    wait_running(server, [owner], queues)
+    print(f"\nreclaimed: the owner's task runs after {time.monotonic() - began:.1f} s")
+    back = [task for task in lent if server.status(task) == "queued"]
+    assert len(back) == 2, [server.status(task) for task in lent]
+    for task in back:
+        wait_until(lambda: "waiting: " in server.message(task), 30, lambda: server.message(task))
+        assert server.log_of(task).count("tidied") == 1, "it had its grace"
+    reasons = [event["message"] for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
+    assert len(reasons) == 2 and all("reclaimed by project b" in reason for reason in reasons), reasons
+    assert (projects.held_milli("a"), projects.held_milli("b")) == (1000, 1000)
+    assert len(driver.leases()) == 3, "two halves and a whole"
+
+    server.api("tasks.stop", task=owner)
+    wait_running(server, lent, queues)
+    assert [server.log_of(task).count("begun") for task in back] == [2, 2], "they run again, once more"
+    stop(server, [*lent, more])
+    wait_until(lambda: not queues.pods(), 60, queues.log)
+
+
+def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injector, start, plane, namespace):
+    start("2xH100-80GB")
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    stranger = pod("stranger", ["sleep", "600"])
+    stranger["metadata"]["labels"] = WHOLE["labels"]
+    plane.api.create(path, stranger)
+    phase = lambda: plane.api.get(f"{path}/stranger")["status"]["phase"]
+    wait_until(lambda: phase() == "Running", 90, phase)
+    queues = make_queues(GLUE)
+    projects = Projects(server, a={"gpu": 0.5}, b={"gpu": 0.5})
+    lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(3)]
+    wait_running(server, lent[:2], queues)
+    words = lambda: server.message(lent[2])
+    wait_until(lambda: "waiting: " in words(), 30, words)
+    assert queues.pod_of(lent[2]) is None, "the stranger's GPU is no room"
+
+    owner = projects.submit("b", "half", "sleep", "600")
+    reclaimed = lambda: [event for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
+    wait_until(reclaimed, 60, queues.log)
+    queues.replicas[0].kill()
+    queues.replicas[0].start()
+    wait_running(server, [owner], queues)
+    assert len(reclaimed()) == 1
+    states = sorted(server.status(task) for task in lent)
+    assert states == ["in_progress", "queued", "queued"], states
+    assert [server.log_of(task).count("begun") for task in lent[:2]] == [1, 1], "nothing ran twice"
+    assert phase() == "Running", "nobody stops a stranger's pod"
+
+    projects.set("a", 0.5, limit=0.5)
+    server.api("tasks.stop", task=owner)
+    waits = [task for task in lent if server.status(task) == "queued"]
+    told = lambda: "\n".join(server.message(task) for task in waits)
+    wait_until(lambda: "its limit is 0.5 GPU" in told(), 60, told)
+    assert [queues.pod_of(task) for task in waits] == [None, None]
+    stop(server, lent)
+
+
+def test_instances_of_mig_count_by_their_slices(make_queues, server, start):
+    driver = start("1xH100-80GB:mig")
+    queues = make_queues(GLUE)
+    projects = Projects(server, a={"gpu": 0.5}, b={"gpu": 0.5})
+    lent = [projects.submit("a", "mig", "sleep", "600") for _ in range(2)]
+    wait_running(server, lent, queues)
+    wait_until(lambda: projects.held_milli("a") == 1000, 30, "4 of 8 memory slices each")
+    owner = projects.submit("b", "mig", "sleep", "600")
+    wait_running(server, [owner], queues)
+    assert sorted(server.status(task) for task in lent) == ["in_progress", "queued"]
+    wait_until(lambda: (projects.held_milli("a"), projects.held_milli("b")) == (500, 500), 30, "what both hold")
+    assert [each["profile"] for each in driver.truth()[0]["mig"]] == ["3g.40gb"] * 2
+    stop(server, [*lent, owner])
