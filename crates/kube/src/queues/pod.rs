@@ -285,7 +285,7 @@ agentk8sglue:
         let fraction = asked(GpuRequest::Fraction(Milli(300)));
         assert_eq!(fraction["metadata"]["annotations"]["gpu-fraction"], "0.3");
         assert!(fraction["metadata"]["labels"].get(LABEL).is_none(), "the queue's fraction contradicts it");
-        assert_eq!(fraction["metadata"]["labels"]["required-resources"], "0.5");
+        assert!(fraction["metadata"]["labels"].get(WEIGHT_LABEL).is_none(), "nor is its weight the task's");
         assert_eq!(fraction["spec"]["containers"][0]["resources"]["limits"], json!({"memory": "1Gi"}));
         let memory = asked(GpuRequest::Memory(Bytes(4 << 30)));
         assert_eq!(memory["metadata"]["annotations"]["gpu-memory"], "4096");

@@ -3,7 +3,7 @@
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cantle_clearml::TaskRequest;
 use cantle_clearml::quotas::Fleet;
@@ -12,6 +12,7 @@ use cantle_sched::{Eviction, Wait};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Client, ResourceExt as _};
+use tokio::time::Instant;
 
 use super::admit::{Admission, queue_of, rooms, task_of};
 use super::plan::{Asked, Candidate, Decided, GONE, Own, is_behind, plan};

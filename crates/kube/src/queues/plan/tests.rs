@@ -22,6 +22,7 @@ fn view(gpus: u32, table: Option<Table>) -> View {
         shares: true,
         table: table.clone(),
         by_plugin: false,
+        is_lost: false,
     });
     let node =
         ViewNode { name: "n".to_owned(), labels: BTreeMap::new(), is_open: true, gpus: gpus.collect() };
