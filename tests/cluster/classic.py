@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import urllib.request
 
 import yaml
 
@@ -50,6 +51,22 @@ class Extender:
         self.program = Program(name, folder, [CANTLE, *words], env)
 
 
+    def start(self):
+        self.program.start()
+        wait_until(lambda: "the extender is ready" in self.program.log(), 60, self.program.log)
+        return self
+
+    def call(self, verb, body):
+        data, kind = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(f"{self.url}/{verb}", data, kind), timeout=60) as answer:
+            return json.load(answer)
+
+    def bind(self, pod, node):
+        """Why not, or nothing."""
+        meta = pod["metadata"]
+        return self.call("bind", {"PodName": meta["name"], "PodNamespace": meta["namespace"], "PodUID": meta["uid"], "Node": node})["Error"]
+
+
 class Scheduler:
     """The chart's own configuration, with an address of the loopback that is free here."""
 
@@ -66,8 +83,7 @@ class Scheduler:
         self.program = Program("cantle-scheduler", folder, [plane.programs / "kube-scheduler", *words])
 
     def start(self):
-        self.extender.program.start()
-        wait_until(lambda: "the extender is ready" in self.extender.program.log(), 60, self.extender.program.log)
+        self.extender.start()
         self.program.start()
         return self
 
@@ -79,7 +95,7 @@ class Scheduler:
 def forget(api, node):
     """What a node's device plugin wrote down stays when it stops, for the next one."""
     if api.find(f"/api/v1/nodes/{node}"):
-        api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {"cantle.dev/gpus": None, PLACEMENTS: None}}})
+        api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {"cantle.dev/gpus": None, "cantle.dev/freed": None, PLACEMENTS: None}}})
 
 
 class ClassicNode(Driver):

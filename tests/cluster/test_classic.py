@@ -3,7 +3,6 @@
 import concurrent.futures
 import functools
 import json
-import urllib.request
 
 import pytest
 
@@ -164,20 +163,9 @@ def test_two_extenders_at_once_give_different_room(plane, start, hand_made, name
     asked = [pods.ask(f"p{at}", annotations={"gpu-fraction": "0.375"}) for at in range(8)]
     try:
         for each in extenders:
-            each.program.start()
-            wait_until(lambda: "ready" in each.program.log(), 60, each.program.log)
-
-        def bind(at):
-            meta = asked[at]["metadata"]
-            body = {"PodName": meta["name"], "PodNamespace": namespace, "PodUID": meta["uid"], "Node": hand_made}
-            request = urllib.request.Request(
-                extenders[at % 2].url + "/bind", json.dumps(body).encode(), {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.load(answer)["Error"]
-
+            each.start()
         with concurrent.futures.ThreadPoolExecutor(8) as threads:
-            errors = list(threads.map(bind, range(8)))
+            errors = list(threads.map(lambda at: extenders[at % 2].bind(asked[at], hand_made), range(8)))
     finally:
         for each in extenders:
             each.program.stop()

@@ -25,6 +25,8 @@ pub const CLASS_SHARED: &str = "shared.gpu.cantle.dev";
 pub const SLICE_RESOURCE: &str = "cantle.dev/slice";
 /// Annotation of a node: the GPUs that cantle gives out there.
 pub const GPUS_ANNOTATION: &str = "cantle.dev/gpus";
+/// Annotation of a node: when room came free there that pods waited for.
+pub const FREED_ANNOTATION: &str = "cantle.dev/freed";
 /// Annotation of a node: what of them was given to which pod.
 pub const PLACEMENTS_ANNOTATION: &str = "cantle.dev/placements";
 

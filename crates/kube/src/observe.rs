@@ -74,11 +74,15 @@ impl Calls {
         self.durations.lock().unwrap_or_else(PoisonError::into_inner).observe(took.as_secs_f64());
     }
 
+    /// How many ended in the way at this position.
+    pub(crate) fn count(&self, end: usize) -> u64 {
+        self.counts[end].load(Ordering::Relaxed)
+    }
+
     /// How many ended in which way (label `answer`), as samples of a counter's family.
     pub(crate) fn write_answers(&self, text: &mut Exposition, labels: &[(&str, &str)]) {
-        for (end, count) in self.ends.iter().zip(&self.counts) {
-            let labels = [labels, &[("answer", *end)]].concat();
-            text.sample(&labels, precise(count.load(Ordering::Relaxed)));
+        for (at, end) in self.ends.iter().enumerate() {
+            text.sample(&[labels, &[("answer", *end)]].concat(), precise(self.count(at)));
         }
     }
 

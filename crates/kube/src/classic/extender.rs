@@ -22,6 +22,7 @@ use tokio::time::Instant;
 use super::book::{Book, Placement, change};
 use super::choose::choose;
 use super::metrics::Metrics;
+use super::wake::keep_awake;
 use crate::KubeError;
 use crate::ask::Ask;
 use crate::inject::SLICE_LABEL;
@@ -102,6 +103,7 @@ pub async fn serve_extender(
     background.spawn(told);
     let metrics = Arc::<Metrics>::default();
     background.spawn(known(nodes.clone(), Arc::clone(&metrics)));
+    background.spawn(keep_awake(client.clone(), Arc::clone(&metrics)));
     if let Some(observers) = observers {
         background.spawn(show(observers, Arc::clone(&metrics)));
     }

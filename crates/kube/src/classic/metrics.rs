@@ -32,6 +32,11 @@ impl Metrics {
     pub(super) fn ready(&self) {
         self.ready.store(true, Ordering::Release);
     }
+
+    /// How often a pod found no room.
+    pub(super) fn refused(&self) -> u64 {
+        self.filter.count(1)
+    }
 }
 
 impl Observed for Metrics {

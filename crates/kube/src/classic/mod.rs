@@ -18,6 +18,7 @@ mod kubelet;
 mod metrics;
 mod node;
 mod plugin;
+mod wake;
 
 pub(crate) use book::Book;
 pub use extender::serve_extender;

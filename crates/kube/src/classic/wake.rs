@@ -1,0 +1,106 @@
+//! Wakes pods that wait for room.
+//!
+//! kube-scheduler looks at a waiting pod again when a node changes, and asks the extender at once. If the extender hears of that
+//! change a moment later than the scheduler, it refuses the pod once more, and nobody would ask again before something else
+//! happens in the cluster. So a node on which room came free is changed a second time, when every cache has the first change.
+
+use std::collections::BTreeMap;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::{WatchStreamExt as _, watcher};
+use kube::{Api, Client};
+use serde_json::json;
+
+use super::book::Book;
+use super::metrics::Metrics;
+use crate::names::FREED_ANNOTATION;
+use crate::node::ticks;
+
+/// Longer than any cache is behind.
+const AFTER: Duration = Duration::from_secs(2);
+
+/// Does so for ever, for pods that this replica refused. One changed node wakes them all.
+pub(super) async fn keep_awake(client: Client, metrics: Arc<Metrics>) {
+    let nodes: Api<Node> = Api::all(client);
+    let events = watcher(nodes.clone(), watcher::Config::default()).default_backoff().applied_objects();
+    let mut events = pin!(events);
+    let mut turn = ticks(AFTER);
+    let (mut freed, mut refused) = (Freed::default(), 0);
+    loop {
+        tokio::select! {
+            event = events.next() => {
+                let Some(event) = event else { return };
+                // What can't be watched or read is said where calls are answered.
+                if let Some(book) = event.ok().and_then(|node| Book::of(&node).ok()) {
+                    freed.see(&book);
+                }
+            }
+            _ = turn.tick() => {
+                let Some(node) = freed.turn().filter(|_| metrics.refused() != refused) else { continue };
+                refused = metrics.refused();
+                if let Err(error) = touch(&nodes, &node).await {
+                    tracing::warn!(node, %error, "pods that wait may hear late of free room");
+                }
+            }
+        }
+    }
+}
+
+/// Where room came free.
+#[derive(Default)]
+struct Freed {
+    /// How many placements each node had.
+    placed: BTreeMap<String, usize>,
+    /// In this turn.
+    now: Option<String>,
+    /// In the one before.
+    before: Option<String>,
+}
+
+impl Freed {
+    fn see(&mut self, book: &Book) {
+        let count = book.placements.len();
+        if self.placed.insert(book.node.clone(), count).is_some_and(|known| count < known) {
+            self.now = Some(book.node.clone());
+        }
+    }
+
+    /// A node on which room came free at least a turn ago; each time is told once.
+    fn turn(&mut self) -> Option<String> {
+        std::mem::replace(&mut self.before, self.now.take())
+    }
+}
+
+async fn touch(nodes: &Api<Node>, name: &str) -> Result<(), kube::Error> {
+    let annotations = json!({FREED_ANNOTATION: Timestamp::now().to_string()});
+    let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+    nodes.patch_metadata(name, &PatchParams::default(), &patch).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::book::Placement;
+    use super::*;
+
+    #[test]
+    fn free_room_is_told_once_and_a_whole_turn_later() {
+        let mut freed = Freed::default();
+        let see = |freed: &mut Freed, pods: &[&str]| {
+            let placement =
+                Placement { pod: String::new(), ask: String::new(), slices: Vec::new(), placed_ms: 0 };
+            let placements = pods.iter().map(|uid| ((*uid).to_owned(), placement.clone())).collect();
+            freed.see(&Book { node: "n".to_owned(), placements, ..Book::default() });
+        };
+        see(&mut freed, &["a", "b"]);
+        see(&mut freed, &["a", "b", "c"]);
+        assert_eq!((freed.turn(), freed.turn()), (None, None), "nothing came free");
+        see(&mut freed, &["b", "c"]);
+        assert_eq!((freed.turn(), freed.turn(), freed.turn()), (None, Some("n".to_owned()), None));
+    }
+}
