@@ -179,7 +179,9 @@ def test_the_classic_path_needs_no_claims(render):
     paths = {volume["hostPath"]["path"] for volume in pods["DaemonSet"]["volumes"]}
     assert {"/var/lib/kubelet/device-plugins", "/var/lib/kubelet/pod-resources"} <= paths
     scheduler = one(things, "Deployment", "cantle-scheduler")["spec"]["template"]["spec"]
-    assert config["extenders"][0]["urlPrefix"].endswith(scheduler["containers"][1]["args"][2].removeprefix("--listen="))
+    [listen] = [arg for arg in scheduler["containers"][1]["args"] if arg.startswith("--listen=")]
+    assert config["extenders"][0]["urlPrefix"].endswith(listen.removeprefix("--listen="))
+    assert not of_kind(things, "Namespace") and "--reservation" not in pods["DaemonSet"]["containers"][0]["args"]
 
 
 @pytest.mark.parametrize("values, taken", [
@@ -194,3 +196,18 @@ def test_mig_resources_are_taken_on_the_classic_path_unless_another_gives_them_o
     conditions = [each for hook in one(things, "MutatingWebhookConfiguration", "cantle-webhook")["webhooks"] for each in hook.get("matchConditions", [])]
     (asks,) = [each["expression"] for each in conditions if each["name"] == "asks"]
     assert ("--mig-resources" in container["args"], "nvidia.com/mig-" in asks) == (taken, taken)
+
+
+def test_reservations_are_for_the_classic_path(render):
+    import helm_python
+
+    things = render({"path": "classic", "reservation": {"enabled": True}})
+    node = one(things, "DaemonSet", "cantle-node")["spec"]["template"]["spec"]["containers"][0]
+    assert "--reservation" in node["args"]
+    extender = one(things, "Deployment", "cantle-scheduler")["spec"]["template"]["spec"]["containers"][1]
+    assert f"--reservation-image={extender['image']}" in extender["args"]
+    inside = {thing["kind"] for thing in things if thing["metadata"].get("namespace") == "cantle-reservation"}
+    assert inside == {"Role", "RoleBinding", "PodDisruptionBudget"}
+    assert one(things, "PriorityClass", "cantle-reservation")["preemptionPolicy"] == "Never"
+    with pytest.raises(helm_python.HelmError, match="reservation.enabled needs path=classic"):
+        render({"reservation": {"enabled": True}})

@@ -9,6 +9,8 @@ NAMESPACE = "cantle-system"
 NODE = "cantle-node"
 # Kinds of the chart that stand in the path of their own name.
 PLACES = {
+    "Namespace": "/api/v1/namespaces",
+    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
     "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
     "ConfigMap": "/api/v1/namespaces/{}/configmaps",
     "Secret": "/api/v1/namespaces/{}/secrets",
@@ -28,7 +30,7 @@ PLACES = {
 
 
 def place(thing):
-    return PLACES[thing["kind"]].format(NAMESPACE)
+    return PLACES[thing["kind"]].format(thing["metadata"].get("namespace", NAMESPACE))
 
 
 def rendered(values=None):

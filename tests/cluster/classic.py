@@ -10,43 +10,65 @@ import yaml
 import chart
 from chart import NAMESPACE, NODE
 from driver import CANTLE, Driver
+from injector import Injector, pod
 from processes import Program, free_ports, wait_until
+from test_documented_pods import Documented
+from test_pods import FILL
 
 SCHEDULER = "cantle-scheduler"
+RESERVATIONS = "cantle-reservation"
 VALUES = {"path": "classic"}
-PLACEMENTS = "cantle.dev/placements"
+GPUS, PLACEMENTS, RESERVED = "cantle.dev/gpus", "cantle.dev/placements", "cantle.dev/reservations"
+LABEL = "clearml-injector/fraction"
 # What the harness starts itself.
 RUNNING = ("Deployment", "DaemonSet", "Service", "PodDisruptionBudget", "MutatingWebhookConfiguration", "ConfigMap")
 
 
 def apply(api, things):
     for thing in things:
-        path = f"{chart.place(thing)}/{thing['metadata']['name']}?fieldManager=test&force=true"
+        path = f"{chart.place(thing)}/{thing['metadata']['name']}?fieldManager=test&force=true&fieldValidation=Strict"
         api.call("PATCH", path, thing, "application/apply-patch+yaml")
 
 
 @contextlib.contextmanager
-def rights(api):
-    """Those of the chart on the classic path, in place of the other's; no device classes either."""
-    things = [thing for thing in chart.rendered(VALUES) if thing["kind"] not in RUNNING]
+def rights(api, values=VALUES):
+    """Those of the chart on the classic path, in place of the other's, no device classes either; and all that reservations have."""
+    rendered = chart.rendered(values)
+    reservations = [thing for thing in rendered if thing["metadata"]["name"] == RESERVATIONS]
+    things = [thing for thing in rendered if thing["kind"] not in RUNNING]
     nodes = lambda things: [t for t in things if t["metadata"]["name"] == NODE]
     others = [thing for thing in things if thing["metadata"]["name"].startswith(SCHEDULER)]
     chart.delete(api, chart.standing())
-    apply(api, nodes(things) + others)
+    apply(api, nodes(things) + others + reservations)
     try:
         yield
     finally:
-        chart.delete(api, nodes(things) + others)
+        # What is in the reservations' namespace goes with it.
+        chart.delete(api, nodes(things) + others + [thing for thing in reservations if thing["kind"] in ("Namespace", "PriorityClass")])
         chart.create(api, chart.standing())
 
 
+@contextlib.contextmanager
+def running(plane, folder, values=VALUES, *flags):
+    """Injector and scheduler; the flags are the extender's."""
+    with rights(plane.api, values):
+        injector = Injector(plane, folder, "--path", "classic", "--mig-resources", values=VALUES)
+        scheduler = Scheduler(plane, folder, *flags)
+        try:
+            injector.start()
+            yield scheduler.start()
+        finally:
+            scheduler.stop()
+            injector.remove()
+
+
 class Extender:
-    def __init__(self, plane, folder, name="extender"):
+    def __init__(self, plane, folder, *flags, name="extender"):
         self.port, self.observe_port = free_ports(2)
         self.url = f"http://127.0.0.1:{self.port}"
         self.kubeconfig = plane.account_kubeconfig(SCHEDULER, folder / f"{name}.kubeconfig")
         words = ["controller", "extender", "--kubeconfig", self.kubeconfig, "--listen", f"127.0.0.1:{self.port}"]
-        words += ["--observe-listen", f"127.0.0.1:{self.observe_port}"]
+        words += ["--observe-listen", f"127.0.0.1:{self.observe_port}", *flags]
         env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
         self.program = Program(name, folder, [CANTLE, *words], env)
 
@@ -70,8 +92,8 @@ class Extender:
 class Scheduler:
     """The chart's own configuration, with an address of the loopback that is free here."""
 
-    def __init__(self, plane, folder):
-        self.extender = Extender(plane, folder)
+    def __init__(self, plane, folder, *flags):
+        self.extender = Extender(plane, folder, *flags)
         (map,) = [thing for thing in chart.rendered(VALUES) if thing["kind"] == "ConfigMap"]
         config = yaml.safe_load(map["data"]["scheduler.yaml"])
         config["clientConnection"] = {"kubeconfig": str(self.extender.kubeconfig)}
@@ -95,7 +117,8 @@ class Scheduler:
 def forget(api, node):
     """What a node's device plugin wrote down stays when it stops, for the next one."""
     if api.find(f"/api/v1/nodes/{node}"):
-        api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {"cantle.dev/gpus": None, "cantle.dev/freed": None, PLACEMENTS: None}}})
+        names = (GPUS, PLACEMENTS, RESERVED, "cantle.dev/freed")
+        api.merge(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {name: None for name in names}}})
 
 
 class ClassicNode(Driver):
@@ -111,8 +134,14 @@ class ClassicNode(Driver):
     def placements(self):
         return json.loads(self.annotations().get(PLACEMENTS, "{}"))
 
+    def reservations(self):
+        return json.loads(self.annotations().get(RESERVED, "{}"))
+
+    def gpus(self):
+        return json.loads(self.annotations().get(GPUS, "[]"))
+
     def slices(self):
-        return self.annotations().get("cantle.dev/gpus")
+        return self.annotations().get(GPUS)
 
     def registrations(self):
         return self.log().count("registered with the kubelet")
@@ -122,9 +151,30 @@ class ClassicNode(Driver):
         self.wait_slots("256")
 
     def wait_slots(self, count):
+        self.wait_allocatable("cantle.dev/slice", count)
+
+    def wait_allocatable(self, resource, count):
         allocatable = lambda: self.plane.api.get(f"/api/v1/nodes/{self.node}")["status"]["allocatable"]
-        wait_until(lambda: allocatable().get("cantle.dev/slice") == count, 60, lambda: f"{allocatable()}\n{self.log()}")
+        wait_until(lambda: allocatable().get(resource) == count, 60, lambda: f"{allocatable()}\n{self.log()}")
 
     def remove(self):
         self.stop()
         forget(self.plane.api, self.node)
+
+
+class ClassicPods(Documented):
+    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None):
+        thing = pod({LABEL: fraction} if fraction else {}, annotations, limits, name=name)
+        thing["spec"]["containers"][0]["command"] = list(command)
+        thing["spec"]["terminationGracePeriodSeconds"] = 1
+        if node:
+            thing["spec"]["nodeName"] = node
+        return self.api.create(self.path, thing)
+
+    def why(self, name):
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+
+    def waits_for(self, name):
+        states = self.get(name)["status"].get("containerStatuses", [])
+        return "".join(each["state"].get("waiting", {}).get("message", "") for each in states)

@@ -7,31 +7,21 @@ import json
 import pytest
 
 from api import RESOURCE
-from classic import VALUES, ClassicNode, Extender, Scheduler, rights
+from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
-from injector import Injector, pod
 from processes import wait_until
 from test_churn import check_node
-from test_documented_pods import Documented, held
-from test_pods import FILL, OUT_OF_MEMORY
+from test_documented_pods import held
+from test_pods import OUT_OF_MEMORY
 
-LABEL = "clearml-injector/fraction"
 GIB = 1 << 30
 
 
 @pytest.fixture(scope="module")
 def system(plane, tmp_path_factory):
     """Injector and scheduler."""
-    folder = tmp_path_factory.mktemp("classic")
-    with rights(plane.api):
-        injector = Injector(plane, folder, "--path", "classic", "--mig-resources", values=VALUES)
-        scheduler = Scheduler(plane, folder)
-        try:
-            injector.start()
-            yield scheduler.start()
-        finally:
-            scheduler.stop()
-            injector.remove()
+    with running(plane, tmp_path_factory.mktemp("classic")) as scheduler:
+        yield scheduler
 
 
 @pytest.fixture
@@ -49,24 +39,6 @@ def on_worker(worker, start):
         return node
 
     return on_worker
-
-
-class ClassicPods(Documented):
-    def ask(self, name, fraction=None, command=("python3", "-c", FILL), annotations=None, limits=None, node=None):
-        thing = pod({LABEL: fraction} if fraction else {}, annotations, limits, name=name)
-        thing["spec"]["containers"][0]["command"] = list(command)
-        thing["spec"]["terminationGracePeriodSeconds"] = 1
-        if node:
-            thing["spec"]["nodeName"] = node
-        return self.api.create(self.path, thing)
-
-    def why(self, name):
-        conditions = self.get(name)["status"].get("conditions", [])
-        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
-
-    def waits_for(self, name):
-        states = self.get(name)["status"].get("containerStatuses", [])
-        return "".join(each["state"].get("waiting", {}).get("message", "") for each in states)
 
 
 @pytest.fixture
@@ -158,7 +130,7 @@ def test_a_plugin_killed_while_it_makes_an_instance(pods, on_worker):
 
 def test_two_extenders_at_once_give_different_room(plane, start, hand_made, namespace, tmp_path):
     node = start(hand_made, "2xA100-40GB")
-    extenders = [Extender(plane, tmp_path, f"extender-{at}") for at in range(2)]
+    extenders = [Extender(plane, tmp_path, name=f"extender-{at}") for at in range(2)]
     pods = ClassicPods(plane.api, namespace)
     asked = [pods.ask(f"p{at}", annotations={"gpu-fraction": "0.375"}) for at in range(8)]
     try:

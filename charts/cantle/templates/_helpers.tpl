@@ -48,3 +48,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- define "cantle.classic" -}}
 {{- if eq .Values.path "classic" }}true{{ else if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version }}{{ fail (printf "Kubernetes %s has no claims on devices: set path=classic, or use 1.34 or newer" .Capabilities.KubeVersion.Version) }}{{ end }}
 {{- end }}
+
+{{- /* "true" where GPUs are taken from NVIDIA's device plugin. */}}
+{{- define "cantle.reservation" -}}
+{{- if .Values.reservation.enabled }}{{ if include "cantle.classic" . }}true{{ else }}{{ fail "reservation.enabled needs path=classic: with claims on devices no other plugin may give out the same GPUs" }}{{ end }}{{ end }}
+{{- end }}

@@ -29,6 +29,13 @@ pub const GPUS_ANNOTATION: &str = "cantle.dev/gpus";
 pub const FREED_ANNOTATION: &str = "cantle.dev/freed";
 /// Annotation of a node: what of them was given to which pod.
 pub const PLACEMENTS_ANNOTATION: &str = "cantle.dev/placements";
+/// Annotation of a node: the pods that reserve GPUs of it, where another device plugin gives them out.
+pub const RESERVATIONS_ANNOTATION: &str = "cantle.dev/reservations";
+/// Where the pods are that reserve GPUs.
+pub const RESERVATION_NAMESPACE: &str = "cantle-reservation";
+
+/// What NVIDIA's device plugin gives out.
+pub const GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 /// The device class of a MIG profile: `mig-1g.10gb.gpu.cantle.dev`. A `+` in a profile's name can't be in the name of an
 /// object; it becomes `.`, as in NVIDIA's resource names.

@@ -11,6 +11,7 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
 
+use crate::classic::is_reserving;
 use crate::inject::{LABEL, SLICE_LABEL};
 use crate::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
 use crate::version::serves_claims;
@@ -59,6 +60,8 @@ pub struct SurveyedNode {
     pub nvidia: BTreeMap<String, String>,
     /// Has cantle published GPUs of it, as devices or (classic path) in its annotation?
     pub is_published: bool,
+    /// Does cantle use those GPUs only that it has got from NVIDIA's device plugin?
+    pub is_reserving: bool,
 }
 
 /// Something that the chart keeps running.
@@ -143,6 +146,7 @@ fn surveyed(node: &Node, published: &BTreeSet<String>) -> SurveyedNode {
         kubelet: info.map(|info| info.kubelet_version.clone()).unwrap_or_default(),
         engine: info.map(|info| info.container_runtime_version.clone()).unwrap_or_default(),
         nvidia: nvidia.map(|(key, amount)| (key.clone(), amount.0.clone())).collect(),
+        is_reserving: is_reserving(node),
         is_published: published.contains(&name) || node.annotations().contains_key(GPUS_ANNOTATION),
         name,
     }

@@ -141,14 +141,14 @@ fn device_plugin(nodes: &[SurveyedNode]) -> Vec<Finding> {
     }
     // Pods that ask by limits get claims for MIG instances; then the kubelet has nothing to say of them.
     let judged = |(resource, nodes): (&str, Vec<&SurveyedNode>)| {
-        let both = nodes.iter().filter(|node| node.is_published).count();
+        let both = nodes.iter().filter(|node| node.is_published && !node.is_reserving).count();
         let found = format!("gives out {resource} on {}", counted(nodes.len(), "node"));
         if both == 0 {
             return good("NVIDIA's device plugin", found);
         }
         let found = format!("{found}, cantle the same GPUs on {both} of them");
         let hint = "one of the two per node: keep the plugin away from cantle's nodes (its nodeSelector), or cantle from its \
-                    (node.nodeSelector)";
+                    (node.nodeSelector); or let cantle reserve what it uses (path=classic, reservation.enabled)";
         not(Verdict::Bad, "NVIDIA's device plugin", found, hint)
     };
     by_resource.into_iter().map(judged).collect()
@@ -227,6 +227,7 @@ mod tests {
             kubelet: kubelet.to_owned(),
             engine: engine.to_owned(),
             is_published: true,
+            is_reserving: false,
             ..SurveyedNode::default()
         }
     }
@@ -288,6 +289,11 @@ mod tests {
         );
         let both = with(&|s| s.nodes[0].nvidia.extend([("nvidia.com/gpu".to_owned(), "8".to_owned())]));
         assert_eq!(both, [("NVIDIA's device plugin", Verdict::Bad)]);
+        let reserved = with(&|s| {
+            s.nodes[0].nvidia.extend([("nvidia.com/gpu".to_owned(), "8".to_owned())]);
+            s.nodes[0].is_reserving = true;
+        });
+        assert_eq!(reserved, []);
         assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Verdict::Bad)]);
         assert_eq!(with(&|s| s.has_classes = false), [("devices", Verdict::Bad)]);
         assert_eq!(with(&|s| s.injector = None), [("injector", Verdict::Warning)]);

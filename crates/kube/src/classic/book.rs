@@ -10,11 +10,12 @@ use cantle_model::{Gpu, Slice};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt as _};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use crate::KubeError;
-use crate::names::{GPUS_ANNOTATION, PLACEMENTS_ANNOTATION};
+use crate::names::{GPUS_ANNOTATION, PLACEMENTS_ANNOTATION, RESERVATIONS_ANNOTATION};
 
 /// Others write into nodes too: the kubelet every few minutes, and whoever places pods beside us.
 const TRIES: usize = 20;
@@ -30,6 +31,32 @@ pub(crate) struct Offered {
     /// Does it change between shares and instances by itself?
     #[serde(default)]
     pub(crate) switches: bool,
+    /// Who has it, where NVIDIA's device plugin gives it out; none where it is cantle's alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) holder: Option<Holder>,
+}
+
+/// Who has a GPU that NVIDIA's device plugin gives out, as the kubelet says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Holder {
+    /// It can be had.
+    Nobody,
+    /// The pod `namespace/name`.
+    Pod(String),
+    /// Nobody can have all of it; why.
+    Barred(String),
+}
+
+/// A pod of cantle's that takes a GPU from the other device plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Reservation {
+    /// When it was asked for, in milliseconds since 1970.
+    pub(crate) asked_ms: i64,
+    /// Has there been a slice on its GPU?
+    pub(crate) used: bool,
+    /// It is being given back; nothing is placed on its GPU any more.
+    pub(crate) leaving: bool,
 }
 
 /// What a pod was given.
@@ -57,6 +84,8 @@ pub(crate) struct Book {
     pub(crate) gpus: Vec<Offered>,
     /// What is given out.
     pub(crate) placements: Placements,
+    /// By the name of their pods.
+    pub(crate) reservations: BTreeMap<String, Reservation>,
 }
 
 impl Book {
@@ -65,15 +94,23 @@ impl Book {
     /// # Errors
     /// [`KubeError::Object`] if an annotation is not as cantle writes it.
     pub(crate) fn of(node: &Node) -> Result<Self, KubeError> {
-        let annotations = node.annotations();
-        let gpus = annotations.get(GPUS_ANNOTATION).map(|text| serde_json::from_str(text));
-        let placements = annotations.get(PLACEMENTS_ANNOTATION).map(|text| serde_json::from_str(text));
         Ok(Self {
             node: node.name_any(),
-            gpus: gpus.transpose().map_err(KubeError::Object)?.unwrap_or_default(),
-            placements: placements.transpose().map_err(KubeError::Object)?.unwrap_or_default(),
+            gpus: read(node, GPUS_ANNOTATION)?,
+            placements: read(node, PLACEMENTS_ANNOTATION)?,
+            reservations: read(node, RESERVATIONS_ANNOTATION)?,
         })
     }
+}
+
+/// Are the GPUs of this node another device plugin's to give?
+pub(crate) fn is_reserving(node: &Node) -> bool {
+    Book::of(node).is_ok_and(|book| book.gpus.iter().any(|offered| offered.holder.is_some()))
+}
+
+fn read<T: DeserializeOwned + Default>(node: &Node, annotation: &str) -> Result<T, KubeError> {
+    let text = node.annotations().get(annotation).map(|text| serde_json::from_str(text));
+    Ok(text.transpose().map_err(KubeError::Object)?.unwrap_or_default())
 }
 
 /// Changes what is written in a node, if nobody else has changed the node meanwhile; otherwise looks again.
@@ -93,10 +130,10 @@ pub(super) async fn change<T>(
         if book == before {
             return Ok(answer);
         }
-        let placements = text(&book.placements, book.placements.is_empty())?;
         let annotations = json!({
             GPUS_ANNOTATION: text(&book.gpus, book.gpus.is_empty())?,
-            PLACEMENTS_ANNOTATION: placements,
+            PLACEMENTS_ANNOTATION: text(&book.placements, book.placements.is_empty())?,
+            RESERVATIONS_ANNOTATION: text(&book.reservations, book.reservations.is_empty())?,
         });
         let metadata = json!({"resourceVersion": node.resource_version(), "annotations": annotations});
         let patch = Patch::Merge(json!({"metadata": metadata}));

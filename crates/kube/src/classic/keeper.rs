@@ -6,18 +6,20 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_agent::Grants;
+use cantle_model::GpuUuid;
 use cantle_runtime::cdi;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
-use kube::api::ListParams;
+use kube::api::{ListParams, ObjectList};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Mutex;
 
-use super::book::{Book, Offered, change};
+use super::book::{Book, Holder, Offered, Placement, Placements, change};
 use super::choose::award;
-use super::kubelet::{Held, held};
-use crate::KubeError;
+use super::kubelet::{Held, devices, slots};
+use super::reserve::{holder, is_ours};
 use crate::node::{Metrics, blocking};
+use crate::{KubeError, NodeConfig};
 
 /// A place whose pod has not come by then was given to one that was not bound after all.
 const BOUND_WITHIN_MS: i64 = 60_000;
@@ -30,6 +32,8 @@ pub(super) struct Keeper {
     cdi_dir: PathBuf,
     grants: Arc<Grants>,
     pub(super) metrics: Arc<Metrics>,
+    /// NVIDIA's device plugin gives out the GPUs: only those are used that pods of ours have.
+    reservation: bool,
     /// One thing at a time: what is looked at must not change meanwhile.
     turn: Mutex<()>,
 }
@@ -37,13 +41,13 @@ pub(super) struct Keeper {
 impl Keeper {
     pub(super) fn new(
         client: Client,
-        node: &str,
-        kubelet_dir: PathBuf,
-        cdi_dir: PathBuf,
+        config: &NodeConfig,
         grants: Arc<Grants>,
         metrics: Arc<Metrics>,
+        reservation: bool,
     ) -> Self {
-        Self { client, node: node.to_owned(), kubelet_dir, cdi_dir, grants, metrics, turn: Mutex::default() }
+        let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config.clone();
+        Self { client, node, kubelet_dir, cdi_dir, grants, metrics, reservation, turn: Mutex::default() }
     }
 
     fn nodes(&self) -> Api<Node> {
@@ -68,6 +72,7 @@ impl Keeper {
                     .to_owned(),
             )
         })?;
+        self.check_reserved(placement, &book).await?.map_err(wrong)?;
         let award = award(&uid, placement, &book).map_err(wrong)?;
         let (slot, dir) = (slot.to_owned(), self.cdi_dir.clone());
         blocking(&self.grants, move |grants| {
@@ -83,7 +88,7 @@ impl Keeper {
 
     /// The pod that has the slot: the kubelet knows.
     async fn holder(&self, slot: &str) -> Result<Held, KubeError> {
-        let mut holders = held(&self.kubelet_dir).await?.into_iter().filter(|held| held.slot == slot);
+        let mut holders = slots(&self.kubelet_dir).await?.into_iter().filter(|held| held.id == slot);
         match (holders.next(), holders.next()) {
             (Some(holder), None) => Ok(holder),
             (first, _) => {
@@ -94,15 +99,20 @@ impl Keeper {
         }
     }
 
-    /// Takes back what pods hold that have ended, and what was written down for them.
+    /// Takes back what pods hold that have ended, and what was written down for them; where other pods can have GPUs, it is
+    /// written down who has which.
     pub(super) async fn settle(&self) -> Result<(), KubeError> {
-        let _turn = self.turn.lock().await;
-        self.take_back().await
+        let turn = self.turn.lock().await;
+        self.take_back().await?;
+        drop(turn);
+        if self.reservation {
+            self.publish().await?;
+        }
+        Ok(())
     }
 
     async fn take_back(&self) -> Result<(), KubeError> {
-        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
-        let pods = Api::<Pod>::all(self.client.clone()).list(&here).await?;
+        let pods = self.pods().await?;
         let known: BTreeMap<String, bool> =
             pods.iter().map(|pod| (pod.uid().unwrap_or_default(), has_ended(pod))).collect();
         let live: BTreeSet<String> =
@@ -152,8 +162,8 @@ impl Keeper {
         if specs.is_empty() {
             return Ok(());
         }
-        let held = held(&self.kubelet_dir).await?;
-        for slot in specs.iter().filter(|id| !held.iter().any(|held| held.slot == **id)) {
+        let held = slots(&self.kubelet_dir).await?;
+        for slot in specs.iter().filter(|id| !held.iter().any(|held| held.id == **id)) {
             cdi::remove(&self.cdi_dir, slot).map_err(failed)?;
         }
         Ok(())
@@ -161,19 +171,88 @@ impl Keeper {
 
     /// Writes down what the node offers; says whether that is anything.
     pub(super) async fn publish(&self) -> Result<bool, KubeError> {
+        // What was seen first must not be written last.
+        let _turn = self.turn.lock().await;
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
+        let holders = self.holders(&offers).await?;
         let offered = |offer: cantle_agent::Offer| {
             let table = offer.table.filter(|_| offer.gpu.mig || offer.switches);
-            Offered { gpu: offer.gpu, table, switches: offer.switches }
+            let holder = holders.get(&offer.gpu.uuid).cloned();
+            Offered { gpu: offer.gpu, table, switches: offer.switches, holder }
         };
         let offered: Vec<Offered> = offers.into_iter().filter(|offer| !offer.lost).map(offered).collect();
         let write = |book: &mut Book| {
+            let has_changed = book.gpus != offered;
             book.gpus.clone_from(&offered);
-            Ok(())
+            Ok(has_changed.then(|| taken_away(&offered, &book.placements)))
         };
-        change(&self.nodes(), &self.node, write).await?;
+        if let Some(taken) = change(&self.nodes(), &self.node, write).await? {
+            for (gpu, pod) in taken {
+                tracing::warn!(
+                    gpu,
+                    pod,
+                    "another pod was given a GPU with slices on it; nothing more is placed there"
+                );
+            }
+        }
         Ok(!offered.is_empty())
     }
+
+    /// Who has which GPU; empty where they are cantle's alone.
+    async fn holders(&self, offers: &[cantle_agent::Offer]) -> Result<BTreeMap<GpuUuid, Holder>, KubeError> {
+        if !self.reservation {
+            return Ok(BTreeMap::new());
+        }
+        let mut devices = devices(&self.kubelet_dir).await?;
+        if !devices.held.is_empty() {
+            // Older kubelets name pods too that have ended.
+            let pods = self.pods().await?;
+            let has_ended = |held: &Held| {
+                let is = |pod: &&Pod| {
+                    pod.name_any() == held.pod && pod.namespace().as_deref() == Some(&held.namespace)
+                };
+                pods.iter().find(is).is_some_and(has_ended)
+            };
+            devices.held.retain(|held| !has_ended(held));
+        }
+        Ok(offers.iter().map(|offer| (offer.gpu.uuid.clone(), holder(&offer.gpu, &devices))).collect())
+    }
+
+    /// What was written down may be old: no container starts on a GPU that has just become somebody else's.
+    async fn check_reserved(
+        &self,
+        placement: &Placement,
+        book: &Book,
+    ) -> Result<Result<(), String>, KubeError> {
+        if !self.reservation {
+            return Ok(Ok(()));
+        }
+        let devices = devices(&self.kubelet_dir).await?;
+        let is_placed = |of: &&Offered| placement.slices.iter().any(|slice| slice.gpu == of.gpu.uuid);
+        let lost = book.gpus.iter().filter(is_placed).find(|of| !is_ours(&holder(&of.gpu, &devices)));
+        Ok(lost.map_or(Ok(()), |of| {
+            Err(format!(
+                "GPU {} is not reserved for cantle at the moment; it starts when it is again",
+                of.gpu.index
+            ))
+        }))
+    }
+
+    async fn pods(&self) -> Result<ObjectList<Pod>, KubeError> {
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        Ok(Api::<Pod>::all(self.client.clone()).list(&here).await?)
+    }
+}
+
+/// GPUs with slices that other pods have, and those pods.
+fn taken_away(offered: &[Offered], placements: &Placements) -> Vec<(u32, String)> {
+    let slices: BTreeSet<&GpuUuid> =
+        placements.values().flat_map(|p| &p.slices).map(|slice| &slice.gpu).collect();
+    let taken = offered.iter().filter(|of| slices.contains(&of.gpu.uuid)).filter_map(|of| match &of.holder {
+        Some(holder @ Holder::Pod(pod)) if !is_ours(holder) => Some((of.gpu.index, pod.clone())),
+        _ => None,
+    });
+    taken.collect()
 }
 
 fn has_ended(pod: &Pod) -> bool {

@@ -1,11 +1,11 @@
 //! What is asked of the kubelet: to know the plugin, and which pod has a slot.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use tonic::transport::{Channel, Endpoint};
 
 use crate::KubeError;
-use crate::names::SLICE_RESOURCE;
+use crate::names::{GPU_RESOURCE, SLICE_RESOURCE};
 
 /// Generated from `proto/deviceplugin.proto`.
 #[expect(unreachable_pub, reason = "generated")]
@@ -22,10 +22,13 @@ mod podresources {
 use deviceplugin::registration_client::RegistrationClient;
 use deviceplugin::{DevicePluginOptions, RegisterRequest};
 use podresources::pod_resources_lister_client::PodResourcesListerClient;
-use podresources::{ListPodResourcesRequest, PodResources};
+use podresources::{AllocatableResourcesRequest, ListPodResourcesRequest, PodResources};
 
 /// The version of the protocol, as the kubelet wants to hear it.
 const VERSION: &str = "v1beta1";
+
+/// The socket of pod-resources in the kubelet's folder.
+const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
 
 /// The plugin's options, which the kubelet asks for twice.
 pub(super) const OPTIONS: DevicePluginOptions =
@@ -59,11 +62,11 @@ fn refused(path: &Path, status: &tonic::Status) -> KubeError {
     KubeError::Kubelet { path: path.to_owned(), why: status.message().to_owned() }
 }
 
-/// A slot that a pod has.
+/// A device that a pod has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Held {
     /// Its id.
-    pub(super) slot: String,
+    pub(super) id: String,
     /// The pod's namespace.
     pub(super) namespace: String,
     /// The pod's name.
@@ -74,16 +77,41 @@ pub(super) struct Held {
 ///
 /// # Errors
 /// If it does not answer.
-pub(super) async fn held(dir: &Path) -> Result<Vec<Held>, KubeError> {
-    let path: PathBuf = dir.join("pod-resources/kubelet.sock");
-    let mut lister = PodResourcesListerClient::new(channel(&path).await?);
-    let answer = lister.list(ListPodResourcesRequest {}).await.map_err(|status| refused(&path, &status))?;
-    Ok(answer.into_inner().pod_resources.into_iter().flat_map(slots).collect())
+pub(super) async fn slots(dir: &Path) -> Result<Vec<Held>, KubeError> {
+    held(dir, SLICE_RESOURCE).await
 }
 
-fn slots(pod: PodResources) -> Vec<Held> {
+/// What NVIDIA's device plugin gives out.
+pub(super) struct Devices {
+    /// The ids of all.
+    pub(super) all: Vec<String>,
+    /// Those that pods have.
+    pub(super) held: Vec<Held>,
+}
+
+/// What NVIDIA's device plugin gives out on this node.
+///
+/// # Errors
+/// If the kubelet does not answer.
+pub(super) async fn devices(dir: &Path) -> Result<Devices, KubeError> {
+    let path = dir.join(POD_RESOURCES);
+    let mut lister = PodResourcesListerClient::new(channel(&path).await?);
+    let answer = lister.get_allocatable_resources(AllocatableResourcesRequest {}).await;
+    let devices = answer.map_err(|status| refused(&path, &status))?.into_inner().devices;
+    let gpus = devices.into_iter().filter(|devices| devices.resource_name == GPU_RESOURCE);
+    Ok(Devices { all: gpus.flat_map(|gpus| gpus.device_ids).collect(), held: held(dir, GPU_RESOURCE).await? })
+}
+
+async fn held(dir: &Path, resource: &str) -> Result<Vec<Held>, KubeError> {
+    let path = dir.join(POD_RESOURCES);
+    let mut lister = PodResourcesListerClient::new(channel(&path).await?);
+    let answer = lister.list(ListPodResourcesRequest {}).await.map_err(|status| refused(&path, &status))?;
+    Ok(answer.into_inner().pod_resources.into_iter().flat_map(|pod| of_pod(pod, resource)).collect())
+}
+
+fn of_pod(pod: PodResources, resource: &str) -> Vec<Held> {
     let devices = pod.containers.into_iter().flat_map(|container| container.devices);
-    let ours = devices.filter(|devices| devices.resource_name == SLICE_RESOURCE);
-    let held = |slot| Held { slot, namespace: pod.namespace.clone(), pod: pod.name.clone() };
-    ours.flat_map(|devices| devices.device_ids).map(held).collect()
+    let wanted = devices.filter(|devices| devices.resource_name == resource);
+    let held = |id| Held { id, namespace: pod.namespace.clone(), pod: pod.name.clone() };
+    wanted.flat_map(|devices| devices.device_ids).map(held).collect()
 }

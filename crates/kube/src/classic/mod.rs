@@ -8,8 +8,10 @@
 //! ```
 //!
 //! The kubelet knows nothing of GPUs here: it gives a pod any of the node's slots. Which pod has a slot it says itself
-//! when it is asked before the container starts, so nothing is guessed (docs/adr/0009).
+//! when it is asked before the container starts, so nothing is guessed (docs/adr/0009). Where NVIDIA's device plugin gives out
+//! the GPUs, pods of cantle's take them from it first (`reserve`, docs/adr/0012).
 
+mod bind;
 mod book;
 mod choose;
 mod extender;
@@ -18,8 +20,11 @@ mod kubelet;
 mod metrics;
 mod node;
 mod plugin;
+mod reserve;
 mod wake;
+mod watched;
 
-pub(crate) use book::Book;
+pub(crate) use book::{Book, is_reserving};
 pub use extender::serve_extender;
-pub use node::run;
+pub use node::{PluginConfig, run};
+pub use reserve::Kind as ReservationKind;

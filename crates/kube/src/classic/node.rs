@@ -1,7 +1,7 @@
 //! `cantle controller node --path classic`: the device plugin of one node, until it is told to stop.
 
 use std::convert::Infallible;
-use std::path::Path;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,16 @@ const SETTLE_EVERY: Duration = Duration::from_secs(5);
 /// After the end of one pod more often follow.
 const TOGETHER: Duration = Duration::from_millis(200);
 
-/// Serves until `stop` is set; the kubelet's plugins are in `plugins`. Pods go on with their slices, and the next one finds
+/// What the device plugin has to know beside what every node has.
+#[derive(Clone, Debug)]
+pub struct PluginConfig {
+    /// Where the kubelet's plugins are.
+    pub dir: PathBuf,
+    /// NVIDIA's device plugin gives out the GPUs: slices only where a pod of cantle's has one.
+    pub reservation: bool,
+}
+
+/// Serves until `stop` is set. Pods go on with their slices, and the next one finds
 /// them.
 ///
 /// # Errors
@@ -32,7 +41,7 @@ const TOGETHER: Duration = Duration::from_millis(200);
 pub async fn run(
     client: Client,
     config: NodeConfig,
-    plugins: &Path,
+    plugin: PluginConfig,
     stop: watch::Receiver<bool>,
 ) -> Result<(), KubeError> {
     let version = server_version(&client).await?;
@@ -42,16 +51,15 @@ pub async fn run(
     let grants = config.open(&client).await?;
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
     let _shown = config.show(&metrics)?;
-    let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
-    let keeper = Keeper::new(client.clone(), &node, kubelet_dir, cdi_dir, Arc::clone(&grants), metrics);
+    let keeper = Keeper::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);
     let keeper = Arc::new(keeper);
     // What can't be published at all is an error of the start; later ones pass.
     let (health, healthy) = watch::channel(keeper.publish().await?);
     tokio::select! {
-        served = serve(Arc::clone(&keeper), healthy, plugins, stop) => served,
+        served = serve(Arc::clone(&keeper), healthy, &plugin.dir, stop) => served,
         never = keep_published(&keeper, &health) => match never {},
         never = keep_watch(&grants) => match never {},
-        never = keep_settled(&keeper, client, &node) => match never {},
+        never = keep_settled(&keeper, client, &config.node) => match never {},
     }
 }
 

@@ -17,7 +17,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use serde_json::json;
 
-use super::book::Book;
+use super::book::{Book, Holder, Offered};
 use super::metrics::Metrics;
 use crate::names::FREED_ANNOTATION;
 use crate::node::ticks;
@@ -55,7 +55,7 @@ pub(super) async fn keep_awake(client: Client, metrics: Arc<Metrics>) {
 /// Where room came free.
 #[derive(Default)]
 struct Freed {
-    /// How many placements each node had.
+    /// How many placements each node had, and GPUs that other pods have.
     placed: BTreeMap<String, usize>,
     /// In this turn.
     now: Option<String>,
@@ -65,7 +65,8 @@ struct Freed {
 
 impl Freed {
     fn see(&mut self, book: &Book) {
-        let count = book.placements.len();
+        let is_taken = |of: &&Offered| matches!(of.holder, Some(Holder::Pod(_)));
+        let count = book.placements.len() + book.gpus.iter().filter(is_taken).count();
         if self.placed.insert(book.node.clone(), count).is_some_and(|known| count < known) {
             self.now = Some(book.node.clone());
         }

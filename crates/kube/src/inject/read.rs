@@ -13,8 +13,7 @@ use crate::names::MIG_RESOURCE;
 pub(crate) const LABEL: &str = "clearml-injector/fraction";
 /// ClearML's older resource; `-N` may follow.
 const FRACTION: &str = "clear.ml/fraction";
-/// What NVIDIA's device plugin gives out.
-pub(crate) const GPU: &str = "nvidia.com/gpu";
+pub(crate) use crate::names::GPU_RESOURCE as GPU;
 
 const GPU_FRACTION: &str = "gpu-fraction";
 const GPU_MEMORY: &str = "gpu-memory";

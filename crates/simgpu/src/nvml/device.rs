@@ -10,6 +10,11 @@ use crate::ffi::{In, Out, Text, TextBuffer};
 use crate::identity::{self, gpu_uuid, pci_bus};
 use crate::mig::mig_uuid;
 
+/// `NVML_TOPOLOGY_INTERNAL`: the same board.
+const TOPOLOGY_INTERNAL: u32 = 0;
+/// `NVML_TOPOLOGY_SYSTEM`: by way of the link between two processors.
+const TOPOLOGY_SYSTEM: u32 = 50;
+
 /// `nvmlPciInfo_t`.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -139,6 +144,12 @@ nvml_api! {
     }
 
     fn nvmlDeviceGetMinorNumber(device: Handle, minor: Out<u32>) { Ok(minor.set(gpu(device)?.index as u32)?) }
+
+    /// NVIDIA's device plugin asks before it recommends GPUs. They are as far from each other as in a plain PCIe machine.
+    fn nvmlDeviceGetTopologyCommonAncestor(device: Handle, other: Handle, level: Out<u32>) {
+        let (one, other) = (gpu(device)?.index, gpu(other)?.index);
+        Ok(level.set(if one == other { TOPOLOGY_INTERNAL } else { TOPOLOGY_SYSTEM })?)
+    }
 
     fn nvmlDeviceGetName(device: Handle, text: TextBuffer, length: u32) {
         match target(device)? {

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 
-use cantle_kube::classic::serve_extender;
+use cantle_kube::classic::{ReservationKind, serve_extender};
 use cantle_kube::{connect, listen};
 use clap::Args;
 
@@ -22,15 +22,23 @@ pub(crate) struct ExtenderArgs {
     /// Where /healthz, /readyz and /metrics are, over HTTP; default: nowhere
     #[arg(long, value_name = "ADDR")]
     observe_listen: Option<SocketAddr>,
+    /// Image of the pods that reserve GPUs where NVIDIA's device plugin gives them out: cantle's own, or any with `sleep`
+    #[arg(long, value_name = "IMAGE")]
+    reservation_image: Option<String>,
+    /// Priority class of those pods; it must not preempt
+    #[arg(long, value_name = "NAME", default_value = "cantle-reservation", requires = "reservation_image")]
+    reservation_priority_class: String,
 }
 
 /// Runs until it is told to stop.
 pub(super) fn extender(kubeconfig: Option<&Path>, args: &ExtenderArgs) -> Outcome {
     let listener = listen(args.listen).map_err(from_kube)?;
     let observers = args.observe_listen.map(listen).transpose().map_err(from_kube)?;
+    let kind = |image| ReservationKind { image, priority_class: args.reservation_priority_class.clone() };
+    let reservation = args.reservation_image.clone().map(kind);
     runtime()?.block_on(async {
         let client = connect(kubeconfig).await.map_err(from_kube)?;
-        serve_extender(client, listener, observers, until_signal()).await.map_err(from_kube)?;
+        serve_extender(client, listener, observers, reservation, until_signal()).await.map_err(from_kube)?;
         Ok(ExitCode::SUCCESS)
     })
 }

@@ -4,7 +4,8 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cantle_kube::{NodeConfig, classic, dra};
+use cantle_kube::classic::{self, PluginConfig};
+use cantle_kube::{NodeConfig, dra};
 use cantle_model::GpuList;
 use clap::Args;
 use tokio::sync::watch;
@@ -12,7 +13,7 @@ use tokio::sync::watch;
 use super::{PathArg, from_kube};
 use crate::cmd::up::until_signal;
 use crate::cmd::{Context, runtime};
-use crate::error::Outcome;
+use crate::error::{CliError, Kind, Outcome};
 
 /// `cantle controller node`
 #[derive(Args, Debug)]
@@ -32,6 +33,10 @@ pub(crate) struct NodeArgs {
     /// Where the container engine reads CDI specs
     #[arg(long, value_name = "DIR", default_value = "/var/run/cdi")]
     cdi_dir: PathBuf,
+    /// NVIDIA's device plugin gives out this node's GPUs: slices are made only on those that a pod of cantle's has reserved
+    /// (classic path)
+    #[arg(long)]
+    reservation: bool,
     /// GPUs to put into MIG mode at the start, e.g. 0-3; they serve shares and whole GPUs too where the mode can change
     /// without a reset
     #[arg(long, value_name = "LIST", value_parser = mig_list)]
@@ -47,6 +52,12 @@ fn mig_list(text: &str) -> Result<GpuList, String> {
 
 /// Serves the node until it is told to stop.
 pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs) -> Outcome {
+    if args.reservation && args.path == PathArg::Dra {
+        return Err(CliError::new(
+            Kind::Usage,
+            "--reservation is for --path classic: with claims no other plugin may give out the same GPUs",
+        ));
+    }
     let config = NodeConfig {
         node: args.node,
         source: context.places.source()?,
@@ -56,6 +67,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
         mig: args.mig,
         observe: args.observe_listen,
     };
+    let plugin = PluginConfig { dir: args.device_plugin_dir, reservation: args.reservation };
     runtime()?.block_on(async {
         let client = cantle_kube::connect(kubeconfig).await.map_err(from_kube)?;
         let (stop, stopped) = watch::channel(false);
@@ -65,7 +77,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
         });
         match args.path {
             PathArg::Dra => dra::run(client, config, stopped).await,
-            PathArg::Classic => classic::run(client, config, &args.device_plugin_dir, stopped).await,
+            PathArg::Classic => classic::run(client, config, plugin, stopped).await,
         }
         .map_err(from_kube)?;
         Ok(ExitCode::SUCCESS)

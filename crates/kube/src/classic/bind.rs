@@ -1,0 +1,126 @@
+//! Gives a pod its place, then binds it; where the GPU has to be reserved first, once that is done.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::PostParams;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+use tokio::time::{Instant, timeout_at};
+
+use super::book::{Book, change};
+use super::extender::{Bind, ask};
+use super::reserve::{Placed, Reserver, place};
+use super::watched::Changes;
+use crate::KubeError;
+use crate::ask::Ask;
+
+/// The chart lets the scheduler wait for 10 s; when it has given up it asks anew, and finds what was reserved meanwhile.
+const RESERVED_WITHIN: Duration = Duration::from_secs(8);
+
+/// Binds pods.
+#[derive(Clone)]
+pub(super) struct Binder {
+    pub(super) client: Client,
+    pub(super) nodes: Store<Node>,
+    /// None where no node is expected to need it.
+    pub(super) reserver: Option<Reserver>,
+    pub(super) changes: Changes,
+    /// Of those that wait here for the same GPU one writes at a time: it would be refused otherwise, and write again.
+    pub(super) turn: Arc<Mutex<()>>,
+}
+
+/// A pod that is to be placed.
+struct Wish<'a> {
+    uid: &'a str,
+    full: String,
+    ask: Ask,
+}
+
+impl Wish<'_> {
+    fn wrong(&self, why: String) -> KubeError {
+        KubeError::Slice { pod: self.full.clone(), why }
+    }
+
+    fn place(&self, book: &mut Book) -> Result<Placed, KubeError> {
+        let now_ms = Timestamp::now().as_millisecond();
+        place(book, self.uid, &self.full, &self.ask, now_ms).map_err(|why| self.wrong(why))
+    }
+}
+
+impl Binder {
+    /// What is known of a node.
+    pub(super) fn book(&self, name: &str) -> Result<Book, String> {
+        let node = self.nodes.get(&ObjectRef::new(name)).ok_or("it is not known yet")?;
+        Book::of(&node).map_err(|error| error.to_string())
+    }
+
+    /// Whatever fails in between is done again: the place is the pod's already.
+    pub(super) async fn bind(&self, asked: &Bind) -> Result<(), KubeError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &asked.namespace);
+        let pod = pods.get(&asked.name).await?;
+        let full = format!("{}/{}", asked.namespace, asked.name);
+        let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
+        if pod.uid().as_deref() != Some(asked.uid.as_str()) {
+            return Err(wrong("it was made anew".to_owned()));
+        }
+        let wish = Wish { uid: &asked.uid, ask: ask(&pod).map_err(wrong)?, full: full.clone() };
+        self.put(&wish, &asked.node).await?;
+        let binding = json!({
+            "metadata": {"name": asked.name, "namespace": asked.namespace, "uid": asked.uid},
+            "target": {"apiVersion": "v1", "kind": "Node", "name": asked.node},
+        });
+        // If this fails, the node itself takes the place back, once it is sure that the pod is not there.
+        let post = PostParams::default();
+        pods.create_subresource::<_, Value>("binding", &asked.name, &post, &binding).await?;
+        tracing::info!(pod = full, node = asked.node, ask = %wish.ask, "placed");
+        Ok(())
+    }
+
+    /// Writes the pod's place into the node.
+    async fn put(&self, wish: &Wish<'_>, node: &str) -> Result<(), KubeError> {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let end = Instant::now() + RESERVED_WITHIN;
+        let mut changes = self.changes.clone();
+        loop {
+            let turn = self.turn.lock().await;
+            let placed = change(&nodes, node, |book| {
+                match wish.place(book)? {
+                Placed::Asked if self.reserver.is_none() => Err(wish.wrong(format!(
+                    "the GPUs of {node} are NVIDIA's device plugin's to give: start the extender with --reservation-image"
+                ))),
+                placed => Ok(placed),
+            }
+            });
+            let placed = placed.await?;
+            drop(turn);
+            if placed == Placed::Here {
+                return Ok(());
+            }
+            while !self.is_worth_a_try(wish, node) {
+                if timeout_at(end, changes.next()).await.is_err() {
+                    return Err(wish.wrong(self.why_not_yet(node)));
+                }
+            }
+        }
+    }
+
+    /// By what is known here, would it be placed now, or ask for more?
+    fn is_worth_a_try(&self, wish: &Wish<'_>, node: &str) -> bool {
+        let Ok(known) = self.book(node) else { return false };
+        let mut book = known.clone();
+        !matches!(wish.place(&mut book), Ok(Placed::Asked)) || book != known
+    }
+
+    fn why_not_yet(&self, node: &str) -> String {
+        match (&self.reserver, self.book(node)) {
+            (Some(reserver), Ok(book)) => reserver.why_not_yet(node, &book),
+            (_, Err(why)) => why,
+            (None, Ok(_)) => "a GPU is to be reserved for it first".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Makes and deletes the pods that the nodes' annotations ask for. Every replica of the extender does it: names are given, so
+//! what one has made the other finds there, and what is written into a node is written against its version.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::time::{sleep, timeout};
+
+use super::pod::{Kind, node_of};
+use super::rules::{Seen, settle};
+use crate::KubeError;
+use crate::classic::book::{Book, change};
+use crate::classic::watched::Changes;
+use crate::names::{RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
+
+/// Time passes without a change too: what nobody used is given back.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// After one change more often follow.
+const TOGETHER: Duration = Duration::from_millis(50);
+
+/// Looks after reservations.
+#[derive(Clone)]
+pub(in crate::classic) struct Reserver {
+    pub(in crate::classic) client: Client,
+    pub(in crate::classic) kind: Kind,
+    pub(in crate::classic) nodes: Store<Node>,
+    /// Those of the reservations' namespace.
+    pub(in crate::classic) pods: Store<Pod>,
+}
+
+impl Reserver {
+    /// Looks after them, for ever.
+    pub(in crate::classic) async fn run(&self, mut changes: Changes) -> Infallible {
+        loop {
+            let _ = timeout(LOOK_EVERY, changes.next()).await;
+            sleep(TOGETHER).await;
+            let pods = self.pods.state();
+            let with_pods: BTreeSet<&str> = pods.iter().filter_map(|pod| node_of(pod)).collect();
+            for node in self.nodes.state() {
+                let has_reservations = node.annotations().contains_key(RESERVATIONS_ANNOTATION);
+                if !has_reservations && !with_pods.contains(node.name_any().as_str()) {
+                    continue;
+                }
+                if let Err(error) = self.look_at(&node, &pods).await {
+                    tracing::warn!(node = node.name_any(), %error, "reservations are looked through later");
+                }
+            }
+        }
+    }
+
+    async fn look_at(&self, node: &Node, pods: &[Arc<Pod>]) -> Result<(), KubeError> {
+        let name = node.name_any();
+        let here: BTreeMap<String, Arc<Pod>> = pods
+            .iter()
+            .filter(|pod| node_of(pod) == Some(&name))
+            .map(|pod| (pod.name_any(), Arc::clone(pod)))
+            .collect();
+        let seen: BTreeMap<String, Seen> = here.iter().map(|(name, pod)| (name.clone(), seen(pod))).collect();
+        let now_ms = Timestamp::now().as_millisecond();
+        // What is known of the node may be old; if there is nothing to do by that, the next change is waited for.
+        let known = Book::of(node)?;
+        let mut book = known.clone();
+        if settle(&mut book, &seen, now_ms) == Default::default() && book == known {
+            return Ok(());
+        }
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let steps = change(&nodes, &name, |book| Ok(settle(book, &seen, now_ms))).await?;
+        for pod in &steps.create {
+            self.create(pod, node).await?;
+        }
+        for pod in steps.delete.iter().filter_map(|pod| here.get(pod)) {
+            self.delete(pod).await?;
+        }
+        Ok(())
+    }
+
+    fn api(&self) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), RESERVATION_NAMESPACE)
+    }
+
+    async fn create(&self, name: &str, node: &Node) -> Result<(), KubeError> {
+        match self.api().create(&PostParams::default(), &self.kind.pod(name, node)?).await {
+            Ok(_) => tracing::info!(pod = name, node = node.name_any(), "a GPU is being reserved"),
+            // Another replica was quicker.
+            Err(kube::Error::Api(status)) if status.is_already_exists() => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    async fn delete(&self, pod: &Pod) -> Result<(), KubeError> {
+        // Not one that was made anew under the same name.
+        let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
+        let deleting = DeleteParams { preconditions, ..DeleteParams::default() };
+        match self.api().delete(&pod.name_any(), &deleting).await {
+            Ok(_) => tracing::info!(pod = pod.name_any(), "a reserved GPU is given back"),
+            Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    /// Why the GPUs that are asked for on this node are not there yet.
+    pub(in crate::classic) fn why_not_yet(&self, node: &str, book: &Book) -> String {
+        let condition = |name: &String| {
+            let pod = self.pods.get(&ObjectRef::new(name).within(RESERVATION_NAMESPACE))?;
+            let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            conditions.find(|c| c.type_ == "PodScheduled" && c.status == "False")?.message.clone()
+        };
+        let why = book.reservations.keys().find_map(condition);
+        let why = why.unwrap_or_else(|| "it has not started yet".to_owned());
+        format!("a pod in {RESERVATION_NAMESPACE} is to reserve a GPU of {node} first: {why}")
+    }
+}
+
+fn seen(pod: &Pod) -> Seen {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    let made_ms = pod.creation_timestamp().map_or(0, |made| made.0.as_millisecond());
+    Seen {
+        ended: matches!(phase, Some("Succeeded" | "Failed")),
+        deleting: pod.metadata.deletion_timestamp.is_some(),
+        made_ms,
+    }
+}

@@ -1,0 +1,244 @@
+//! Which GPUs may have slices, and when one more is reserved or one given back. Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use cantle_model::{Gpu, GpuUuid, Slice};
+
+use crate::ask::Ask;
+use crate::classic::book::{Book, Holder, Offered, Placement, Reservation};
+use crate::classic::choose::choose;
+use crate::classic::kubelet::{Devices, Held};
+use crate::names::{GPU_RESOURCE, RESERVATION_NAMESPACE};
+
+/// A GPU that was reserved for a pod which did not come after all is given back then. Longer than the scheduler takes to try
+/// again.
+const UNUSED_MS: i64 = 60_000;
+/// A pod that has failed stays so long: one that fails at once must not be made anew without end.
+const FAILED_MS: i64 = 5_000;
+
+/// What became of the wish to be placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::classic) enum Placed {
+    /// The pod has its place.
+    Here,
+    /// It can have one when the GPUs are there that are asked for.
+    Asked,
+}
+
+/// A reservation's pod, as far as it matters here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// It takes no GPU any more.
+    pub(super) ended: bool,
+    /// It is being deleted.
+    pub(super) deleting: bool,
+    /// When it was made, in milliseconds since 1970.
+    pub(super) made_ms: i64,
+}
+
+/// What is to be done with pods, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Steps {
+    pub(super) create: Vec<String>,
+    pub(super) delete: Vec<String>,
+}
+
+/// Who has this GPU, where the other plugin gives out `devices`.
+pub(in crate::classic) fn holder(gpu: &Gpu, devices: &Devices) -> Holder {
+    // With time-slicing a GPU has several ids: its UUID, `::`, and a number.
+    let is_of =
+        |id: &str| id == gpu.uuid.0 || id.split_once("::").is_some_and(|(uuid, _)| uuid == gpu.uuid.0);
+    let held: Vec<&Held> = devices.held.iter().filter(|held| is_of(&held.id)).collect();
+    let ids: BTreeSet<&str> = devices
+        .all
+        .iter()
+        .chain(held.iter().map(|held| &held.id))
+        .map(String::as_str)
+        .filter(|id| is_of(id))
+        .collect();
+    let replicas = ids.iter().filter(|id| id.contains("::")).count();
+    match (held.first(), replicas) {
+        (_, 1..) => Holder::Barred(format!(
+            "NVIDIA's device plugin gives it out as {replicas} replicas (time-slicing), and a share needs all of it: take \
+             sharing.timeSlicing out of the plugin's configuration, cantle shares by itself"
+        )),
+        (Some(held), 0) => Holder::Pod(format!("{}/{}", held.namespace, held.pod)),
+        (None, 0) if ids.is_empty() => {
+            Holder::Barred(format!("NVIDIA's device plugin does not give it out as {GPU_RESOURCE}"))
+        }
+        (None, 0) => Holder::Nobody,
+    }
+}
+
+/// Is it a pod of the reservations?
+pub(in crate::classic) fn is_ours(holder: &Holder) -> bool {
+    let Holder::Pod(pod) = holder else { return false };
+    pod.split_once('/').is_some_and(|(namespace, _)| namespace == RESERVATION_NAMESPACE)
+}
+
+/// The name of a reservation's pod as the kubelet tells it.
+fn full(name: &str) -> String {
+    format!("{RESERVATION_NAMESPACE}/{name}")
+}
+
+impl Book {
+    /// With those GPUs only that may have slices now.
+    fn held(&self) -> Self {
+        self.only(|offered| offered.holder.is_none() || self.is_reserved(offered))
+    }
+
+    /// With those that can have slices, now or once they are reserved.
+    fn reachable(&self) -> Self {
+        let can = |of: &Offered| matches!(of.holder, None | Some(Holder::Nobody)) || self.is_reserved(of);
+        self.only(can)
+    }
+
+    fn only(&self, keep: impl Fn(&Offered) -> bool) -> Self {
+        let gpus = self.gpus.iter().filter(|offered| keep(offered)).cloned().collect();
+        Self { gpus, ..self.clone() }
+    }
+
+    fn is_reserved(&self, offered: &Offered) -> bool {
+        let mut staying = self.reservations.iter().filter(|(_, reservation)| !reservation.leaving);
+        staying.any(|(name, _)| offered.holder == Some(Holder::Pod(full(name))))
+    }
+
+    /// The GPU that this reservation has.
+    fn gpu_of(&self, name: &str) -> Option<&GpuUuid> {
+        let holder = Some(Holder::Pod(full(name)));
+        self.gpus.iter().find(|offered| offered.holder == holder).map(|offered| &offered.gpu.uuid)
+    }
+
+    /// Reservations that wait for their GPU.
+    fn waiting(&self) -> usize {
+        let waits = |(name, of): &(&String, &Reservation)| !of.leaving && self.gpu_of(name).is_none();
+        self.reservations.iter().filter(waits).count()
+    }
+
+    fn has_slices(&self, gpu: &GpuUuid) -> bool {
+        self.placements.values().flat_map(|placement| &placement.slices).any(|slice| slice.gpu == *gpu)
+    }
+
+    /// Slices whose GPU anybody could take: its reservation was deleted, or failed.
+    fn is_exposed(&self) -> bool {
+        let exposed = |of: &Offered| of.holder == Some(Holder::Nobody) && self.has_slices(&of.gpu.uuid);
+        self.gpus.iter().any(exposed)
+    }
+
+    /// One more: the first name that is free.
+    fn reserve(&mut self, now_ms: i64) {
+        let names = (0_u32..).map(|at| format!("gpu-{at}.{}", self.node));
+        if let Some(name) = names.into_iter().find(|name| !self.reservations.contains_key(name)) {
+            self.reservations.insert(name, Reservation { asked_ms: now_ms, used: false, leaving: false });
+        }
+    }
+
+    /// Why GPUs are out of reach, after why the others will not do.
+    fn explained(&self, mut why: String) -> String {
+        for Offered { gpu, holder, .. } in self.gpus.iter().filter(|offered| !self.is_reserved(offered)) {
+            match holder {
+                Some(Holder::Barred(barred)) => why += &format!("; GPU {}: {barred}", gpu.index),
+                Some(Holder::Pod(_)) => {
+                    why += &format!("; GPU {} is another pod's {GPU_RESOURCE}", gpu.index)
+                }
+                Some(Holder::Nobody) | None => {}
+            }
+        }
+        why
+    }
+}
+
+/// Can the pod be placed on this node, now or when a GPU has been reserved for it?
+///
+/// # Errors
+/// Says why not.
+pub(in crate::classic) fn has_room(book: &Book, ask: &Ask, uid: &str) -> Result<(), String> {
+    choose(&[&book.reachable()], ask, uid).map(drop).map_err(|why| book.explained(why))
+}
+
+/// The node where the pod fits best: one where no GPU has to be reserved for it, if there is any. Empty if there is no room.
+pub(in crate::classic) fn best(books: &[Book], ask: &Ask, uid: &str) -> String {
+    let best = |of: fn(&Book) -> Book| {
+        let books: Vec<Book> = books.iter().map(of).collect();
+        choose(&books.iter().collect::<Vec<_>>(), ask, uid)
+    };
+    best(Book::held).or_else(|_| best(Book::reachable)).map(|(node, _)| node).unwrap_or_default()
+}
+
+/// Gives the pod its place, or asks for as many GPUs as it lacks.
+///
+/// # Errors
+/// Says why there is no room.
+pub(in crate::classic) fn place(
+    book: &mut Book,
+    uid: &str,
+    pod: &str,
+    ask: &Ask,
+    now_ms: i64,
+) -> Result<Placed, String> {
+    if book.placements.contains_key(uid) {
+        return Ok(Placed::Here);
+    }
+    let held = book.held();
+    if let Ok((_, slices)) = choose(&[&held], ask, uid) {
+        mark_used(book, &slices);
+        let placement = Placement { pod: pod.to_owned(), ask: ask.to_string(), slices, placed_ms: now_ms };
+        book.placements.insert(uid.to_owned(), placement);
+        return Ok(Placed::Here);
+    }
+    let (_, slices) = choose(&[&book.reachable()], ask, uid).map_err(|why| book.explained(why))?;
+    let is_held = |slice: &&Slice| held.gpus.iter().any(|offered| offered.gpu.uuid == slice.gpu);
+    let lacking = slices.len() - slices.iter().filter(is_held).count();
+    for _ in book.waiting()..lacking {
+        book.reserve(now_ms);
+    }
+    Ok(Placed::Asked)
+}
+
+fn mark_used(book: &mut Book, slices: &[Slice]) {
+    let names: Vec<String> = book.reservations.keys().cloned().collect();
+    for name in names {
+        let is_taken = book.gpu_of(&name).is_some_and(|gpu| slices.iter().any(|slice| slice.gpu == *gpu));
+        if let Some(reservation) = book.reservations.get_mut(&name) {
+            reservation.used |= is_taken;
+        }
+    }
+}
+
+/// Brings a node's reservations up to date, and says what is to be done with their pods. Whatever of it is not done is found
+/// again the next time.
+pub(super) fn settle(book: &mut Book, pods: &BTreeMap<String, Seen>, now_ms: i64) -> Steps {
+    let is_over = |(name, of): &(&String, &Reservation)| {
+        of.leaving && !pods.contains_key(*name) && book.gpu_of(name).is_none()
+    };
+    let over: Vec<String> = book.reservations.iter().filter(is_over).map(|(name, _)| name.clone()).collect();
+    for name in over {
+        book.reservations.remove(&name);
+    }
+    if book.is_exposed() {
+        // Which GPU a new pod gets the kubelet decides, so none is given back until it is this one.
+        if book.waiting() == 0 {
+            book.reserve(now_ms);
+        }
+    } else {
+        give_back(book, now_ms);
+    }
+    let staying = |name: &String| book.reservations.get(name).is_some_and(|of| !of.leaving);
+    let has_failed = |pod: &Seen| pod.ended && now_ms - pod.made_ms > FAILED_MS;
+    let delete = pods.iter().filter(|(name, pod)| !pod.deleting && (!staying(name) || has_failed(pod)));
+    let create = book.reservations.keys().filter(|name| staying(name) && !pods.contains_key(*name));
+    Steps { create: create.cloned().collect(), delete: delete.map(|(name, _)| name.clone()).collect() }
+}
+
+fn give_back(book: &mut Book, now_ms: i64) {
+    let is_idle = |(name, of): &(&String, &Reservation)| {
+        let has_slices = book.gpu_of(name).is_some_and(|gpu| book.has_slices(gpu));
+        !has_slices && (of.used || now_ms - of.asked_ms > UNUSED_MS)
+    };
+    let idle: Vec<String> = book.reservations.iter().filter(is_idle).map(|(name, _)| name.clone()).collect();
+    for name in idle {
+        if let Some(reservation) = book.reservations.get_mut(&name) {
+            reservation.leaving = true;
+        }
+    }
+}

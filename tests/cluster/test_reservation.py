@@ -1,0 +1,179 @@
+"""Slices beside NVIDIA's device plugin: whoever asks it for a GPU gets none that has slices, and cantle none that it has given."""
+
+import signal
+
+import pytest
+
+from api import ApiError, pod
+from classic import RESERVATIONS, ClassicNode, ClassicPods, running
+from image import IMAGES
+from nvidia import NvidiaPlugin
+from processes import wait_until
+from test_pods import OUT_OF_MEMORY, Pods
+
+VALUES = {"path": "classic", "reservation": {"enabled": True}}
+SLEEP = ["sleep", "600"]
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module")
+def system(plane, worker, programs, tmp_path_factory):
+    """Injector and scheduler."""
+    if not (programs / "nvidia-device-plugin").exists():
+        pytest.skip("NVIDIA's device plugin could not be built (tests/cluster/assets/build.sh)")
+    folder = tmp_path_factory.mktemp("reservation")
+    with running(plane, folder, VALUES, "--reservation-image", IMAGES["test"]) as scheduler:
+        yield scheduler
+
+
+@pytest.fixture
+def on_worker(system, worker, programs, make_node, tmp_path):
+    """Starts both device plugins of the worker node."""
+    started = []
+
+    def on_worker(sim_gpus, replicas=None):
+        worker.forget_gpus()
+        plugin = NvidiaPlugin(programs / "nvidia-device-plugin", tmp_path, worker.sim_dir, sim_gpus, replicas)
+        started.append(plugin.program.start())
+        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
+        node = make_node(ClassicNode, worker.name, sim_gpus, "--reservation", **folders)
+        node.wait_registered()
+        gpus = int(sim_gpus.split("x")[0]) * (replicas or 1)
+        node.wait_allocatable("nvidia.com/gpu", str(gpus))
+        return node
+
+    yield on_worker
+    for program in started:
+        program.stop()
+
+
+class Reservations(Pods):
+    """The pods that reserve GPUs."""
+
+    def __init__(self, api):
+        super().__init__(api, RESERVATIONS)
+
+    def list(self):
+        return self.api.items(self.path)
+
+    def wait_running_on(self, gpus):
+        phases = lambda: [pod["status"]["phase"] for pod in self.list()]
+        wait_until(lambda: phases() == ["Running"] * gpus, 90, phases)
+
+    def wait_none(self, node):
+        left = lambda: [self.list(), node.reservations(), node.placements(), node.leases()]
+        wait_until(lambda: not any(left()), 120, lambda: f"{left()}\n{node.log()}")
+
+
+@pytest.fixture
+def reservations(plane):
+    return Reservations(plane.api)
+
+
+@pytest.fixture
+def pods(on_worker, plane, namespace):
+    """Pods of a namespace; they end before the plugins do."""
+    return ClassicPods(plane.api, namespace)
+
+
+class Foreign(Pods):
+    """Pods that ask NVIDIA's device plugin for whole GPUs, as cantle was not there."""
+
+    def ask(self, name):
+        self.api.create(self.path, pod(name, SLEEP, limits={"nvidia.com/gpu": "1"}))
+
+    def why(self, name):
+        conditions = self.get(name)["status"].get("conditions", [])
+        return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
+
+    def wait_short(self, name):
+        wait_until(lambda: "Insufficient nvidia.com/gpu" in self.why(name), 60, lambda: self.get(name)["status"])
+
+
+@pytest.fixture
+def foreign(pods):
+    return Foreign(pods.api, pods.path.split("/")[-2])
+
+
+def test_fifty_pods_at_once_have_one_reservation_for_each_gpu(pods, foreign, reservations, on_worker):
+    node = on_worker("4xA100-40GB")
+    names = [f"p{at}" for at in range(50)]
+    for name in names:
+        pods.ask(name, "0.0625", **({} if name == "p0" else {"command": SLEEP}))
+    wait_until(lambda: len(node.placements()) == 50, 240, lambda: f"{len(node.placements())} placed\n{node.log()[-2000:]}")
+    assert len(reservations.list()) == 4
+    reserving = {f"{RESERVATIONS}/{pod['metadata']['name']}" for pod in reservations.list()}
+    assert {gpu["holder"]["pod"] for gpu in node.gpus()} == reserving
+    foreign.ask("foreign")
+    foreign.wait_short("foreign")
+    first = pods.said("p0")
+    assert first["total"] == 40 * 1024 * 63 // 1000 // 2 * 2 and first["code"] == OUT_OF_MEMORY
+    assert sum(gpu["used_bytes"] for gpu in node.truth()) <= first["total"] << 20
+    assert not foreign.get("foreign")["spec"].get("nodeName") and len(reservations.list()) == 4
+    for name in names:
+        pods.delete(name)
+    foreign.wait_running("foreign")
+    reservations.wait_none(node)
+    wait_until(lambda: sum(gpu["holder"] != "nobody" for gpu in node.gpus()) == 1, 60, node.gpus)
+
+
+def test_a_gpu_is_either_cantles_or_another_pods(pods, foreign, reservations, on_worker):
+    node = on_worker("1xA100-40GB")
+    foreign.ask("first")
+    foreign.wait_running("first")
+    pods.ask("half", "0.500")
+    wait_until(lambda: "GPU 0 is another pod's nvidia.com/gpu" in pods.why("half"), 60, lambda: pods.get("half")["status"])
+    assert not reservations.list()
+    foreign.delete("first")
+    half = pods.said("half")
+    assert (half["total"], half["code"]) == (20 << 10, OUT_OF_MEMORY)
+
+    # Nobody evicts the reservation; if it is deleted all the same, it comes back.
+    reservations.wait_running_on(1)
+    (before,) = reservations.list()
+    name = before["metadata"]["name"]
+    with pytest.raises(ApiError, match="disruption budget"):
+        reservations.api.create(f"{reservations.path}/{name}/eviction", {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}})
+    reservations.delete(name)
+    renewed = lambda: [pod["metadata"]["uid"] for pod in reservations.list()] not in ([], [before["metadata"]["uid"]])
+    wait_until(renewed, 60, reservations.list)
+    reservations.wait_running_on(1)
+    foreign.ask("second")
+    foreign.wait_short("second")
+    pods.ask("quarter", "0.250", command=SLEEP)
+    pods.wait_running("quarter")
+    (container,) = pods.get("half")["status"]["containerStatuses"]
+    assert container["restartCount"] == 0 and len(node.leases()) == 2
+    (gpu,) = node.truth()
+    assert len(gpu["processes"]) == 1 and gpu["used_bytes"] <= 20 * GIB
+    pods.delete("half")
+    pods.delete("quarter")
+    foreign.wait_running("second")
+    reservations.wait_none(node)
+
+
+def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, reservations, on_worker):
+    node = on_worker("1xA100-40GB")
+    # While the cluster's own scheduler stands still, the reservation waits.
+    (scheduler,) = [each for each in plane.others if each.name == "kube-scheduler"]
+    scheduler.child.send_signal(signal.SIGSTOP)
+    try:
+        pods.ask("half", "0.500")
+        wait_until(reservations.list, 60, system.extender.program.log)
+        system.extender.program.kill()
+    finally:
+        scheduler.child.send_signal(signal.SIGCONT)
+    assert not node.placements() and len(node.reservations()) == 1
+    system.extender.program.start()
+    half = pods.said("half")
+    assert (half["total"], half["code"]) == (20 << 10, OUT_OF_MEMORY)
+    assert len(reservations.list()) == 1
+    pods.delete("half")
+    reservations.wait_none(node)
+
+
+def test_time_slicing_is_refused_in_one_line(pods, reservations, on_worker):
+    on_worker("1xA100-40GB", replicas=4)
+    pods.ask("half", "0.500", command=SLEEP)
+    wait_until(lambda: "as 4 replicas (time-slicing)" in pods.why("half"), 60, lambda: pods.get("half")["status"])
+    assert not reservations.list()
