@@ -117,7 +117,7 @@ test("each query of the dashboard is right and has an answer", { skip }, async (
     const promql = text.replaceAll("$node", ".*").replaceAll("$__rate_interval", "30s");
     // Parts of a cluster need one: here it is enough that Prometheus understands the question.
     const answers = async () => (await query(promql)).length > 0;
-    await (/cantle_(webhook|driver|extender)_/.test(promql) ? answers() : until(promql, answers));
+    await (/cantle_(webhook|driver|extender|queues)_/.test(promql) ? answers() : until(promql, answers));
   }
 });
 

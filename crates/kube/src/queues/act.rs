@@ -8,6 +8,7 @@ use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::admit::{Admission, task_of};
+use super::metrics::Fate;
 use super::pod::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
 use super::round::{Controller, Lines};
 use super::verdict::{End, Step, claim, is_gated};
@@ -54,12 +55,14 @@ impl Controller {
             Step::End(end) => {
                 tracing::info!(task, ?end, "the task has ended");
                 self.server.end(task, &end).await?;
+                self.metrics.count(Fate::from(&end));
                 self.remove(pod).await
             }
             Step::Requeue(why) => self.requeue(pod, task, &why).await,
             Step::GiveBack(why) => {
                 tracing::info!(task, "back to the front of its queue: {why}");
                 self.server.give_back(task, &pod.uid().unwrap_or_default(), &why).await?;
+                self.metrics.count(Fate::Requeued);
                 self.remove(pod).await
             }
             Step::Remove(why) => {
@@ -73,6 +76,7 @@ impl Controller {
         tracing::info!(task, "back to the front of its queue: {why}");
         let queue = pod.labels().get(QUEUE_LABEL).map(String::as_str).unwrap_or_default();
         self.server.requeue(queue, task, why).await?;
+        self.metrics.count(Fate::Requeued);
         self.remove(pod).await
     }
 
@@ -131,7 +135,10 @@ impl Controller {
     async fn fail(&self, task: &str, why: String) -> Made {
         tracing::info!(task, "failed: {why}");
         match self.server.end(task, &End::Failed(why)).await {
-            Ok(()) => Made::Never,
+            Ok(()) => {
+                self.metrics.count(Fate::Failed);
+                Made::Never
+            }
             Err(error) => Made::Later(error.to_string()),
         }
     }
@@ -158,6 +165,7 @@ impl Controller {
             // Another agent was quicker, or somebody has stopped it; the next round says which.
             return Ok(Outcome::Nothing);
         }
+        self.metrics.count(Fate::Taken);
         tracing::info!(task, queue = self.forge.file.queues[at].name, "its pod may be scheduled");
         self.lift(pod, task).await
     }

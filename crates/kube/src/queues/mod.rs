@@ -6,6 +6,7 @@ mod config;
 mod files;
 mod leader;
 mod logs;
+mod metrics;
 mod plan;
 mod pod;
 mod quotas;
@@ -16,6 +17,7 @@ mod template;
 mod verdict;
 mod wants;
 
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,8 +35,10 @@ pub use config::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
 use crate::node::ticks;
+use crate::observe::show;
 use leader::Leader;
 use logs::Logs;
+use metrics::Metrics;
 use pod::{Forge, Keys, OWNER_LABEL, Reach};
 use quotas::Quotas;
 use round::Controller;
@@ -66,6 +70,8 @@ pub struct QueueSettings {
     pub lease_duration: Duration,
     /// So long a pod may fail to get its image.
     pub image_grace: Duration,
+    /// Where `/healthz`, `/readyz` and `/metrics` are.
+    pub observers: Option<TcpListener>,
 }
 
 /// Serves until `stop` ends.
@@ -74,20 +80,25 @@ pub struct QueueSettings {
 /// At the start only: a queue that the server does not have. Everything else is told and tried again.
 pub async fn serve_queues(
     client: Client,
-    settings: QueueSettings,
+    mut settings: QueueSettings,
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), KubeError> {
     let mut stop = std::pin::pin!(stop);
     let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
     let server = Arc::new(Server { client: clearml });
+    let (known, known_in) = store();
+    let metrics = Arc::new(Metrics::new(known.clone()));
+    let mut background = JoinSet::new();
+    if let Some(observers) = settings.observers.take() {
+        background.spawn(show(observers, Arc::clone(&metrics)));
+    }
     let ids = tokio::select! {
         ids = queue_ids(&server, &settings.file) => ids?,
         () = &mut stop => return Ok(()),
     };
+    metrics.ready();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);
-    let (known, known_in) = store();
     let changed = Arc::new(Notify::new());
-    let mut background = JoinSet::new();
     let ours = watcher::Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
     // Who wrote which field is half of a pod, and nobody asks for it.
     let lean = watcher(pods.clone(), ours).modify(|pod| pod.managed_fields_mut().clear());
@@ -110,14 +121,26 @@ pub async fn serve_queues(
         identity,
         lease_duration,
         image_grace,
+        observers: _,
     } = settings;
     let keys = secret.map_or(Keys::Plain(credentials), Keys::Secret);
     let quotas = Quotas::new(client.clone());
     let leader = Leader::new(client, &namespace, name.clone(), identity, lease_duration);
     let forge = Forge { owner: name, file, reach: Reach { url, keys } };
     let logs = Logs::new(pods.clone(), Arc::clone(&server));
-    let mut controller =
-        Controller::new(pods, namespace, known, server, ids, forge, leader, logs, image_grace, quotas);
+    let mut controller = Controller::new(
+        pods,
+        namespace,
+        known,
+        server,
+        ids,
+        forge,
+        leader,
+        logs,
+        image_grace,
+        quotas,
+        metrics,
+    );
     let mut poll = ticks(POLL);
     loop {
         tokio::select! {

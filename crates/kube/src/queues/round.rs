@@ -17,6 +17,7 @@ use super::act::{Made, Outcome};
 use super::admit::{Admission, admissions, queue_of, surplus, task_of};
 use super::leader::Leader;
 use super::logs::Logs;
+use super::metrics::Metrics;
 use super::pod::{Forge, OWNER_LABEL};
 use super::quotas::Quotas;
 use super::server::{Server, Tasks};
@@ -61,6 +62,7 @@ pub(super) struct Controller {
     /// Tasks that could not be given a pod, and when.
     held: BTreeMap<String, Instant>,
     pub(super) quotas: Quotas,
+    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Controller {
@@ -76,6 +78,7 @@ impl Controller {
         logs: Logs,
         image_grace: Duration,
         quotas: Quotas,
+        metrics: Arc<Metrics>,
     ) -> Self {
         let (said, done, doubts, held) = Default::default();
         Self {
@@ -96,13 +99,21 @@ impl Controller {
             doubts,
             held,
             quotas,
+            metrics,
         }
     }
 
     /// Leads, or tries to.
     pub(super) async fn turn(&mut self) {
-        if let Err(error) = self.try_turn().await {
+        let began = Instant::now();
+        let done = self.try_turn().await;
+        if let Err(error) = &done {
             tracing::warn!("{error}; trying again");
+        }
+        let leads = self.leader.leads();
+        self.metrics.leads(leads);
+        if leads {
+            self.metrics.round(done.is_err(), began.elapsed());
         }
     }
 

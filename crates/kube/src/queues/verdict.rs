@@ -62,6 +62,11 @@ pub(super) fn is_over(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
+/// Does it run?
+pub(super) fn runs(pod: &Pod) -> bool {
+    phase(pod) == "Running"
+}
+
 /// Did the container that the task runs in ever start? Then there is a log.
 pub(super) fn has_log(pod: &Pod) -> bool {
     let state = of_task(pod).and_then(|status| status.state.as_ref());

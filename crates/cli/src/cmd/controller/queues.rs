@@ -1,11 +1,12 @@
 //! `cantle controller queues`: tasks in ClearML's queues become pods.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_kube::queues::{QueueFile, QueueSettings, serve_queues};
-use cantle_kube::{KubeError, connect};
+use cantle_kube::{KubeError, connect, listen};
 use clap::Args;
 use jiff::SignedDuration;
 
@@ -39,6 +40,9 @@ pub(crate) struct QueuesArgs {
     /// So long a pod may fail to get its image before its task has failed
     #[arg(long, value_name = "TIME", default_value = "5m")]
     image_grace: SignedDuration,
+    /// Where /healthz, /readyz and /metrics are, over HTTP; default: nowhere
+    #[arg(long, value_name = "ADDR")]
+    observe_listen: Option<SocketAddr>,
 }
 
 /// Serves until it is told to stop.
@@ -55,6 +59,7 @@ pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesA
         identity: identity(args.identity)?,
         lease_duration: at_least(args.lease, "--lease", 2)?,
         image_grace: at_least(args.image_grace, "--image-grace", 0)?,
+        observers: args.observe_listen.map(listen).transpose().map_err(from_kube)?,
     };
     runtime()?.block_on(async {
         let client = connect(kubeconfig).await.map_err(from_kube)?;
