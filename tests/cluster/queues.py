@@ -12,6 +12,7 @@ import urllib.request
 
 import yaml
 
+from api import ApiError
 from chart import NAMESPACE, place, rendered
 from processes import Program, wait_until
 
@@ -157,7 +158,12 @@ class Queues:
             each.stop()
         for pod in self.pods():
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
-            self.plane.api.merge(path, {"metadata": {"finalizers": None}})
+            try:
+                self.plane.api.merge(path, {"metadata": {"finalizers": None}})
+            except ApiError as error:
+                # It was about to go.
+                if error.code != 404:
+                    raise
         for path in self.things:
             self.plane.api.delete(path)
 
