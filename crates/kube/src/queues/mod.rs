@@ -41,7 +41,7 @@ use logs::Logs;
 use metrics::Metrics;
 use pod::{Forge, Keys, OWNER_LABEL, Reach};
 use quotas::Quotas;
-use round::Controller;
+use round::{Controller, Memory};
 use server::Server;
 
 /// How often the server is asked whether a task waits or is to be stopped.
@@ -111,36 +111,22 @@ pub async fn serve_queues(
         }
         std::future::ready(())
     }));
-    let QueueSettings {
-        file,
-        url,
-        credentials,
-        secret,
-        namespace,
-        name,
-        identity,
-        lease_duration,
-        image_grace,
-        observers: _,
-    } = settings;
-    let keys = secret.map_or(Keys::Plain(credentials), Keys::Secret);
-    let quotas = Quotas::new(client.clone());
-    let leader = Leader::new(client, &namespace, name.clone(), identity, lease_duration);
-    let forge = Forge { owner: name, file, reach: Reach { url, keys } };
-    let logs = Logs::new(pods.clone(), Arc::clone(&server));
-    let mut controller = Controller::new(
+    let keys = settings.secret.map_or(Keys::Plain(settings.credentials), Keys::Secret);
+    let (name, namespace) = (settings.name, settings.namespace);
+    let mut controller = Controller {
+        quotas: Quotas::new(client.clone()),
+        leader: Leader::new(client, &namespace, name.clone(), settings.identity, settings.lease_duration),
+        forge: Forge { owner: name, file: settings.file, reach: Reach { url: settings.url, keys } },
+        logs: Logs::new(pods.clone(), Arc::clone(&server)),
+        image_grace: settings.image_grace,
         pods,
         namespace,
         known,
         server,
         ids,
-        forge,
-        leader,
-        logs,
-        image_grace,
-        quotas,
         metrics,
-    );
+        memory: Memory::default(),
+    };
     let mut poll = ticks(POLL);
     loop {
         tokio::select! {

@@ -37,7 +37,7 @@ const REPORT: Duration = Duration::from_secs(30);
 /// Queues by id, with the tasks that wait in them.
 pub(super) type Lines = BTreeMap<String, Vec<String>>;
 
-/// Everything the controller knows.
+/// The controller: what it works with, and what it remembers.
 pub(super) struct Controller {
     pub(super) pods: Api<Pod>,
     pub(super) namespace: String,
@@ -47,13 +47,21 @@ pub(super) struct Controller {
     pub(super) ids: Vec<String>,
     pub(super) forge: Forge,
     pub(super) leader: Leader,
-    logs: Logs,
-    image_grace: Duration,
+    pub(super) logs: Logs,
+    pub(super) image_grace: Duration,
+    pub(super) quotas: Quotas,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) memory: Memory,
+}
+
+/// What one round tells the next. All of it may be lost: the next leader has none of it.
+#[derive(Default)]
+pub(super) struct Memory {
     looked: Option<Instant>,
     /// Since it leads it has compared the watch with a list.
     begun: bool,
     reported: Option<Instant>,
-    /// What the rest belongs to pods, by uid: what their tasks say of them.
+    /// What tasks say of their pods; by uid, as the next two.
     said: BTreeMap<String, String>,
     /// Nothing more is to be done about these; the watch has yet to see that they are gone.
     done: BTreeSet<String>,
@@ -61,48 +69,9 @@ pub(super) struct Controller {
     doubts: BTreeMap<String, Instant>,
     /// Tasks that could not be given a pod, and when.
     held: BTreeMap<String, Instant>,
-    pub(super) quotas: Quotas,
-    pub(super) metrics: Arc<Metrics>,
 }
 
 impl Controller {
-    #[expect(clippy::too_many_arguments, reason = "its parts, each once, from the one place that has them")]
-    pub(super) fn new(
-        pods: Api<Pod>,
-        namespace: String,
-        known: Store<Pod>,
-        server: Arc<Server>,
-        ids: Vec<String>,
-        forge: Forge,
-        leader: Leader,
-        logs: Logs,
-        image_grace: Duration,
-        quotas: Quotas,
-        metrics: Arc<Metrics>,
-    ) -> Self {
-        let (said, done, doubts, held) = Default::default();
-        Self {
-            pods,
-            namespace,
-            known,
-            server,
-            ids,
-            forge,
-            leader,
-            logs,
-            image_grace,
-            looked: None,
-            begun: false,
-            reported: None,
-            said,
-            done,
-            doubts,
-            held,
-            quotas,
-            metrics,
-        }
-    }
-
     /// Leads, or tries to.
     pub(super) async fn turn(&mut self) {
         let began = Instant::now();
@@ -122,27 +91,27 @@ impl Controller {
             self.leader.renew().await?;
         }
         if !self.leader.leads() {
-            let early = self.looked.is_some_and(|at| at.elapsed() < self.leader.pace());
+            let early = self.memory.looked.is_some_and(|at| at.elapsed() < self.leader.pace());
             if early {
                 return Ok(());
             }
-            self.looked = Some(Instant::now());
+            self.memory.looked = Some(Instant::now());
             if !self.leader.acquire().await? {
                 return Ok(());
             }
-            self.begun = false;
+            self.memory.begun = false;
         }
         // Before the first list has come nothing is known of any pod.
         if self.known.wait_until_ready().await.is_err() {
             return Err(KubeError::Lost("the watch of pods has ended".to_owned()));
         }
-        if !self.begun {
+        if !self.memory.begun {
             self.begin().await?;
-            self.begun = true;
+            self.memory.begun = true;
         }
-        if self.reported.is_none_or(|at| at.elapsed() >= REPORT) {
+        if self.memory.reported.is_none_or(|at| at.elapsed() >= REPORT) {
             self.server.report(&self.forge.owner, &self.ids).await?;
-            self.reported = Some(Instant::now());
+            self.memory.reported = Some(Instant::now());
         }
         self.round().await
     }
@@ -152,16 +121,16 @@ impl Controller {
     async fn begin(&mut self) -> Result<(), KubeError> {
         let there = self.list().await?;
         let there: BTreeSet<String> = there.iter().filter_map(ResourceExt::uid).collect();
-        self.done = self
+        self.memory.done = self
             .known
             .state()
             .iter()
             .filter_map(|pod| pod.uid())
             .filter(|uid| !there.contains(uid))
             .collect();
-        self.said.clear();
-        self.doubts.clear();
-        self.held.clear();
+        self.memory.said.clear();
+        self.memory.doubts.clear();
+        self.memory.held.clear();
         self.quotas.forget();
         Ok(())
     }
@@ -202,7 +171,7 @@ impl Controller {
         let mut steps = Vec::new();
         for pod in pods {
             let (Some(task), Some(uid)) = (task_of(pod), pod.uid()) else { continue };
-            if self.done.contains(&uid) {
+            if self.memory.done.contains(&uid) {
                 continue;
             }
             if has_log(pod) {
@@ -211,7 +180,7 @@ impl Controller {
             let step = judge(pod, tasks.get(task), Timestamp::now(), grace_s);
             let wait = match &step {
                 Step::Nothing => true,
-                Step::Say(words) => self.said.get(&uid) == Some(words),
+                Step::Say(words) => self.memory.said.get(&uid) == Some(words),
                 // A task that has ended has all of its log.
                 Step::End(_) | Step::Remove(_) => is_over(pod) && !self.logs.is_done(&uid),
                 Step::Take => !self.is_to_be_taken(&uid, pod, task, lines),
@@ -228,10 +197,10 @@ impl Controller {
     fn is_to_be_taken(&mut self, uid: &str, pod: &Pod, task: &str, lines: &Lines) -> bool {
         let waits = lines.values().flatten().any(|waiting| waiting == task);
         if waits || self.queue_at(pod).is_none() {
-            self.doubts.remove(uid);
+            self.memory.doubts.remove(uid);
             return true;
         }
-        self.doubts.entry(uid.to_owned()).or_insert_with(Instant::now).elapsed() > DOUBT
+        self.memory.doubts.entry(uid.to_owned()).or_insert_with(Instant::now).elapsed() > DOUBT
     }
 
     /// Which of our queues a pod's task came from.
@@ -245,10 +214,10 @@ impl Controller {
             let uid = uid.unwrap_or_default();
             match outcome {
                 Ok(Outcome::Nothing) => {}
-                Ok(Outcome::Said(words)) => drop(self.said.insert(uid, words)),
+                Ok(Outcome::Said(words)) => drop(self.memory.said.insert(uid, words)),
                 Ok(Outcome::Done) => {
                     self.logs.forget(&uid);
-                    self.done.insert(uid);
+                    self.memory.done.insert(uid);
                 }
                 Err(error) => tracing::warn!(uid, "{error}; trying again"),
             }
@@ -257,10 +226,10 @@ impl Controller {
 
     fn forget_gone(&mut self, pods: &[Arc<Pod>]) {
         let there: BTreeSet<String> = pods.iter().filter_map(|pod| pod.uid()).collect();
-        self.said.retain(|uid, _| there.contains(uid));
-        self.done.retain(|uid| there.contains(uid));
-        self.doubts.retain(|uid, _| there.contains(uid));
-        self.held.retain(|_, since| since.elapsed() < HOLD);
+        self.memory.said.retain(|uid, _| there.contains(uid));
+        self.memory.done.retain(|uid| there.contains(uid));
+        self.memory.doubts.retain(|uid, _| there.contains(uid));
+        self.memory.held.retain(|_, since| since.elapsed() < HOLD);
     }
 
     /// Gives waiting tasks their pods. The order is what keeps `maxPods` and keeps tasks from running twice: make the pod,
@@ -296,7 +265,8 @@ impl Controller {
         };
         let mut gated = self.make_chosen(chosen).await?;
         gated.extend(kept.into_iter().filter(|pod| {
-            is_gated(pod) && pod.uid().is_some_and(|uid| to_take.contains(&uid) && !self.done.contains(&uid))
+            is_gated(pod)
+                && pod.uid().is_some_and(|uid| to_take.contains(&uid) && !self.memory.done.contains(&uid))
         }));
         if gated.is_empty() && surplus.is_empty() || !self.leader.renew().await? {
             return Ok(());
@@ -337,7 +307,7 @@ impl Controller {
                 Made::Never => {}
                 Made::Later(why) => {
                     tracing::warn!(task, "no pod yet: {why}");
-                    self.held.insert(task, Instant::now());
+                    self.memory.held.insert(task, Instant::now());
                 }
             }
         }
@@ -346,17 +316,17 @@ impl Controller {
 
     /// Is it known that a task can't be given a pod just now?
     pub(super) fn is_held(&self, task: &str) -> bool {
-        self.held.contains_key(task)
+        self.memory.held.contains_key(task)
     }
 
     /// Is nothing more to be done about this pod?
     pub(super) fn is_done(&self, uid: &str) -> bool {
-        self.done.contains(uid)
+        self.memory.done.contains(uid)
     }
 
     /// The first ones, where nobody has a quota.
     fn choose(&self, pods: &[impl Borrow<Pod>], lines: &Lines) -> Vec<Admission> {
-        let held = self.held.keys().cloned().collect();
+        let held = self.memory.held.keys().cloned().collect();
         admissions(&self.forge.file.queues, &self.ids, lines, pods, &held)
     }
 }
