@@ -9,6 +9,8 @@ import threading
 import urllib.parse
 
 RESOURCE = "/apis/resource.k8s.io/v1"
+# ClearML's label for nodes whose GPUs serve MIG instances.
+PARTITIONED = {"cdmo.clear.ml/gpu-partitioning": "mig"}
 
 
 class ApiError(Exception):

@@ -13,7 +13,7 @@ import pytest
 import built
 import chart
 import image
-from api import RESOURCE, claim_template, node
+from api import PARTITIONED, RESOURCE, claim_template, node
 from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
 from injector import Injector
@@ -22,6 +22,7 @@ from queues import Queues, Server
 from worker import Worker
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+
 
 @pytest.fixture(scope="session")
 def programs():
@@ -102,13 +103,23 @@ def scheduler_image(worker, plane, programs, folder):
 
 
 @pytest.fixture
-def mig_worker(plane, worker):
-    """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
-    node = f"/api/v1/nodes/{worker.name}"
-    labels = {"nvidia.com/gpu.product": "A100-SXM4-40GB", "cdmo.clear.ml/gpu-partitioning": "mig"}
-    plane.api.merge(node, {"metadata": {"labels": labels}})
-    yield worker
+def label(plane, worker):
+    """Puts labels on the worker's node, until the end of the test."""
+    node, labels = f"/api/v1/nodes/{worker.name}", {}
+
+    def label(**wanted):
+        labels.update(wanted)
+        plane.api.merge(node, {"metadata": {"labels": wanted}})
+
+    yield label
     plane.api.merge(node, {"metadata": {"labels": dict.fromkeys(labels)}})
+
+
+@pytest.fixture
+def mig_worker(worker, label):
+    """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
+    label(**{"nvidia.com/gpu.product": "A100-SXM4-40GB", **PARTITIONED})
+    return worker
 
 
 @pytest.fixture

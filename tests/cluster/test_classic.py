@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from api import RESOURCE
+from api import PARTITIONED, RESOURCE
 from classic import ClassicNode, ClassicPods, Extender, running
 from documented import MIG
 from processes import wait_until
@@ -171,8 +171,8 @@ def test_the_documented_pod_gets_its_instance(pods, on_worker, mig_worker):
     assert container["resources"]["limits"] == {"cantle.dev/slice": "1"}
 
 
-def test_gpus_change_between_shares_and_instances(pods, on_worker):
-    node = on_worker("2xH100-80GB:mig")
+def test_gpus_change_between_shares_and_instances(pods, on_worker, label):
+    node = on_worker("2xH100-80GB")
 
     def running(name):
         check_node(node)
@@ -184,6 +184,8 @@ def test_gpus_change_between_shares_and_instances(pods, on_worker):
     pods.ask("stays", "0.500")
     starts("stays")
     first = pods.said("stays")
+    # From now on the other GPU serves instances.
+    label(**PARTITIONED)
     pods.ask("small", limits={"nvidia.com/mig-1g.10gb": "1"}, command=["sleep", "600"])
     pods.ask("large", limits={"nvidia.com/mig-3g.40gb": "1"}, command=["sleep", "600"])
     starts("small")

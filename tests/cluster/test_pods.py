@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from api import RESOURCE, pod
+from api import PARTITIONED, RESOURCE, pod
 from processes import wait_until
 
 FILL = """
@@ -147,26 +147,22 @@ def test_a_lost_gpu_is_told_and_leaves_the_other(pods, start):
     assert pods.get("half")["status"]["containerStatuses"][0]["restartCount"] == 0
 
 
-def test_the_nodes_label_is_heeded_while_pods_run(pods, start, plane, worker):
+def test_the_nodes_label_is_heeded_while_pods_run(pods, start, label):
     driver = start("2xH100-80GB")
-    label = lambda value: plane.api.merge(f"/api/v1/nodes/{worker.name}", {"metadata": {"labels": {"cdmo.clear.ml/gpu-partitioning": value}}})
     serving = lambda: {name[:5] for name in driver.devices() if "-mig-" in name}
     pods.create("half", "half", command=("sleep", "600"))
     pods.wait_running("half")
     assert pods.device("half") == "gpu-0-shared" and not serving()
-    label("mig")
-    try:
-        wait_until(lambda: serving() == {"gpu-1"}, 60, driver.log)
-        pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"}, command=("sleep", "600"))
-        pods.wait_running("partition")
-        shared, divided = driver.truth()
-        assert not shared["mig"] and [instance["profile"] for instance in divided["mig"]] == ["1g.10gb"]
-        status = pods.get("half")["status"]["containerStatuses"][0]
-        assert "running" in status["state"] and status["restartCount"] == 0
-        pods.delete("half")
-        wait_until(lambda: serving() == {"gpu-0", "gpu-1"}, 60, driver.log)
-    finally:
-        label(None)
+    label(**PARTITIONED)
+    wait_until(lambda: serving() == {"gpu-1"}, 60, driver.log)
+    pods.create("partition", limits={"nvidia.com/mig-1g.10gb": "1"}, command=("sleep", "600"))
+    pods.wait_running("partition")
+    shared, divided = driver.truth()
+    assert not shared["mig"] and [instance["profile"] for instance in divided["mig"]] == ["1g.10gb"]
+    status = pods.get("half")["status"]["containerStatuses"][0]
+    assert "running" in status["state"] and status["restartCount"] == 0
+    pods.delete("half")
+    wait_until(lambda: serving() == {"gpu-0", "gpu-1"}, 60, driver.log)
 
 
 def test_without_the_api_server_nothing_is_lost(pods, start, plane):

@@ -1,5 +1,6 @@
 //! What both paths do on a node: take its GPUs, work with them, watch what pods hold.
 
+mod label;
 mod metrics;
 
 use std::convert::Infallible;
@@ -16,9 +17,10 @@ use kube::{Api, Client};
 use tokio::task::JoinSet;
 use tokio::time::{Interval, MissedTickBehavior, interval};
 
-use crate::names::{PARTITIONING, PARTITIONING_MIG};
 use crate::observe::show;
 use crate::{KubeError, listen};
+use label::is_for_mig;
+pub(crate) use label::{Label, keep_partitioned};
 pub(crate) use metrics::Metrics;
 
 /// How often the GPUs are asked whether they are as published.
@@ -78,11 +80,6 @@ impl NodeConfig {
 async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
     let node = Api::<Node>::all(client.clone()).get(node).await?;
     Ok(if is_for_mig(&node) { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
-}
-
-/// Are the node's GPUs to serve MIG instances?
-pub(crate) fn is_for_mig(node: &impl kube::ResourceExt) -> bool {
-    node.labels().get(PARTITIONING).is_some_and(|value| value == PARTITIONING_MIG)
 }
 
 /// Work with the GPUs, beside the threads that answer calls.

@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::reserve::is_ours;
 use crate::KubeError;
 use crate::names::{GPUS_ANNOTATION, PLACEMENTS_ANNOTATION, RESERVATIONS_ANNOTATION};
 
@@ -46,6 +47,16 @@ pub(crate) enum Holder {
     Pod(String),
     /// Nobody can have all of it; why.
     Barred(String),
+}
+
+impl Holder {
+    /// The pod that has it and is none of cantle's, as `namespace/name`.
+    pub(crate) fn stranger(&self) -> Option<&str> {
+        match self {
+            Self::Pod(pod) if !is_ours(self) => Some(pod),
+            _ => None,
+        }
+    }
 }
 
 /// A pod of cantle's that takes a GPU from the other device plugin.

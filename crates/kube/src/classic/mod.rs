@@ -24,7 +24,7 @@ mod reserve;
 mod wake;
 mod watched;
 
-pub(crate) use book::{Book, is_reserving};
+pub(crate) use book::{Book, Holder, Offered, is_reserving};
 pub use extender::serve_extender;
 pub use node::{PluginConfig, run};
 pub use reserve::Kind as ReservationKind;

@@ -6,6 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_agent::Grants;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
@@ -16,7 +17,7 @@ use tokio::time::{sleep, timeout};
 
 use super::keeper::Keeper;
 use super::plugin::serve;
-use crate::node::{LOOK_EVERY, Metrics, keep_watch, ticks};
+use crate::node::{LOOK_EVERY, Label, Metrics, blocking, keep_partitioned, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// How long an end may go unnoticed; usually the API server tells at once.
@@ -33,8 +34,7 @@ pub struct PluginConfig {
     pub reservation: bool,
 }
 
-/// Serves until `stop` is set. Pods go on with their slices, and the next one finds
-/// them.
+/// Serves until `stop` is set. Pods go on with their slices, and the next one finds them.
 ///
 /// # Errors
 /// If it can't start, or the cluster does not have what it needs.
@@ -51,6 +51,7 @@ pub async fn run(
     let grants = config.open(&client).await?;
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
     let _shown = config.show(&metrics)?;
+    let label = Label::of(&client, &config);
     let keeper = Keeper::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);
     let keeper = Arc::new(keeper);
     // What can't be published at all is an error of the start; later ones pass.
@@ -59,8 +60,13 @@ pub async fn run(
         served = serve(Arc::clone(&keeper), healthy, &plugin.dir, stop) => served,
         never = keep_published(&keeper, &health) => match never {},
         never = keep_watch(&grants) => match never {},
+        never = keep_partitioned(label, async || turn_mig_on(&grants).await) => match never {},
         never = keep_settled(&keeper, client, &config.node) => match never {},
     }
+}
+
+async fn turn_mig_on(grants: &Arc<Grants>) -> Result<(), KubeError> {
+    blocking(grants, |grants| Ok(grants.turn_mig_on()?)).await
 }
 
 async fn keep_published(keeper: &Keeper, health: &watch::Sender<bool>) -> Infallible {

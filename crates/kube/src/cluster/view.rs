@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 
 use super::pool::Pool;
 use crate::KubeError;
-use crate::classic::Book;
+use crate::classic::{Book, Holder, Offered};
 use crate::inject::{GPU, gpus_of};
 use crate::names::DRIVER;
 
@@ -104,12 +104,13 @@ impl View {
     ) -> Result<(), KubeError> {
         let book = Book::of(node)?;
         self.is_classic |= !book.gpus.is_empty();
+        self.holdings.extend(book.gpus.iter().filter_map(|offered| stranger(&book.node, offered, pods)));
         gpus.extend(book.gpus.into_iter().map(|offered| ViewGpu {
             shares: !offered.gpu.mig || offered.switches,
+            is_lost: matches!(offered.holder, Some(Holder::Barred(_))),
             gpu: offered.gpu,
             table: offered.table.map(Arc::new),
             by_plugin: false,
-            is_lost: false,
         }));
         self.holdings.extend(book.placements.into_iter().map(|(pod, placement)| Holding {
             node: book.node.clone(),
@@ -125,6 +126,22 @@ impl View {
         self.nodes.push(ViewNode { name, labels, is_open: is_open(node), gpus });
         Ok(())
     }
+}
+
+/// The pod of somebody else that NVIDIA's device plugin gave this GPU, where cantle reserves GPUs from it.
+fn stranger(node: &str, offered: &Offered, pods: &[impl Borrow<Pod>]) -> Option<Holding> {
+    let name = offered.holder.as_ref()?.stranger()?;
+    let is_it = |pod: &&Pod| name_of(pod) == name;
+    let pod = pods.iter().map(Borrow::<Pod>::borrow).find(is_it).and_then(Pod::uid).unwrap_or_default();
+    Some(Holding { node: node.to_owned(), pod, name: name.to_owned(), slices: vec![all_of(&offered.gpu)] })
+}
+
+fn all_of(gpu: &Gpu) -> Slice {
+    Slice { gpu: gpu.uuid.clone(), milli: Milli::ONE, memory_limit_bytes: gpu.memory_bytes, mig: None }
+}
+
+fn name_of(pod: &Pod) -> String {
+    format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any())
 }
 
 fn is_open(node: &Node) -> bool {
@@ -193,17 +210,100 @@ fn plugin_holdings(node: &Node, gpus: &[ViewGpu], pods: &[impl Borrow<Pod>]) -> 
     let mut here: Vec<&Pod> = if gpus.is_empty() { Vec::new() } else { here.collect() };
     here.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
     let mut free = gpus.iter().map(|seen| &seen.gpu);
-    let slice = |gpu: &Gpu| Slice {
-        gpu: gpu.uuid.clone(),
-        milli: Milli::ONE,
-        memory_limit_bytes: gpu.memory_bytes,
-        mig: None,
-    };
     let holding = |pod: &Pod| Holding {
         node: name.clone(),
         pod: pod.uid().unwrap_or_default(),
-        name: format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any()),
-        slices: free.by_ref().take(gpus_of(pod) as usize).map(slice).collect(),
+        name: name_of(pod),
+        slices: free.by_ref().take(gpus_of(pod) as usize).map(all_of).collect(),
     };
     here.into_iter().map(holding).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, from_value, json, to_string};
+
+    use super::*;
+    use crate::names::{GPUS_ANNOTATION, PLACEMENTS_ANNOTATION, RESERVATION_NAMESPACE};
+
+    const GIB: u64 = 1 << 30;
+
+    fn node(annotations: &Value, labels: &Value, gpus: u32) -> Node {
+        let status = json!({
+            "allocatable": {"nvidia.com/gpu": gpus.to_string()},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        });
+        let metadata = json!({"name": "n", "annotations": annotations, "labels": labels});
+        from_value(json!({"metadata": metadata, "status": status})).unwrap()
+    }
+
+    fn pod(name: &str, made: &str, gpus: u32) -> Pod {
+        let limits = json!({"nvidia.com/gpu": gpus.to_string()});
+        let containers = json!([{"name": "c", "resources": {"limits": limits}}]);
+        let metadata = json!({"name": name, "namespace": "team", "uid": format!("uid-{name}"), "creationTimestamp": made});
+        from_value(json!({"metadata": metadata, "spec": {"nodeName": "n", "containers": containers}}))
+            .unwrap()
+    }
+
+    fn view(node: Node, pods: &[Pod]) -> View {
+        View::of(&[node], &[] as &[ResourceSlice], &[] as &[ResourceClaim], pods).unwrap()
+    }
+
+    fn held(view: &View) -> Vec<(&str, &str, Vec<&str>)> {
+        fn of(Holding { pod, name, slices, .. }: &Holding) -> (&str, &str, Vec<&str>) {
+            let gpus = slices.iter().map(|slice| slice.gpu.0.as_str()).collect();
+            (pod, name, gpus)
+        }
+        view.holdings.iter().map(of).collect()
+    }
+
+    /// Where cantle reserves GPUs, the kubelet says who has which; its own reservations are nobody's use.
+    #[test]
+    fn gpus_that_other_pods_took_are_theirs() {
+        let offered = |index: u32, holder| Offered {
+            gpu: Gpu {
+                uuid: GpuUuid(format!("GPU-{index}")),
+                index,
+                model: "A100".to_owned(),
+                memory_bytes: 40 * GIB,
+                mig: false,
+            },
+            table: None,
+            switches: false,
+            holder,
+        };
+        let reserved = Holder::Pod(format!("{RESERVATION_NAMESPACE}/gpu-0.n"));
+        let gpus = [
+            offered(0, Some(reserved)),
+            offered(1, Some(Holder::Pod("team/b".to_owned()))),
+            offered(2, Some(Holder::Barred("why".to_owned()))),
+            offered(3, Some(Holder::Nobody)),
+        ];
+        let share = json!({"gpu": "GPU-0", "milli": 500, "memory_limit_bytes": 20 * GIB, "mig": null});
+        let placement =
+            json!({"pod": "team/a", "ask": "cantle-fraction-5000", "slices": [share], "placed_ms": 0});
+        let annotations = json!({
+            GPUS_ANNOTATION: to_string(&gpus).unwrap(),
+            PLACEMENTS_ANNOTATION: json!({"uid-a": placement}).to_string(),
+        });
+        let seen = view(node(&annotations, &json!({}), 4), &[pod("b", "2026-01-01T00:00:00Z", 1)]);
+        assert_eq!(held(&seen), [("uid-b", "team/b", vec!["GPU-1"]), ("uid-a", "team/a", vec!["GPU-0"])]);
+        let closed: Vec<u32> =
+            seen.nodes[0].gpus.iter().filter(|seen| seen.is_lost).map(|seen| seen.gpu.index).collect();
+        assert_eq!(closed, [2], "nobody can have all of it");
+    }
+
+    #[test]
+    fn gpus_of_nvidias_plugin_alone_are_held_in_the_order_of_the_pods() {
+        let labels = json!({"nvidia.com/gpu.product": "L4", "nvidia.com/gpu.memory": "23034"});
+        let pods = [pod("late", "2026-01-02T00:00:00Z", 1), pod("early", "2026-01-01T00:00:00Z", 2)];
+        let seen = view(node(&json!({}), &labels, 4), &pods);
+        let gpus = &seen.nodes[0].gpus;
+        assert_eq!((gpus.len(), gpus[0].gpu.memory_bytes, gpus[0].by_plugin), (4, 23_034 << 20, true));
+        let early = ("uid-early", "team/early", vec!["n/0", "n/1"]);
+        assert_eq!(held(&seen), [early, ("uid-late", "team/late", vec!["n/2"])]);
+        let sliced = json!({"nvidia.com/gpu.replicas": "8"});
+        let seen = view(node(&json!({}), &sliced, 8), &pods);
+        assert!(seen.nodes[0].gpus.is_empty() && seen.holdings.is_empty(), "nobody knows what one is worth");
+    }
 }

@@ -1,23 +1,19 @@
 //! `cantle controller node`: the driver of one node, until it is told to stop.
 
 use std::convert::Infallible;
-use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::Node;
-use kube::core::PartialObjectMeta;
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::Client;
 use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::driver::Driver;
 use super::plugin::serve;
 use super::publish::Publisher;
-use crate::node::{LOOK_EVERY, Metrics, is_for_mig, keep_watch, ticks};
+use crate::node::{LOOK_EVERY, Label, Metrics, keep_partitioned, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// How often claims are looked for that are gone.
@@ -40,8 +36,8 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
     let grants = config.open(&client).await?;
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
     let _shown = config.show(&metrics)?;
-    let NodeConfig { node, kubelet_dir, cdi_dir, mig, .. } = config;
-    let label = mig.is_none().then(|| Label::of(&client, &node));
+    let label = Label::of(&client, &config);
+    let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;
     let driver = Driver::new(client.clone(), &node, version, cdi_dir, Arc::clone(&grants), metrics);
     let publisher = Publisher::new(&client, &node);
     // What can't be published at all is an error of the start; later ones pass.
@@ -51,37 +47,7 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         never = keep_published(&driver, &publisher) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_swept(&driver) => match never {},
-        never = keep_partitioned(&driver, label) => match never {},
-    }
-}
-
-/// The label of a node, as it changes.
-struct Label(Api<PartialObjectMeta<Node>>, watcher::Config);
-
-impl Label {
-    fn of(client: &Client, node: &str) -> Self {
-        Self(Api::all(client.clone()), watcher::Config::default().fields(&format!("metadata.name={node}")))
-    }
-}
-
-/// Has GPUs serve MIG instances from when the node's label says so. Those with slices follow when they have none any more, so it
-/// is tried again and again. Without the label they stay as they are, and from Hopper on serve whoever comes.
-async fn keep_partitioned(driver: &Driver, label: Option<Label>) -> Infallible {
-    let Some(Label(nodes, this)) = label else { return pending().await };
-    let mut changes = pin!(watcher(nodes, this).touched_objects());
-    let mut look = ticks(LOOK_EVERY);
-    let mut is_wanted = false;
-    loop {
-        tokio::select! {
-            change = changes.next() => match change {
-                Some(Ok(node)) => is_wanted = is_for_mig(&node),
-                _ => sleep(AGAIN).await,
-            },
-            _ = look.tick() => {}
-        }
-        if is_wanted && let Err(error) = driver.turn_mig_on().await {
-            tracing::warn!(%error, "GPUs stay in the mode that they have");
-        }
+        never = keep_partitioned(label, async || driver.turn_mig_on().await) => match never {},
     }
 }
 
