@@ -123,8 +123,9 @@ def mig_worker(worker, label):
 
 
 @pytest.fixture
-def namespace(plane, request):
-    """A namespace of the test's own; all in it is gone at the end."""
+def namespace(plane, request, make_node):
+    """A namespace of the test's own; all in it is gone at the end, before what runs on the nodes: without that the kubelet
+    lets no pod go."""
     name = re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:60].strip("-")
     api = plane.api
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})

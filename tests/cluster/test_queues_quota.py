@@ -70,11 +70,11 @@ def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     owner = projects.submit("b", "whole", "sleep", "600")
     wait_running(server, [owner], queues)
     print(f"\nreclaimed: the owner's task runs after {time.monotonic() - began:.1f} s")
-    back = [task for task in lent if server.status(task) == "queued"]
-    assert len(back) == 2, [server.status(task) for task in lent]
+    queued = lambda: [task for task in lent if server.status(task) == "queued"]
+    back = wait_until(lambda: len(queued()) == 2 and queued(), 60, lambda: f"{[server.status(task) for task in lent]}\n{queues.log()}")
     for task in back:
+        assert server.log_of(task).count("tidied") == 1, "it had its grace, and goes back with all of its log: " + server.log_of(task)
         wait_until(lambda: "waiting: " in server.message(task), 30, lambda: server.message(task))
-        wait_until(lambda: server.log_of(task).count("tidied") == 1, 30, lambda: "it had its grace: " + server.log_of(task))
     reasons = [event["message"] for event in server.api("cantle.get_events", limit=500)["events"] if event["kind"] == "reclaim"]
     assert len(reasons) == 2 and all("reclaimed by project b" in reason for reason in reasons), reasons
     assert (projects.held_milli("a"), projects.held_milli("b")) == (1000, 1000)
@@ -111,8 +111,9 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     wait_running(server, [owner], queues)
     print("\nreclaimed through the end of the controller")
     assert len(reclaimed()) == 1
-    states = sorted(server.status(task) for task in lent)
-    assert states == ["in_progress", "queued", "queued"], states
+    # Its pod has ended; it goes back when all of the pod's log has come.
+    states = lambda: sorted(server.status(task) for task in lent)
+    wait_until(lambda: states() == ["in_progress", "queued", "queued"], 60, lambda: f"{states()}\n{queues.log()}")
     times = lambda: [server.log_of(task).count("begun") for task in lent[:2]]
     wait_until(lambda: times() == [1, 1], 30, lambda: f"each has run once: {times()}")
     assert phase() == "Running", "nobody stops a stranger's pod"

@@ -121,6 +121,8 @@ def test_a_gpu_is_either_cantles_or_another_pods(pods, foreign, reservations, on
     node = on_worker("1xA100-40GB")
     foreign.ask("first")
     foreign.wait_running("first")
+    # The node says who has its GPUs every two seconds; whoever asks before is let wait for a reservation.
+    wait_until(lambda: node.gpus()[0]["holder"] != "nobody", 60, node.gpus)
     pods.ask("half", "0.500")
     wait_until(lambda: "GPU 0 is another pod's nvidia.com/gpu" in pods.why("half"), 60, lambda: pods.get("half")["status"])
     assert not reservations.list()

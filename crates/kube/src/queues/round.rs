@@ -181,10 +181,12 @@ impl Controller {
             let wait = match &step {
                 Step::Nothing => true,
                 Step::Say(words) => self.memory.said.get(&uid) == Some(words),
-                // A task that has ended has all of its log.
-                Step::End(_) | Step::Remove(_) => is_over(pod) && !self.logs.is_done(&uid),
+                // A task that leaves its pod has all of its log.
+                Step::End(_) | Step::Remove(_) | Step::GiveBack(_) | Step::Requeue(_) => {
+                    is_over(pod) && !self.logs.is_done(&uid)
+                }
                 Step::Take => !self.is_to_be_taken(&uid, pod, task, lines),
-                Step::Lift | Step::Stop | Step::GiveBack(_) | Step::Requeue(_) => false,
+                Step::Lift | Step::Stop => false,
             };
             if !wait {
                 steps.push((Arc::clone(pod), step));
