@@ -68,11 +68,7 @@ impl Ask {
             Self::Memory { mib, .. } => GpuRequest::Memory(Bytes(Self::mib_charged(*mib) << 20)),
             Self::Whole { gpus } => GpuRequest::Gpus(*gpus),
             Self::Mig { profile } => {
-                // A `+` in a profile's name can't be in the name of an object.
-                let mut known =
-                    tables.into_iter().flat_map(|table| &table.profiles).map(|profile| &profile.name);
-                let found = known.find(|known| resource_of_profile(known) == resource_of_profile(profile));
-                GpuRequest::MigProfile(found.unwrap_or(profile).clone())
+                GpuRequest::MigProfile(profile_of(profile, tables).unwrap_or(profile).to_owned())
             }
         }
     }
@@ -125,6 +121,13 @@ impl FromStr for Ask {
         // One ask has one name: what would be written differently was not written by us.
         if ask.to_string() == name { Ok(ask) } else { Err(NotATemplate(name.to_owned())) }
     }
+}
+
+/// The profile of these tables that can be named so. A `+` in a profile's name can't be in the name of an object.
+pub(crate) fn profile_of<'a>(name: &str, tables: impl IntoIterator<Item = &'a Table>) -> Option<&'a str> {
+    let resource = resource_of_profile(name);
+    let mut known = tables.into_iter().flat_map(|table| &table.profiles).map(|profile| profile.name.as_str());
+    known.find(|known| resource_of_profile(known) == resource)
 }
 
 fn read(name: &str) -> Option<Ask> {

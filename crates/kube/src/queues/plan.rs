@@ -14,9 +14,8 @@ use cantle_sched::{
 
 use super::wants::{Room, Wants};
 use crate::KubeError;
-use crate::ask::Ask;
+use crate::ask::{Ask, profile_of};
 use crate::cluster::{Holding, View, ViewGpu, ViewNode};
-use crate::names::resource_of_profile;
 
 /// The queue of pods that have been admitted and not yet got a place.
 const ADMITTED: &str = "admitted";
@@ -210,9 +209,7 @@ fn waiting(view: &View, task: &str, wants: &Wants) -> Waiting {
 fn ask<'a>(view: &View, wants: &'a Wants) -> Option<&'a Ask> {
     let given_here = match wants.ask.as_ref()? {
         Ask::Mig { profile } => {
-            let tables = gpus(view).filter_map(|(_, gpu)| gpu.table.as_ref());
-            let mut profiles = tables.flat_map(|table| &table.profiles);
-            profiles.any(|known| resource_of_profile(&known.name) == resource_of_profile(profile))
+            profile_of(profile, gpus(view).filter_map(|(_, gpu)| gpu.table.as_deref())).is_some()
         }
         _ if wants.by_resource => view.gpu_is_claimed || gpus(view).any(|(_, gpu)| gpu.by_plugin),
         _ => true,
