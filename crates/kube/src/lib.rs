@@ -13,12 +13,14 @@ pub mod inject;
 pub mod names;
 mod node;
 mod observe;
+mod phase;
 pub mod queues;
 mod socket;
 mod survey;
 mod template;
 mod templates;
 mod version;
+mod watched;
 mod webhook;
 
 pub use ask::{Ask, MAX_DEVICES, NotATemplate, PARTS};

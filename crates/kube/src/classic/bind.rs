@@ -13,9 +13,9 @@ use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
 use super::book::{Book, change};
+use super::changes::Changes;
 use super::extender::{Bind, ask};
 use super::reserve::{Placed, Reserver, place};
-use super::watched::Changes;
 use crate::KubeError;
 use crate::ask::Ask;
 
@@ -88,15 +88,11 @@ impl Binder {
         let mut changes = self.changes.clone();
         loop {
             let turn = self.turn.lock().await;
-            let placed = change(&nodes, node, |book| {
-                match wish.place(book)? {
-                Placed::Asked if self.reserver.is_none() => Err(wish.wrong(format!(
-                    "the GPUs of {node} are NVIDIA's device plugin's to give: start the extender with --reservation-image"
-                ))),
+            let place = |book: &mut Book| match wish.place(book)? {
+                Placed::Asked if self.reserver.is_none() => Err(wish.wrong(nobody_reserves(node))),
                 placed => Ok(placed),
-            }
-            });
-            let placed = placed.await?;
+            };
+            let placed = change(&nodes, node, place).await?;
             drop(turn);
             if placed == Placed::Here {
                 return Ok(());
@@ -123,4 +119,10 @@ impl Binder {
             (None, Ok(_)) => "a GPU is to be reserved for it first".to_owned(),
         }
     }
+}
+
+fn nobody_reserves(node: &str) -> String {
+    format!(
+        "the GPUs of {node} are NVIDIA's device plugin's to give: start the extender with --reservation-image"
+    )
 }

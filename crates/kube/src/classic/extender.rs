@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 use axum::{Extension, Json, Router};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::reflector::Store;
+use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt as _};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -18,15 +19,16 @@ use tokio::time::Instant;
 
 use super::bind::Binder;
 use super::book::Book;
+use super::changes::Changes;
 use super::metrics::Metrics;
 use super::reserve::{Kind, Reserver, best, has_room};
-use super::wake::keep_awake;
-use super::watched::{Changes, follow};
+use super::wake::Waker;
 use crate::KubeError;
 use crate::ask::Ask;
 use crate::inject::SLICE_LABEL;
 use crate::names::{RESERVATION_NAMESPACE, SLICE_RESOURCE};
 use crate::observe::show;
+use crate::watched::{follow, keep};
 
 /// A call names every node of the cluster.
 const MAX_BODY_BYTES: usize = 8 << 20;
@@ -89,15 +91,21 @@ pub async fn serve_extender(
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), KubeError> {
     let (mut background, news) = (JoinSet::new(), watch::Sender::new(()));
-    let nodes = follow(Api::all(client.clone()), &mut background, news.clone());
+    let waker = Arc::<Waker>::default();
+    let (seen, changed) = (Arc::clone(&waker), news.clone());
+    let nodes = follow(&mut background, Api::all(client.clone()), Config::default(), keep, move |event| {
+        seen.see(event);
+        changed.send_replace(());
+    });
     let reserver = reservation.map(|kind| {
         let pods = Api::namespaced(client.clone(), RESERVATION_NAMESPACE);
-        let pods = follow(pods, &mut background, news.clone());
+        let changed = news.clone();
+        let pods = follow(&mut background, pods, Config::default(), keep, move |_| changed.send_replace(()));
         Reserver { client: client.clone(), kind, nodes: nodes.clone(), pods }
     });
     let metrics = Arc::<Metrics>::default();
     background.spawn(known(nodes.clone(), Arc::clone(&metrics)));
-    background.spawn(keep_awake(client.clone(), Arc::clone(&metrics)));
+    background.spawn(waker.run(Api::all(client.clone()), Arc::clone(&metrics)));
     if let Some(observers) = observers {
         background.spawn(show(observers, Arc::clone(&metrics)));
     }

@@ -19,6 +19,7 @@ use super::choose::award;
 use super::kubelet::{Held, devices, slots};
 use super::reserve::{holder, is_ours};
 use crate::node::{Metrics, blocking};
+use crate::phase::has_ended;
 use crate::{KubeError, NodeConfig};
 
 /// A place whose pod has not come by then was given to one that was not bound after all.
@@ -248,16 +249,8 @@ impl Keeper {
 fn taken_away(offered: &[Offered], placements: &Placements) -> Vec<(u32, String)> {
     let slices: BTreeSet<&GpuUuid> =
         placements.values().flat_map(|p| &p.slices).map(|slice| &slice.gpu).collect();
-    let taken = offered.iter().filter(|of| slices.contains(&of.gpu.uuid)).filter_map(|of| match &of.holder {
-        Some(holder @ Holder::Pod(pod)) if !is_ours(holder) => Some((of.gpu.index, pod.clone())),
-        _ => None,
-    });
-    taken.collect()
-}
-
-fn has_ended(pod: &Pod) -> bool {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-    matches!(phase, Some("Succeeded" | "Failed"))
+    let taken = offered.iter().filter(|of| slices.contains(&of.gpu.uuid));
+    taken.filter_map(|of| Some((of.gpu.index, of.holder.as_ref()?.stranger()?.to_owned()))).collect()
 }
 
 /// Does a process run in a cgroup of this pod? Its name has the UID, with `_` where systemd makes it.

@@ -13,6 +13,7 @@
 
 mod bind;
 mod book;
+mod changes;
 mod choose;
 mod extender;
 mod keeper;
@@ -22,7 +23,6 @@ mod node;
 mod plugin;
 mod reserve;
 mod wake;
-mod watched;
 
 pub(crate) use book::{Book, Holder, Offered, is_reserving};
 pub use extender::serve_extender;

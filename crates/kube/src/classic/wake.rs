@@ -5,16 +5,14 @@
 //! happens in the cluster. So a node on which room came free is changed a second time, when every cache has the first change.
 
 use std::collections::BTreeMap;
-use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
+use kube::Api;
 use kube::api::{Patch, PatchParams};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::runtime::watcher::Event;
 use serde_json::json;
 
 use super::book::{Book, Holder, Offered};
@@ -25,28 +23,34 @@ use crate::node::ticks;
 /// Longer than any cache is behind.
 const AFTER: Duration = Duration::from_secs(2);
 
-/// Does so for ever, for pods that this replica refused. One changed node wakes them all.
-pub(super) async fn keep_awake(client: Client, metrics: Arc<Metrics>) {
-    let nodes: Api<Node> = Api::all(client);
-    let events = watcher(nodes.clone(), watcher::Config::default()).default_backoff().applied_objects();
-    let mut events = pin!(events);
-    let mut turn = ticks(AFTER);
-    let (mut freed, mut refused) = (Freed::default(), 0);
-    loop {
-        tokio::select! {
-            event = events.next() => {
-                let Some(event) = event else { return };
-                // What can't be watched or read is said where calls are answered.
-                if let Some(book) = event.ok().and_then(|node| Book::of(&node).ok()) {
-                    freed.see(&book);
-                }
-            }
-            _ = turn.tick() => {
-                let Some(node) = freed.turn().filter(|_| metrics.refused() != refused) else { continue };
-                refused = metrics.refused();
-                if let Err(error) = touch(&nodes, &node).await {
-                    tracing::warn!(node, %error, "pods that wait may hear late of free room");
-                }
+/// Does so, for pods that this replica refused. One changed node wakes them all.
+#[derive(Default)]
+pub(super) struct Waker(Mutex<Freed>);
+
+impl Waker {
+    /// Something happened to a node.
+    pub(super) fn see(&self, event: &Event<Node>) {
+        let (Event::Apply(node) | Event::InitApply(node)) = event else { return };
+        // What can't be read is said where calls are answered.
+        if let Ok(book) = Book::of(node) {
+            self.freed().see(&book);
+        }
+    }
+
+    fn freed(&self) -> MutexGuard<'_, Freed> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// For ever.
+    pub(super) async fn run(self: Arc<Self>, nodes: Api<Node>, metrics: Arc<Metrics>) {
+        let (mut turn, mut refused) = (ticks(AFTER), 0);
+        loop {
+            turn.tick().await;
+            let freed = self.freed().turn();
+            let Some(node) = freed.filter(|_| metrics.refused() != refused) else { continue };
+            refused = metrics.refused();
+            if let Err(error) = touch(&nodes, &node).await {
+                tracing::warn!(node, %error, "pods that wait may hear late of free room");
             }
         }
     }

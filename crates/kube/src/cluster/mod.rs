@@ -5,14 +5,12 @@ mod view;
 
 use std::time::Duration;
 
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
-use kube::core::Resource;
-use kube::runtime::reflector::{Store, store};
-use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::runtime::reflector;
+use kube::runtime::reflector::Store;
+use kube::runtime::watcher::Config;
 use kube::{Api, Client};
-use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
@@ -20,6 +18,7 @@ use crate::KubeError;
 use crate::inject::GPU;
 use crate::names::{CLASS_WHOLE, DRIVER};
 use crate::version::serves_claims;
+use crate::watched::follow;
 
 pub(crate) use view::{Holding, View, ViewGpu, ViewNode};
 
@@ -47,23 +46,21 @@ impl Watched {
     /// If the API server does not say what it serves.
     pub(crate) async fn begin(client: &Client) -> Result<Self, KubeError> {
         let mut background = JoinSet::new();
-        let nodes = watch(&mut background, client, watcher::Config::default(), |node: &mut Node| {
+        let all = Config::default;
+        let nodes = |node: &mut Node| {
             node.metadata.managed_fields = None;
             node.status.iter_mut().for_each(|status| status.images = None);
-        });
-        let placed = watcher::Config::default().fields(PLACED);
-        let pods = watch(&mut background, client, placed, strip);
+        };
+        let nodes = follow(&mut background, Api::all(client.clone()), all(), nodes, |_| {});
+        let pods = follow(&mut background, Api::all(client.clone()), all().fields(PLACED), strip, |_| {});
         let has_claims = serves_claims(client).await?;
         let gpu_is_claimed = has_claims && is_gpu_claimed(client).await?;
         let claims = if has_claims {
-            let ours = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
-            let slices = watch(&mut background, client, ours, |slice: &mut ResourceSlice| {
-                slice.metadata.managed_fields = None;
-            });
-            let all = watcher::Config::default();
-            let claims = watch(&mut background, client, all, |claim: &mut ResourceClaim| {
-                claim.metadata.managed_fields = None;
-            });
+            let ours = all().fields(&format!("spec.driver={DRIVER}"));
+            let slices = |slice: &mut ResourceSlice| slice.metadata.managed_fields = None;
+            let slices = follow(&mut background, Api::all(client.clone()), ours, slices, |_| {});
+            let claims = |claim: &mut ResourceClaim| claim.metadata.managed_fields = None;
+            let claims = follow(&mut background, Api::all(client.clone()), all(), claims, |_| {});
             Some((slices, claims))
         } else {
             None
@@ -114,25 +111,4 @@ fn strip(pod: &mut Pod) {
         let (name, resources) = (std::mem::take(&mut container.name), container.resources.take());
         *container = k8s_openapi::api::core::v1::Container { name, resources, ..Default::default() };
     }
-}
-
-fn watch<K>(
-    background: &mut JoinSet<()>,
-    client: &Client,
-    config: watcher::Config,
-    lean: impl FnMut(&mut K) + Send + 'static,
-) -> Store<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug + Send + Sync + 'static,
-{
-    let (known, known_in) = store();
-    let watched = watcher(Api::<K>::all(client.clone()), config).modify(lean);
-    let watched = reflector(known_in, watched).default_backoff();
-    background.spawn(watched.for_each(|event| {
-        if let Err(error) = event {
-            tracing::warn!("watching {}: {error}", K::plural(&()));
-        }
-        std::future::ready(())
-    }));
-    known
 }

@@ -8,8 +8,9 @@ use kube::ResourceExt as _;
 
 use super::config::QueueConfig;
 use super::pod::{QUEUE_ANNOTATION, TASK_LABEL};
-use super::verdict::{is_gated, is_over};
+use super::verdict::is_gated;
 use super::wants::Room;
+use crate::phase::has_ended;
 
 /// So many at once: between two rounds somebody may want a task stopped.
 const AT_ONCE: usize = 64;
@@ -27,7 +28,7 @@ pub(super) struct Admission {
 /// How many more pods each queue may have.
 pub(super) fn rooms(queues: &[QueueConfig], pods: &[impl Borrow<Pod>]) -> Vec<usize> {
     let room = |queue: &QueueConfig| {
-        let of_queue = |pod: &&Pod| queue_of(pod) == Some(&queue.name) && !is_over(pod);
+        let of_queue = |pod: &&Pod| queue_of(pod) == Some(&queue.name) && !has_ended(pod);
         let used = pods.iter().map(Borrow::<Pod>::borrow).filter(of_queue).count();
         queue.max_pods.map_or(AT_ONCE, |most| most.saturating_sub(used)).min(AT_ONCE)
     };
@@ -59,7 +60,7 @@ pub(super) fn surplus<'a>(queues: &[QueueConfig], pods: &'a [Pod]) -> Vec<&'a Po
     let mut surplus = Vec::new();
     for queue in queues {
         let Some(most) = queue.max_pods else { continue };
-        let there = || pods.iter().filter(|pod| queue_of(pod) == Some(&queue.name) && !is_over(pod));
+        let there = || pods.iter().filter(|pod| queue_of(pod) == Some(&queue.name) && !has_ended(pod));
         let mut gated: Vec<&Pod> = there().filter(|pod| is_gated(pod)).collect();
         gated.sort_by_key(|pod| std::cmp::Reverse((pod.creation_timestamp(), pod.name_any())));
         surplus.extend(gated.into_iter().take(there().count().saturating_sub(most)));

@@ -9,8 +9,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::Store;
 
 use super::admit::queue_of;
-use super::verdict::{End, is_gated, is_over, runs};
+use super::verdict::{End, is_gated, runs};
 use crate::observe::{Calls, Observed};
+use crate::phase::has_ended;
 
 /// A round asks the server three times; with many tasks to start it makes and changes their pods, too.
 const BOUNDS_S: [f64; 8] = [0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0];
@@ -83,7 +84,7 @@ impl Metrics {
         let mut counts = BTreeMap::new();
         for pod in self.known.state() {
             let state = match &*pod {
-                pod if is_over(pod) => "over",
+                pod if has_ended(pod) => "over",
                 pod if is_gated(pod) => "gated",
                 pod if runs(pod) => "running",
                 _ => "pending",

@@ -22,10 +22,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_clearml::{Client as ClearMl, Credentials};
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::reflector::store;
-use kube::runtime::{WatchStreamExt as _, reflector, watcher};
+use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -36,6 +34,7 @@ pub use config::{QueueConfig, QueueFile, QueueFileError};
 use crate::KubeError;
 use crate::node::ticks;
 use crate::observe::show;
+use crate::watched::follow;
 use leader::Leader;
 use logs::Logs;
 use metrics::Metrics;
@@ -86,9 +85,15 @@ pub async fn serve_queues(
     let mut stop = std::pin::pin!(stop);
     let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
     let server = Arc::new(Server { client: clearml });
-    let (known, known_in) = store();
-    let metrics = Arc::new(Metrics::new(known.clone()));
     let mut background = JoinSet::new();
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);
+    let changed = Arc::new(Notify::new());
+    let ours = Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
+    // Who wrote which field is half of a pod, and nobody asks for it.
+    let lean = |pod: &mut Pod| pod.managed_fields_mut().clear();
+    let notify = Arc::clone(&changed);
+    let known = follow(&mut background, pods.clone(), ours, lean, move |_| notify.notify_one());
+    let metrics = Arc::new(Metrics::new(known.clone()));
     if let Some(observers) = settings.observers.take() {
         background.spawn(show(observers, Arc::clone(&metrics)));
     }
@@ -97,20 +102,6 @@ pub async fn serve_queues(
         () = &mut stop => return Ok(()),
     };
     metrics.ready();
-    let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);
-    let changed = Arc::new(Notify::new());
-    let ours = watcher::Config::default().labels(&format!("{OWNER_LABEL}={}", settings.name));
-    // Who wrote which field is half of a pod, and nobody asks for it.
-    let lean = watcher(pods.clone(), ours).modify(|pod| pod.managed_fields_mut().clear());
-    let watched = reflector(known_in, lean).default_backoff();
-    let notify = Arc::clone(&changed);
-    background.spawn(watched.for_each(move |event| {
-        match event {
-            Ok(_) => notify.notify_one(),
-            Err(error) => tracing::warn!("watching pods: {error}"),
-        }
-        std::future::ready(())
-    }));
     let keys = settings.secret.map_or(Keys::Plain(settings.credentials), Keys::Secret);
     let (name, namespace) = (settings.name, settings.namespace);
     let mut controller = Controller {

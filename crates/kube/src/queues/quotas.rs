@@ -18,10 +18,11 @@ use super::admit::{Admission, queue_of, rooms, task_of};
 use super::plan::{Asked, Candidate, Decided, GONE, Own, is_behind, plan};
 use super::report::node_report;
 use super::round::{Controller, Lines};
-use super::verdict::{Step, is_over, is_unschedulable};
+use super::verdict::{Step, is_unschedulable};
 use super::wants::{Room, Wants};
 use crate::KubeError;
 use crate::cluster::{View, Watched};
+use crate::phase::has_ended;
 
 /// So many words and reports in one round: the others follow.
 const AT_ONCE: usize = 32;
@@ -200,7 +201,7 @@ impl Controller {
         let mut calls = 0;
         for pod in pods {
             let (Some(task), Some(uid)) = (task_of(pod), pod.uid()) else { continue };
-            let Some(slices) = held.remove(uid.as_str()).filter(|_| !is_over(pod)) else { continue };
+            let Some(slices) = held.remove(uid.as_str()).filter(|_| !has_ended(pod)) else { continue };
             let known = self.quotas.told.entry(uid.clone()).or_insert_with(|| Room::of_pod(pod).slices);
             if *known == slices || calls == AT_ONCE {
                 continue;
@@ -248,7 +249,7 @@ impl Controller {
 
 /// A pod of ours that is not over.
 fn own(pod: &Pod) -> Option<Own> {
-    if is_over(pod) {
+    if has_ended(pod) {
         return None;
     }
     Some(Own {

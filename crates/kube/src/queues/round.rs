@@ -21,8 +21,9 @@ use super::metrics::Metrics;
 use super::pod::{Forge, OWNER_LABEL};
 use super::quotas::Quotas;
 use super::server::{Server, Tasks};
-use super::verdict::{Step, has_log, is_gated, is_over, judge};
+use super::verdict::{Step, has_log, is_gated, judge};
 use crate::KubeError;
+use crate::phase::has_ended;
 
 /// So many calls at once.
 const AT_ONCE: usize = 16;
@@ -183,7 +184,7 @@ impl Controller {
                 Step::Say(words) => self.memory.said.get(&uid) == Some(words),
                 // A task that leaves its pod has all of its log.
                 Step::End(_) | Step::Remove(_) | Step::GiveBack(_) | Step::Requeue(_) => {
-                    is_over(pod) && !self.logs.is_done(&uid)
+                    has_ended(pod) && !self.logs.is_done(&uid)
                 }
                 Step::Take => !self.is_to_be_taken(&uid, pod, task, lines),
                 Step::Lift | Step::Stop => false,

@@ -6,6 +6,7 @@ use k8s_openapi::api::core::v1::{ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 use super::pod::{CONTAINER, GATE};
+use crate::phase::{has_ended, phase};
 
 /// What is to be done about a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,11 +58,6 @@ pub(super) fn is_unschedulable(pod: &Pod) -> bool {
             .is_some_and(|each| each.status == "False" && each.reason.as_deref() == Some("Unschedulable"))
 }
 
-/// Have all its containers come to their end?
-pub(super) fn is_over(pod: &Pod) -> bool {
-    matches!(phase(pod), "Succeeded" | "Failed")
-}
-
 /// Does it run?
 pub(super) fn runs(pod: &Pod) -> bool {
     phase(pod) == "Running"
@@ -88,7 +84,7 @@ pub(super) fn judge(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image
     }
     match status {
         TaskStatus::InProgress if task.status_message.contains(ASKED_TO_STOP) => {
-            if is_over(pod) || is_gone(pod) {
+            if has_ended(pod) || is_gone(pod) {
                 Step::End(End::Stopped(ABORTED))
             } else if pod.metadata.deletion_timestamp.is_none() {
                 Step::Stop
@@ -98,7 +94,7 @@ pub(super) fn judge(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image
         }
         TaskStatus::InProgress => judge_running(pod, now, image_grace_s),
         // The SDK says so a moment before its process ends.
-        TaskStatus::Completed | TaskStatus::Publishing if !is_over(pod) && !is_gone(pod) => Step::Nothing,
+        TaskStatus::Completed | TaskStatus::Publishing if !has_ended(pod) && !is_gone(pod) => Step::Nothing,
         TaskStatus::Completed | TaskStatus::Publishing => Step::Remove("its task is done"),
         _ => Step::Remove("its task was stopped"),
     }
@@ -111,7 +107,7 @@ fn judge_evicted(pod: &Pod, task: &tasks::Task) -> Step {
         "Succeeded" if !deleted => Step::End(End::Completed),
         "Failed" if !deleted && lost(pod).is_none() => Step::End(End::Failed(failure(pod))),
         // What programs say about their end when they were told to stop does not matter.
-        _ if is_over(pod) || is_gone(pod) => Step::GiveBack(task.status_reason.clone()),
+        _ if has_ended(pod) || is_gone(pod) => Step::GiveBack(task.status_reason.clone()),
         _ if deleted => Step::Nothing,
         _ => Step::Stop,
     }
@@ -247,10 +243,6 @@ fn memory_limit(pod: &Pod, container: &str) -> Option<String> {
     let spec = pod.spec.as_ref()?;
     let found = spec.containers.iter().find(|each| each.name == container)?;
     Some(found.resources.as_ref()?.limits.as_ref()?.get("memory")?.0.clone())
-}
-
-fn phase(pod: &Pod) -> &str {
-    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending")
 }
 
 fn node(pod: &Pod) -> &str {

@@ -17,8 +17,9 @@ use super::pod::{Kind, node_of};
 use super::rules::{Seen, settle};
 use crate::KubeError;
 use crate::classic::book::{Book, change};
-use crate::classic::watched::Changes;
+use crate::classic::changes::Changes;
 use crate::names::{RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
+use crate::phase::has_ended;
 
 /// Time passes without a change too: what nobody used is given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -121,11 +122,6 @@ impl Reserver {
 }
 
 fn seen(pod: &Pod) -> Seen {
-    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     let made_ms = pod.creation_timestamp().map_or(0, |made| made.0.as_millisecond());
-    Seen {
-        ended: matches!(phase, Some("Succeeded" | "Failed")),
-        deleting: pod.metadata.deletion_timestamp.is_some(),
-        made_ms,
-    }
+    Seen { ended: has_ended(pod), deleting: pod.metadata.deletion_timestamp.is_some(), made_ms }
 }
