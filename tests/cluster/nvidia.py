@@ -10,9 +10,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 class NvidiaPlugin:
-    """With `replicas` of each GPU where it is to share them by time-slicing."""
+    """With `replicas` of each GPU where it is to share them by time-slicing, `sharing` then being more of its options."""
 
-    def __init__(self, program, folder, sim_dir, sim_gpus, replicas=None):
+    def __init__(self, program, folder, sim_dir, sim_gpus, replicas=None, **sharing):
         env = {
             "PATH": os.environ["PATH"],
             "LD_LIBRARY_PATH": str(ROOT / "dist/lib/cantle/sim"),
@@ -21,7 +21,7 @@ class NvidiaPlugin:
         }
         words = [program, "--fail-on-init-error"]
         if replicas:
-            shared = {"resources": [{"name": "nvidia.com/gpu", "replicas": replicas}]}
+            shared = sharing | {"resources": [{"name": "nvidia.com/gpu", "replicas": replicas}]}
             config = folder / "nvidia.json"
             config.write_text(json.dumps({"version": "v1", "sharing": {"timeSlicing": shared}}))
             words.append(f"--config-file={config}")

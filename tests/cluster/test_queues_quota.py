@@ -140,7 +140,8 @@ def test_instances_of_mig_count_by_their_slices(make_queues, server, start):
     wait_until(lambda: projects.held_milli("a") == 1000, 30, "4 of 8 memory slices each")
     owner = projects.submit("b", "mig", "sleep", "600")
     wait_running(server, [owner], queues)
-    assert sorted(server.status(task) for task in lent) == ["in_progress", "queued"]
+    states = lambda: sorted(server.status(task) for task in lent)
+    wait_until(lambda: states() == ["in_progress", "queued"], 60, lambda: f"{states()}\n{queues.log()}")
     wait_until(lambda: (projects.held_milli("a"), projects.held_milli("b")) == (500, 500), 30, "what both hold")
     assert [each["profile"] for each in driver.truth()[0]["mig"]] == ["3g.40gb"] * 2
     stop(server, queues, [*lent, owner])

@@ -31,9 +31,9 @@ def on_worker(system, worker, programs, make_node, tmp_path):
     """Starts both device plugins of the worker node."""
     started = []
 
-    def on_worker(sim_gpus, replicas=None):
+    def on_worker(sim_gpus, replicas=None, **sharing):
         worker.forget_gpus()
-        plugin = NvidiaPlugin(programs / "nvidia-device-plugin", tmp_path, worker.sim_dir, sim_gpus, replicas)
+        plugin = NvidiaPlugin(programs / "nvidia-device-plugin", tmp_path, worker.sim_dir, sim_gpus, replicas, **sharing)
         started.append(plugin.program.start())
         folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
         node = make_node(ClassicNode, worker.name, sim_gpus, "--reservation", **folders)
@@ -174,8 +174,33 @@ def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, r
     reservations.wait_none(node)
 
 
-def test_time_slicing_is_refused_in_one_line(pods, reservations, on_worker):
-    on_worker("1xA100-40GB", replicas=4)
+def test_time_sliced_gpus_are_reserved_all_at_once(pods, foreign, reservations, on_worker):
+    node = on_worker("2xA100-40GB", replicas=4)
+    foreign.ask("first")
+    foreign.wait_running("first")
+    wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
+    pods.ask("half", "0.500")
+    wait_until(lambda: "cantle can have all 8 replicas or none" in pods.why("half"), 60, lambda: pods.get("half")["status"])
+    assert not reservations.list(), "none waits for what it can't get"
+
+    foreign.delete("first")
+    half = pods.said("half")
+    assert (half["total"], half["code"]) == (20 << 10, OUT_OF_MEMORY)
+    pods.ask("whole", "1.000", command=SLEEP)
+    pods.wait_running("whole")
+    (reserving,) = reservations.list()
+    assert reserving["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    foreign.ask("second")
+    foreign.wait_short("second")
+    pods.delete("half")
+    wait_until(lambda: len(node.leases()) == 1, 60, node.leases)
+    assert len(reservations.list()) == 1, "the other GPU has a slice"
+    pods.delete("whole")
+    foreign.wait_running("second")
+    reservations.wait_none(node)
+
+
+def test_a_plugin_that_gives_single_replicas_only_says_so(pods, on_worker):
+    on_worker("1xA100-40GB", replicas=2, failRequestsGreaterThanOne=True)
     pods.ask("half", "0.500", command=SLEEP)
-    wait_until(lambda: "as 4 replicas (time-slicing)" in pods.why("half"), 60, lambda: pods.get("half")["status"])
-    assert not reservations.list()
+    wait_until(lambda: "maximum request size for shared resources is 1" in pods.why("half"), 60, lambda: pods.get("half")["status"])

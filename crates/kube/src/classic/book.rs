@@ -35,10 +35,14 @@ pub(crate) struct Offered {
     /// Who has it, where NVIDIA's device plugin gives it out; none where it is cantle's alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) holder: Option<Holder>,
+    /// The plugin gives each GPU out several times (time-slicing), and nobody can ask for one of them: how many devices are all
+    /// of the node's together, which can be had at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) together: Option<u32>,
 }
 
 /// Who has a GPU that NVIDIA's device plugin gives out, as the kubelet says.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Holder {
     /// It can be had.
@@ -62,12 +66,19 @@ impl Holder {
 /// A pod of cantle's that takes a GPU from the other device plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reservation {
+    /// How many of the plugin's devices it takes.
+    #[serde(default = "one")]
+    pub(crate) devices: u32,
     /// When it was asked for, in milliseconds since 1970.
     pub(crate) asked_ms: i64,
-    /// Has there been a slice on its GPU?
+    /// Has there been a slice on a GPU of its?
     pub(crate) used: bool,
     /// It is being given back; nothing is placed on its GPU any more.
     pub(crate) leaving: bool,
+}
+
+const fn one() -> u32 {
+    1
 }
 
 /// What a pod was given.

@@ -130,7 +130,7 @@ mod tests {
         let offered = |index| {
             let uuid = GpuUuid(format!("GPU-{node}-{index}"));
             let gpu = Gpu { uuid, index, model: "A100".to_owned(), memory_bytes: 40 * GIB, mig: false };
-            Offered { gpu, table: None, switches: false, holder: None }
+            Offered { gpu, table: None, switches: false, holder: None, together: None }
         };
         Book { node: node.to_owned(), gpus: (0..gpus).map(offered).collect(), ..Book::default() }
     }

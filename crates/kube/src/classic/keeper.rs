@@ -14,10 +14,10 @@ use kube::api::{ListParams, ObjectList};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Mutex;
 
-use super::book::{Book, Holder, Offered, Placement, Placements, change};
+use super::book::{Book, Offered, Placement, Placements, change};
 use super::choose::award;
-use super::kubelet::{Held, devices, slots};
-use super::reserve::{holder, is_ours};
+use super::kubelet::{Devices, Held, devices, slots};
+use super::reserve::{holder, is_ours, together};
 use crate::node::{Metrics, blocking};
 use crate::phase::has_ended;
 use crate::{KubeError, NodeConfig};
@@ -175,11 +175,12 @@ impl Keeper {
         // What was seen first must not be written last.
         let _turn = self.turn.lock().await;
         let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
-        let holders = self.holders(&offers).await?;
+        let devices = self.devices().await?;
         let offered = |offer: cantle_agent::Offer| {
             let table = offer.table.filter(|_| offer.gpu.mig || offer.switches);
-            let holder = holders.get(&offer.gpu.uuid).cloned();
-            Offered { gpu: offer.gpu, table, switches: offer.switches, holder }
+            let holder = devices.as_ref().map(|devices| holder(&offer.gpu, devices));
+            let together = devices.as_ref().and_then(|devices| together(&offer.gpu, devices));
+            Offered { gpu: offer.gpu, table, switches: offer.switches, holder, together }
         };
         let offered: Vec<Offered> = offers.into_iter().filter(|offer| !offer.lost).map(offered).collect();
         let write = |book: &mut Book| {
@@ -199,10 +200,10 @@ impl Keeper {
         Ok(!offered.is_empty())
     }
 
-    /// Who has which GPU; empty where they are cantle's alone.
-    async fn holders(&self, offers: &[cantle_agent::Offer]) -> Result<BTreeMap<GpuUuid, Holder>, KubeError> {
+    /// What NVIDIA's device plugin gives out, and to whom; none where the GPUs are cantle's alone.
+    async fn devices(&self) -> Result<Option<Devices>, KubeError> {
         if !self.reservation {
-            return Ok(BTreeMap::new());
+            return Ok(None);
         }
         let mut devices = devices(&self.kubelet_dir).await?;
         if !devices.held.is_empty() {
@@ -216,7 +217,7 @@ impl Keeper {
             };
             devices.held.retain(|held| !has_ended(held));
         }
-        Ok(offers.iter().map(|offer| (offer.gpu.uuid.clone(), holder(&offer.gpu, &devices))).collect())
+        Ok(Some(devices))
     }
 
     /// What was written down may be old: no container starts on a GPU that has just become somebody else's.

@@ -271,6 +271,7 @@ mod tests {
             table: None,
             switches: false,
             holder,
+            together: None,
         };
         let reserved = Holder::Pod(format!("{RESERVATION_NAMESPACE}/gpu-0.n"));
         let gpus = [

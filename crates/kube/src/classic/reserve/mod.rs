@@ -14,4 +14,4 @@ mod tests;
 
 pub use pod::Kind;
 pub(super) use reserver::Reserver;
-pub(super) use rules::{Placed, best, has_room, holder, is_ours, place};
+pub(super) use rules::{Placed, best, has_room, holder, is_ours, place, together};

@@ -22,15 +22,15 @@ pub(super) fn node_of(pod: &Pod) -> Option<&str> {
 }
 
 impl Kind {
-    /// The pod `name`, which takes a GPU of `node`. The cluster's scheduler puts it there, so that it can't be given a GPU
+    /// The pod `name`, which takes so many devices of `node`: a GPU, or all that its GPUs are shared as. The cluster's scheduler puts it there, so that it can't be given a GPU
     /// that somebody else was given at the same moment. It bears all taints: a pod that asked for a slice has been found fit
     /// for the node, and as long as its slice is there, the reservation stays too.
     ///
     /// # Errors
     /// Never, if the cluster's objects are as they should be.
-    pub(super) fn pod(&self, name: &str, node: &Node) -> Result<Pod, KubeError> {
+    pub(super) fn pod(&self, name: &str, node: &Node, devices: u32) -> Result<Pod, KubeError> {
         let fields = json!([{"key": "metadata.name", "operator": "In", "values": [node.name_any()]}]);
-        let amounts = json!({"cpu": "10m", "memory": "16Mi", GPU_RESOURCE: "1"});
+        let amounts = json!({"cpu": "10m", "memory": "16Mi", GPU_RESOURCE: devices.to_string()});
         let pod = json!({
             "metadata": {
                 "name": name,

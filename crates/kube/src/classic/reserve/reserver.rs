@@ -73,8 +73,8 @@ impl Reserver {
         }
         let nodes: Api<Node> = Api::all(self.client.clone());
         let steps = change(&nodes, &name, |book| Ok(settle(book, &seen, now_ms))).await?;
-        for pod in &steps.create {
-            self.create(pod, node).await?;
+        for (pod, devices) in &steps.create {
+            self.create(pod, node, *devices).await?;
         }
         for pod in steps.delete.iter().filter_map(|pod| here.get(pod)) {
             self.delete(pod).await?;
@@ -86,9 +86,9 @@ impl Reserver {
         Api::namespaced(self.client.clone(), RESERVATION_NAMESPACE)
     }
 
-    async fn create(&self, name: &str, node: &Node) -> Result<(), KubeError> {
-        match self.api().create(&PostParams::default(), &self.kind.pod(name, node)?).await {
-            Ok(_) => tracing::info!(pod = name, node = node.name_any(), "a GPU is being reserved"),
+    async fn create(&self, name: &str, node: &Node, devices: u32) -> Result<(), KubeError> {
+        match self.api().create(&PostParams::default(), &self.kind.pod(name, node, devices)?).await {
+            Ok(_) => tracing::info!(pod = name, node = node.name_any(), devices, "being reserved"),
             // Another replica was quicker.
             Err(kube::Error::Api(status)) if status.is_already_exists() => {}
             Err(error) => return Err(error.into()),
@@ -101,7 +101,7 @@ impl Reserver {
         let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
         let deleting = DeleteParams { preconditions, ..DeleteParams::default() };
         match self.api().delete(&pod.name_any(), &deleting).await {
-            Ok(_) => tracing::info!(pod = pod.name_any(), "a reserved GPU is given back"),
+            Ok(_) => tracing::info!(pod = pod.name_any(), "what it reserves is given back"),
             Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
             Err(error) => return Err(error.into()),
         }
@@ -110,12 +110,17 @@ impl Reserver {
 
     /// Why the GPUs that are asked for on this node are not there yet.
     pub(in crate::classic) fn why_not_yet(&self, node: &str, book: &Book) -> String {
-        let condition = |name: &String| {
+        let said = |name: &String| {
             let pod = self.pods.get(&ObjectRef::new(name).within(RESERVATION_NAMESPACE))?;
-            let mut conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
+            let status = pod.status.as_ref()?;
+            if has_ended(&pod) {
+                // The kubelet's, of what the plugin said.
+                return status.message.clone();
+            }
+            let mut conditions = status.conditions.iter().flatten();
             conditions.find(|c| c.type_ == "PodScheduled" && c.status == "False")?.message.clone()
         };
-        let why = book.reservations.keys().find_map(condition);
+        let why = book.reservations.keys().find_map(said);
         let why = why.unwrap_or_else(|| "it has not started yet".to_owned());
         format!("a pod in {RESERVATION_NAMESPACE} is to reserve a GPU of {node} first: {why}")
     }

@@ -39,35 +39,42 @@ pub(super) struct Seen {
 /// What is to be done with pods, by their names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Steps {
-    pub(super) create: Vec<String>,
+    /// And how many devices they take.
+    pub(super) create: Vec<(String, u32)>,
     pub(super) delete: Vec<String>,
+}
+
+/// Is this device of the other plugin (a part of) this GPU? With time-slicing a GPU has several ids: its UUID, `::`, and a number.
+fn is_of(id: &str, gpu: &Gpu) -> bool {
+    id.split_once("::").map_or(id, |(uuid, _)| uuid) == gpu.uuid.0
 }
 
 /// Who has this GPU, where the other plugin gives out `devices`.
 pub(in crate::classic) fn holder(gpu: &Gpu, devices: &Devices) -> Holder {
-    // With time-slicing a GPU has several ids: its UUID, `::`, and a number.
-    let is_of =
-        |id: &str| id == gpu.uuid.0 || id.split_once("::").is_some_and(|(uuid, _)| uuid == gpu.uuid.0);
-    let held: Vec<&Held> = devices.held.iter().filter(|held| is_of(&held.id)).collect();
-    let ids: BTreeSet<&str> = devices
-        .all
-        .iter()
-        .chain(held.iter().map(|held| &held.id))
-        .map(String::as_str)
-        .filter(|id| is_of(id))
-        .collect();
-    let replicas = ids.iter().filter(|id| id.contains("::")).count();
-    match (held.first(), replicas) {
-        (_, 1..) => Holder::Barred(format!(
-            "NVIDIA's device plugin gives it out as {replicas} replicas (time-slicing), and a share needs all of it: take \
-             sharing.timeSlicing out of the plugin's configuration, cantle shares by itself"
-        )),
-        (Some(held), 0) => Holder::Pod(format!("{}/{}", held.namespace, held.pod)),
-        (None, 0) if ids.is_empty() => {
-            Holder::Barred(format!("NVIDIA's device plugin does not give it out as {GPU_RESOURCE}"))
-        }
-        (None, 0) => Holder::Nobody,
+    let held: Vec<&Held> = devices.held.iter().filter(|held| is_of(&held.id, gpu)).collect();
+    let known = devices.all.iter().chain(held.iter().map(|held| &held.id));
+    let ids: BTreeSet<&String> = known.filter(|id| is_of(id, gpu)).collect();
+    let pods: BTreeSet<Holder> =
+        held.iter().map(|held| Holder::Pod(format!("{}/{}", held.namespace, held.pod))).collect();
+    if ids.is_empty() {
+        return Holder::Barred(format!("NVIDIA's device plugin does not give it out as {GPU_RESOURCE}"));
     }
+    // Of several a stranger, if there is any.
+    match pods.iter().min_by_key(|pod| is_ours(pod)) {
+        None => Holder::Nobody,
+        Some(pod) if is_ours(pod) && (pods.len() > 1 || held.len() < ids.len()) => {
+            // The plugin's configuration has changed, for one.
+            Holder::Barred(format!("{} of its {} replicas are reserved", held.len(), ids.len()))
+        }
+        Some(pod) => pod.clone(),
+    }
+}
+
+/// As how many devices the other plugin gives out the node's GPUs, where each is several and this one among them.
+pub(in crate::classic) fn together(gpu: &Gpu, devices: &Devices) -> Option<u32> {
+    let is_shared = devices.all.iter().any(|id| id.contains("::"));
+    let is_given = devices.all.iter().any(|id| is_of(id, gpu));
+    (is_shared && is_given).then(|| u32::try_from(devices.all.len()).unwrap_or(u32::MAX))
 }
 
 /// Is it a pod of the reservations?
@@ -89,8 +96,17 @@ impl Book {
 
     /// With those that can have slices, now or once they are reserved.
     fn reachable(&self) -> Self {
-        let can = |of: &Offered| matches!(of.holder, None | Some(Holder::Nobody)) || self.is_reserved(of);
-        self.only(can)
+        let is_torn = self.is_torn();
+        self.only(|of| self.can_be_had(of) && !(is_torn && of.together.is_some()))
+    }
+
+    fn can_be_had(&self, of: &Offered) -> bool {
+        matches!(of.holder, None | Some(Holder::Nobody)) || self.is_reserved(of)
+    }
+
+    /// Has somebody else a part of what can be had only together?
+    fn is_torn(&self) -> bool {
+        self.gpus.iter().any(|of| of.together.is_some() && !self.can_be_had(of))
     }
 
     fn only(&self, keep: impl Fn(&Offered) -> bool) -> Self {
@@ -103,15 +119,20 @@ impl Book {
         staying.any(|(name, _)| offered.holder == Some(Holder::Pod(full(name))))
     }
 
-    /// The GPU that this reservation has.
-    fn gpu_of(&self, name: &str) -> Option<&GpuUuid> {
+    /// The GPUs that this reservation has.
+    fn gpus_of(&self, name: &str) -> impl Iterator<Item = &GpuUuid> {
         let holder = Some(Holder::Pod(full(name)));
-        self.gpus.iter().find(|offered| offered.holder == holder).map(|offered| &offered.gpu.uuid)
+        self.gpus.iter().filter(move |offered| offered.holder == holder).map(|offered| &offered.gpu.uuid)
     }
 
-    /// Reservations that wait for their GPU.
+    /// Has this reservation got what it asked for?
+    fn has_come(&self, name: &str) -> bool {
+        self.gpus_of(name).next().is_some()
+    }
+
+    /// Reservations that wait for their GPUs.
     fn waiting(&self) -> usize {
-        let waits = |(name, of): &(&String, &Reservation)| !of.leaving && self.gpu_of(name).is_none();
+        let waits = |(name, of): &(&String, &Reservation)| !of.leaving && !self.has_come(name);
         self.reservations.iter().filter(waits).count()
     }
 
@@ -125,11 +146,18 @@ impl Book {
         self.gpus.iter().any(exposed)
     }
 
+    /// All devices of the node, where only all of them can be had.
+    fn together(&self) -> Option<u32> {
+        self.gpus.iter().find_map(|offered| offered.together)
+    }
+
     /// One more: the first name that is free.
     fn reserve(&mut self, now_ms: i64) {
+        let devices = self.together().unwrap_or(1);
         let names = (0_u32..).map(|at| format!("gpu-{at}.{}", self.node));
         if let Some(name) = names.into_iter().find(|name| !self.reservations.contains_key(name)) {
-            self.reservations.insert(name, Reservation { asked_ms: now_ms, used: false, leaving: false });
+            let new = Reservation { devices, asked_ms: now_ms, used: false, leaving: false };
+            self.reservations.insert(name, new);
         }
     }
 
@@ -143,6 +171,11 @@ impl Book {
                 }
                 Some(Holder::Nobody) | None => {}
             }
+        }
+        if let Some(devices) = self.together().filter(|_| self.is_torn()) {
+            why += &format!(
+                "; NVIDIA's device plugin shares the GPUs of this node (time-slicing): cantle can have all {devices} replicas or none"
+            );
         }
         why
     }
@@ -189,6 +222,7 @@ pub(in crate::classic) fn place(
     let (_, slices) = choose(&[&book.reachable()], ask, uid).map_err(|why| book.explained(why))?;
     let is_held = |slice: &&Slice| held.gpus.iter().any(|offered| offered.gpu.uuid == slice.gpu);
     let lacking = slices.len() - slices.iter().filter(is_held).count();
+    let lacking = if book.together().is_some() { lacking.min(1) } else { lacking };
     for _ in book.waiting()..lacking {
         book.reserve(now_ms);
     }
@@ -198,7 +232,7 @@ pub(in crate::classic) fn place(
 fn mark_used(book: &mut Book, slices: &[Slice]) {
     let names: Vec<String> = book.reservations.keys().cloned().collect();
     for name in names {
-        let is_taken = book.gpu_of(&name).is_some_and(|gpu| slices.iter().any(|slice| slice.gpu == *gpu));
+        let is_taken = book.gpus_of(&name).any(|gpu| slices.iter().any(|slice| slice.gpu == *gpu));
         if let Some(reservation) = book.reservations.get_mut(&name) {
             reservation.used |= is_taken;
         }
@@ -209,7 +243,7 @@ fn mark_used(book: &mut Book, slices: &[Slice]) {
 /// again the next time.
 pub(super) fn settle(book: &mut Book, pods: &BTreeMap<String, Seen>, now_ms: i64) -> Steps {
     let is_over = |(name, of): &(&String, &Reservation)| {
-        of.leaving && !pods.contains_key(*name) && book.gpu_of(name).is_none()
+        of.leaving && !pods.contains_key(*name) && !book.has_come(name)
     };
     let over: Vec<String> = book.reservations.iter().filter(is_over).map(|(name, _)| name.clone()).collect();
     for name in over {
@@ -226,13 +260,14 @@ pub(super) fn settle(book: &mut Book, pods: &BTreeMap<String, Seen>, now_ms: i64
     let staying = |name: &String| book.reservations.get(name).is_some_and(|of| !of.leaving);
     let has_failed = |pod: &Seen| pod.ended && now_ms - pod.made_ms > FAILED_MS;
     let delete = pods.iter().filter(|(name, pod)| !pod.deleting && (!staying(name) || has_failed(pod)));
-    let create = book.reservations.keys().filter(|name| staying(name) && !pods.contains_key(*name));
-    Steps { create: create.cloned().collect(), delete: delete.map(|(name, _)| name.clone()).collect() }
+    let create = book.reservations.iter().filter(|(name, _)| staying(name) && !pods.contains_key(*name));
+    let create = create.map(|(name, of)| (name.clone(), of.devices)).collect();
+    Steps { create, delete: delete.map(|(name, _)| name.clone()).collect() }
 }
 
 fn give_back(book: &mut Book, now_ms: i64) {
     let is_idle = |(name, of): &(&String, &Reservation)| {
-        let has_slices = book.gpu_of(name).is_some_and(|gpu| book.has_slices(gpu));
+        let has_slices = book.gpus_of(name).any(|gpu| book.has_slices(gpu));
         !has_slices && (of.used || now_ms - of.asked_ms > UNUSED_MS)
     };
     let idle: Vec<String> = book.reservations.iter().filter(is_idle).map(|(name, _)| name.clone()).collect();

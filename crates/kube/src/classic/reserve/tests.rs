@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use cantle_model::{Gpu, GpuUuid};
 
-use super::rules::{Placed, Seen, Steps, has_room, holder, place, settle};
+use super::rules::{Placed, Seen, Steps, has_room, holder, place, settle, together};
 use crate::classic::book::{Book, Holder, Offered};
 use crate::classic::kubelet::{Devices, Held};
 
@@ -21,8 +21,14 @@ struct World {
 
 impl World {
     fn of(gpus: u32) -> Self {
-        let offered =
-            |index| Offered { gpu: gpu(index), table: None, switches: false, holder: Some(Holder::Nobody) };
+        let holder = Some(Holder::Nobody);
+        let offered = |index| Offered {
+            gpu: gpu(index),
+            table: None,
+            switches: false,
+            holder: holder.clone(),
+            together: None,
+        };
         let book = Book { node: "n".to_owned(), gpus: (0..gpus).map(offered).collect(), ..Book::default() };
         Self { book, pods: BTreeMap::new() }
     }
@@ -42,7 +48,7 @@ impl World {
     /// Looks after the reservations, and does what is to be done.
     fn settle(&mut self, now_ms: i64) -> Steps {
         let steps = settle(&mut self.book, &self.pods, now_ms);
-        for name in &steps.create {
+        for (name, _) in &steps.create {
             self.pods.insert(name.clone(), Seen { ended: false, deleting: false, made_ms: now_ms });
         }
         for name in &steps.delete {
@@ -56,6 +62,11 @@ fn names(names: &[&str]) -> Vec<String> {
     names.iter().map(|name| (*name).to_owned()).collect()
 }
 
+/// Reservations of one GPU each.
+fn single(of: &[&str]) -> Vec<(String, u32)> {
+    names(of).into_iter().map(|name| (name, 1)).collect()
+}
+
 const HALF: &str = "cantle-fraction-5000";
 
 #[test]
@@ -64,14 +75,14 @@ fn a_gpu_is_reserved_first_shared_then_and_given_back_at_last() {
     assert_eq!(world.place("a", HALF), Ok(Placed::Asked));
     // The second one waits for the same GPU.
     assert_eq!(world.place("b", HALF), Ok(Placed::Asked));
-    assert_eq!(world.settle(0).create, names(&["gpu-0.n"]));
+    assert_eq!(world.settle(0).create, single(&["gpu-0.n"]));
     assert_eq!(world.settle(0), Steps::default());
     world.reserved(1, "gpu-0.n");
     assert_eq!(world.place("a", HALF), Ok(Placed::Here));
     assert_eq!(world.place("b", HALF), Ok(Placed::Here));
     assert_eq!(world.book.placements["b"].slices[0].gpu, GpuUuid("GPU-1".to_owned()));
     assert_eq!(world.place("c", HALF), Ok(Placed::Asked));
-    assert_eq!(world.settle(0).create, names(&["gpu-1.n"]));
+    assert_eq!(world.settle(0).create, single(&["gpu-1.n"]));
     world.reserved(0, "gpu-1.n");
     assert_eq!(world.place("c", HALF), Ok(Placed::Here));
     assert!(world.place("d", "cantle-whole-1").is_err());
@@ -122,10 +133,10 @@ fn a_reservation_that_was_deleted_comes_back_to_its_gpu() {
     world.place("a", HALF).unwrap();
     world.pods.clear();
     world.hold(2, Holder::Nobody);
-    assert_eq!(world.settle(LATER_MS).create, names(&["gpu-0.n"]));
+    assert_eq!(world.settle(LATER_MS).create, single(&["gpu-0.n"]));
     // The kubelet gives it another GPU: it is kept, and one more asked for, until the right one is found.
     world.reserved(0, "gpu-0.n");
-    assert_eq!(world.settle(LATER_MS).create, names(&["gpu-1.n"]));
+    assert_eq!(world.settle(LATER_MS).create, single(&["gpu-1.n"]));
     world.reserved(2, "gpu-1.n");
     assert_eq!(world.settle(LATER_MS), Steps { create: vec![], delete: names(&["gpu-0.n"]) });
     assert_eq!(world.place("b", HALF), Ok(Placed::Here));
@@ -146,7 +157,7 @@ fn while_another_pod_has_a_gpu_with_slices_nothing_more_is_placed_there() {
     world.settle(LATER_MS);
     assert!(world.settle(LATER_MS).create.is_empty() && world.book.reservations.is_empty());
     world.hold(0, Holder::Nobody);
-    assert_eq!(world.settle(LATER_MS).create, names(&["gpu-0.n"]));
+    assert_eq!(world.settle(LATER_MS).create, single(&["gpu-0.n"]));
 }
 
 #[test]
@@ -159,20 +170,57 @@ fn failed_pods_are_made_anew_and_strays_go() {
     world.pods.get_mut("gpu-0.n").unwrap().ended = true;
     assert_eq!(world.settle(1000), Steps::default());
     assert_eq!(world.settle(6000).delete, names(&["gpu-0.n"]));
-    assert_eq!(world.settle(6000).create, names(&["gpu-0.n"]));
+    assert_eq!(world.settle(6000).create, single(&["gpu-0.n"]));
+}
+
+#[test]
+fn time_sliced_gpus_are_reserved_all_at_once() {
+    let mut world = World::of(2);
+    world.book.gpus.iter_mut().for_each(|offered| offered.together = Some(8));
+    assert_eq!(world.place("a", "cantle-whole-1"), Ok(Placed::Asked));
+    assert_eq!(world.place("b", HALF), Ok(Placed::Asked));
+    assert_eq!(world.settle(0).create, [("gpu-0.n".to_owned(), 8)]);
+    world.reserved(0, "gpu-0.n");
+    world.reserved(1, "gpu-0.n");
+    assert_eq!(world.place("a", "cantle-whole-1"), Ok(Placed::Here));
+    assert_eq!(world.place("b", HALF), Ok(Placed::Here));
+    world.book.placements.remove("a");
+    assert_eq!(world.settle(LATER_MS), Steps::default(), "the other GPU has a slice");
+    world.book.placements.clear();
+    assert_eq!(world.settle(LATER_MS).delete, names(&["gpu-0.n"]));
+
+    world.hold(0, Holder::Nobody);
+    world.hold(1, Holder::Pod("team/train".to_owned()));
+    world.settle(LATER_MS);
+    let why = world.place("c", HALF).unwrap_err();
+    let told = "GPU 1 is another pod's nvidia.com/gpu; NVIDIA's device plugin shares the GPUs of this node (time-slicing): \
+                cantle can have all 8 replicas or none";
+    assert!(why.ends_with(told), "{why}");
 }
 
 #[test]
 fn holders_are_read_from_the_kubelets_ids() {
-    let id = |id: &str| Held { id: id.to_owned(), namespace: "team".to_owned(), pod: "train".to_owned() };
-    let devices =
-        Devices { all: names(&["GPU-0", "GPU-1", "GPU-2::0", "GPU-2::1"]), held: vec![id("GPU-1")] };
-    assert_eq!(holder(&gpu(0), &devices), Holder::Nobody);
-    assert_eq!(holder(&gpu(1), &devices), Holder::Pod("team/train".to_owned()));
-    let barred = |index| match holder(&gpu(index), &devices) {
-        Holder::Barred(why) => why,
-        other => panic!("{other:?}"),
+    let held = |namespace: &str, pod: &str, id: &str| Held {
+        id: id.to_owned(),
+        namespace: namespace.to_owned(),
+        pod: pod.to_owned(),
     };
-    assert!(barred(2).contains("2 replicas"), "{}", barred(2));
-    assert!(barred(3).contains("does not give it out"), "{}", barred(3));
+    let (ours, other) = ("cantle-reservation", Holder::Pod("team/train".to_owned()));
+    let mut devices = Devices { all: names(&["GPU-0", "GPU-1"]), held: vec![held("team", "train", "GPU-1")] };
+    assert_eq!(holder(&gpu(0), &devices), Holder::Nobody);
+    assert_eq!(holder(&gpu(1), &devices), other);
+    assert!(matches!(holder(&gpu(2), &devices), Holder::Barred(why) if why.contains("does not give it out")));
+    assert_eq!(together(&gpu(0), &devices), None);
+
+    devices.all = names(&["GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1"]);
+    devices.held = vec![held(ours, "gpu-0.n", "GPU-0::0"), held(ours, "gpu-0.n", "GPU-0::1")];
+    assert_eq!(holder(&gpu(0), &devices), Holder::Pod(format!("{ours}/gpu-0.n")));
+    assert_eq!(holder(&gpu(1), &devices), Holder::Nobody);
+    assert_eq!((together(&gpu(0), &devices), together(&gpu(2), &devices)), (Some(4), None));
+    devices.held[1] = held("team", "train", "GPU-0::1");
+    assert_eq!(holder(&gpu(0), &devices), other, "one replica is enough to use all of it");
+    devices.held.pop();
+    assert!(
+        matches!(holder(&gpu(0), &devices), Holder::Barred(why) if why == "1 of its 2 replicas are reserved")
+    );
 }
