@@ -9,10 +9,11 @@ import subprocess
 import chart
 import classic
 
-from api import RESOURCE
+from api import RESOURCE, node
 from chart import NAMESPACE, ROOT
 from processes import wait_until
 from documented import LABELLED
+from test_check import check
 from test_documented_pods import Documented, held
 from test_pods import GIB
 
@@ -111,11 +112,27 @@ def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
     wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
 
 
-def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, namespace):
+def is_told_of_instances(plane, folder):
+    """Where NVIDIA's device plugin has instances, pods that ask for them would be taken to cantle all the same."""
+    plugins = lambda: [each["verdict"] for each in check(plane, folder)[1].get("NVIDIA's device plugin", [])]
+    assert not plugins()
+    static = node("static-instances")
+    # Nothing of the chart's goes there.
+    static["spec"] = {"taints": [{"key": "test", "effect": "NoSchedule"}]}
+    static["status"]["allocatable"] = static["status"]["capacity"] | {"nvidia.com/mig-1g.5gb": "7"}
+    plane.api.create("/api/v1/nodes", static)
+    try:
+        assert plugins() == ["warning"]
+    finally:
+        plane.api.delete("/api/v1/nodes/static-instances")
+
+
+def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, namespace, tmp_path):
     worker.forget_gpus()
     try:
         with installed(plane, classic.VALUES, pods=5) as upgrade:
             fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
+            is_told_of_instances(plane, tmp_path)
             text = "".join(scraped(plane.api, part) for part in PARTS)
             # The second pod's; who served the first one is gone.
             for line in ['cantle_extender_answers_total{call="bind",answer="placed"} 1', 'cantle_driver_prepared_total{answer="made"} 1']:

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::classic::is_reserving;
 use crate::inject::{LABEL, SLICE_LABEL};
@@ -45,6 +45,8 @@ pub struct Survey {
     pub injector: Option<String>,
     /// What became of a pod that asks for a share.
     pub probe: Probe,
+    /// Does the injector of the classic path take pods to cantle that ask for MIG instances under limits?
+    pub takes_mig: bool,
 }
 
 /// A node, as far as it matters to GPUs.
@@ -100,16 +102,22 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
     let configurations: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     let configurations = configurations.list(&ListParams::default().labels(OURS)).await?;
     let parts = parts(client).await?;
+    let is_classic = parts.iter().any(|part| part.is_scheduler);
+    let share = json!({"metadata": {"labels": {LABEL: "0.500"}}, "spec": {"containers": [{}]}});
+    let limits = json!({"limits": {"nvidia.com/mig-1g.5gb": 1}});
+    let instance = json!({"metadata": {}, "spec": {"containers": [{"resources": limits}]}});
+    let takes_mig = is_classic && matches!(probe(client, instance).await?, Probe::Injected(_));
     Ok(Survey {
         version,
         has_dra,
         gates: gates(client).await,
         nodes: nodes.iter().map(|node| surveyed(node, &published)).collect(),
         has_classes,
-        is_classic: parts.iter().any(|part| part.is_scheduler),
+        is_classic,
         parts,
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
-        probe: probe(client).await?,
+        probe: probe(client, share).await?,
+        takes_mig,
     })
 }
 
@@ -177,13 +185,10 @@ async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
 }
 
 /// The way from the API server through the injector and back: address, certificate and answer at once.
-async fn probe(client: &Client) -> Result<Probe, KubeError> {
-    let pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"generateName": "cantle-check-", "labels": {LABEL: "0.500"}},
-        "spec": {"containers": [{"name": "main", "image": "none"}]},
-    });
+async fn probe(client: &Client, mut pod: Value) -> Result<Probe, KubeError> {
+    pod["metadata"]["generateName"] = json!("cantle-check-");
+    pod["spec"]["containers"][0]["name"] = json!("main");
+    pod["spec"]["containers"][0]["image"] = json!("none");
     let pod: Pod = serde_json::from_value(pod).map_err(KubeError::Object)?;
     let dry_run = PostParams { dry_run: true, field_manager: None };
     match Api::default_namespaced(client.clone()).create(&dry_run, &pod).await {

@@ -42,7 +42,7 @@ fn findings(survey: &Survey) -> Vec<Finding> {
     all.extend(gates(survey));
     all.extend(engines(&survey.nodes));
     all.extend(kubelets(survey));
-    all.extend(device_plugin(&survey.nodes));
+    all.extend(device_plugin(survey));
     all.extend(parts(&survey.parts));
     all.push(devices(survey));
     all.push(injector(survey));
@@ -134,15 +134,21 @@ fn kubelets(survey: &Survey) -> Option<Finding> {
     (old > 0).then(|| not(Verdict::Warning, "kubelet", found, &hint))
 }
 
-fn device_plugin(nodes: &[SurveyedNode]) -> Vec<Finding> {
+fn device_plugin(survey: &Survey) -> Vec<Finding> {
     let mut by_resource: BTreeMap<&str, Vec<&SurveyedNode>> = BTreeMap::new();
-    for node in nodes {
+    for node in &survey.nodes {
         node.nvidia.keys().for_each(|key| by_resource.entry(key).or_default().push(node));
     }
     // Pods that ask by limits get claims for MIG instances; then the kubelet has nothing to say of them.
     let judged = |(resource, nodes): (&str, Vec<&SurveyedNode>)| {
         let both = nodes.iter().filter(|node| node.is_published && !node.is_reserving).count();
         let found = format!("gives out {resource} on {}", counted(nodes.len(), "node"));
+        if both == 0 && survey.takes_mig && resource.starts_with("nvidia.com/mig-") {
+            let found = format!("{found}, but pods that ask for it are taken to cantle");
+            let hint =
+                "install the chart with webhook.migResources=false; annotation mig-profile still asks cantle";
+            return not(Verdict::Warning, "NVIDIA's device plugin", found, hint);
+        }
         if both == 0 {
             return good("NVIDIA's device plugin", found);
         }
@@ -248,6 +254,7 @@ mod tests {
             }],
             injector: Some("cantle-webhook".to_owned()),
             probe: Probe::Injected("cantle-fraction-5000".to_owned()),
+            takes_mig: false,
         }
     }
 
@@ -294,6 +301,15 @@ mod tests {
             s.nodes[0].is_reserving = true;
         });
         assert_eq!(reserved, []);
+        let instances = |takes_mig| {
+            with(&|s| {
+                s.nodes[0].nvidia.extend([("nvidia.com/mig-1g.5gb".to_owned(), "7".to_owned())]);
+                (s.nodes[0].is_published, s.takes_mig) = (false, takes_mig);
+                s.nodes.push(node("containerd://2.1.4", "v1.36.2"));
+            })
+        };
+        assert_eq!(instances(true), [("NVIDIA's device plugin", Verdict::Warning)]);
+        assert_eq!(instances(false), []);
         assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Verdict::Bad)]);
         assert_eq!(with(&|s| s.has_classes = false), [("devices", Verdict::Bad)]);
         assert_eq!(with(&|s| s.injector = None), [("injector", Verdict::Warning)]);
