@@ -126,7 +126,9 @@ def mig_worker(worker, label):
 def namespace(plane, request, make_node):
     """A namespace of the test's own; all in it is gone at the end, before what runs on the nodes: without that the kubelet
     lets no pod go."""
-    name = re.sub("[^a-z0-9]+", "-", request.node.name.lower())[:60].strip("-")
+    # Tests of two files may have the same name, and a namespace takes its time to go.
+    of_file = f"{request.module.__name__}-{request.node.name}".replace("test_", "")
+    name = re.sub("[^a-z0-9]+", "-", of_file.lower())[:60].strip("-")
     api = plane.api
     api.create("/api/v1/namespaces", {"metadata": {"name": name}})
     account = f"/api/v1/namespaces/{name}/serviceaccounts/default"

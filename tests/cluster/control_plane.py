@@ -13,6 +13,8 @@ from processes import Program, free_ports, wait_until
 # Where the cluster has a network of its own (run.sh), pods and API server find each other as in every cluster: the server has
 # the address of its service, and calls webhooks at their pods, because nobody forwards the addresses of other services.
 OWN_NODE = bool(os.environ.get("CANTLE_TEST_OWN_NODE"))
+# What is off by default, for other versions of Kubernetes: `DRAConsumableCapacity=true,…`.
+GATES = os.environ.get("CANTLE_TEST_FEATURE_GATES", "")
 
 
 class ControlPlane:
@@ -64,12 +66,13 @@ class ControlPlane:
             "--authorization-mode=Node,RBAC",
             "--allow-privileged=true",
             "--service-cluster-ip-range=10.96.0.0/16",
+            f"--feature-gates={GATES}",
         ]
 
     def client_flags(self, name, port):
         config = self.certificates.kubeconfig(name)
         flags = [f"--kubeconfig={config}", f"--authentication-kubeconfig={config}", f"--authorization-kubeconfig={config}"]
-        return [*flags, "--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false"]
+        return [*flags, "--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false", f"--feature-gates={GATES}"]
 
     def kcm_flags(self):
         crt, key = self.certificates.crt, self.certificates.key

@@ -1,5 +1,6 @@
 #!/bin/sh
 # The suite `k8s`: a real cluster, from etcd to kubelet, with simulated GPUs. Exit 77 with a reason where there can be none.
+# Another version of Kubernetes: KUBEBUILDER_ASSETS has its programs, CANTLE_TEST_FEATURE_GATES turns on what is off there.
 set -eu
 cd "$(dirname "$0")/../.."
 if [ ! -x dist/bin/cantle ]; then

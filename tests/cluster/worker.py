@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+from control_plane import GATES
 from image import IMAGES
 from processes import Program, free_ports, pids_with, wait_until
 
@@ -129,6 +130,7 @@ class Worker:
             "evictionHard": {"nodefs.available": "1%", "imagefs.available": "1%", "memory.available": "50Mi"},
             # A pod whose claim could not be prepared is looked at again as rarely as one that runs: once a minute by default.
             "syncFrequency": "5s",
+            "featureGates": {name: on == "true" for name, on in (gate.split("=") for gate in filter(None, GATES.split(",")))},
             "makeIPTablesUtilChains": False,
             "resolvConf": "/etc/resolv.conf",
             "volumePluginDir": str(self.folder / "kubelet-plugins"),
