@@ -51,7 +51,7 @@ def stop(server, queues, tasks):
     for task in tasks:
         if server.status(task) not in FINAL:
             server.api("tasks.stop", task=task)
-    ours = lambda: [each for each in queues.pods() if "clearml-task-id" in each["metadata"]["labels"]]
+    ours = lambda: [each for each in queues.pods() if "clearml-task-id" in each["metadata"].get("labels", {})]
     wait_until(lambda: not ours(), 60, queues.log)
 
 

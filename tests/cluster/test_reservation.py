@@ -10,6 +10,7 @@ from image import IMAGES
 from nvidia import NvidiaPlugin
 from processes import wait_until
 from test_pods import OUT_OF_MEMORY, Pods
+from test_queues_quota import GLUE, TIDY, Projects, stop, wait_running
 
 VALUES = {"path": "classic", "reservation": {"enabled": True}}
 SLEEP = ["sleep", "600"]
@@ -171,6 +172,30 @@ def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, r
     assert (half["total"], half["code"]) == (20 << 10, OUT_OF_MEMORY)
     assert len(reservations.list()) == 1
     pods.delete("half")
+    reservations.wait_none(node)
+
+
+def test_quotas_lend_and_take_back_what_is_reserved(on_worker, make_queues, server, foreign, reservations):
+    node = on_worker("3xA100-80GB")
+    foreign.ask("other")
+    foreign.wait_running("other")
+    wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
+    queues = make_queues(GLUE)
+    projects = Projects(server, a={"gpu": 1}, b={"gpu": 1})
+    lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(4)]
+    more = projects.submit("a", "half", "sh", "-c", TIDY)
+    wait_running(server, lent, queues)
+    assert len(reservations.list()) == 2 and projects.held_milli("a") == 2000
+    wait_until(lambda: "waiting: " in server.message(more), 30, lambda: server.message(more))
+    assert queues.pod_of(more) is None, "the other pod's GPU is no room"
+
+    owner = projects.submit("b", "whole", "sleep", "600")
+    wait_running(server, [owner], queues)
+    states = lambda: sorted(server.status(task) for task in lent)
+    wait_until(lambda: states() == ["in_progress"] * 2 + ["queued"] * 2, 60, lambda: f"{states()}\n{queues.log()}")
+    assert (projects.held_milli("a"), projects.held_milli("b")) == (1000, 1000)
+    assert foreign.get("other")["status"]["phase"] == "Running" and len(reservations.list()) == 2
+    stop(server, queues, [*lent, more, owner])
     reservations.wait_none(node)
 
 

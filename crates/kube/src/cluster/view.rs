@@ -104,10 +104,12 @@ impl View {
     ) -> Result<(), KubeError> {
         let book = Book::of(node)?;
         self.is_classic |= !book.gpus.is_empty();
+        let is_torn = book.is_torn();
         self.holdings.extend(book.gpus.iter().filter_map(|offered| stranger(&book.node, offered, pods)));
         gpus.extend(book.gpus.into_iter().map(|offered| ViewGpu {
             shares: !offered.gpu.mig || offered.switches,
-            is_lost: matches!(offered.holder, Some(Holder::Barred(_))),
+            is_lost: matches!(offered.holder, Some(Holder::Barred(_)))
+                || is_torn && offered.together.is_some(),
             gpu: offered.gpu,
             table: offered.table.map(Arc::new),
             by_plugin: false,
@@ -257,22 +259,20 @@ mod tests {
         view.holdings.iter().map(of).collect()
     }
 
+    fn offered(index: u32, holder: Option<Holder>) -> Offered {
+        let gpu = Gpu {
+            uuid: GpuUuid(format!("GPU-{index}")),
+            index,
+            model: "A100".to_owned(),
+            memory_bytes: 40 * GIB,
+            mig: false,
+        };
+        Offered { gpu, table: None, switches: false, holder, together: None }
+    }
+
     /// Where cantle reserves GPUs, the kubelet says who has which; its own reservations are nobody's use.
     #[test]
     fn gpus_that_other_pods_took_are_theirs() {
-        let offered = |index: u32, holder| Offered {
-            gpu: Gpu {
-                uuid: GpuUuid(format!("GPU-{index}")),
-                index,
-                model: "A100".to_owned(),
-                memory_bytes: 40 * GIB,
-                mig: false,
-            },
-            table: None,
-            switches: false,
-            holder,
-            together: None,
-        };
         let reserved = Holder::Pod(format!("{RESERVATION_NAMESPACE}/gpu-0.n"));
         let gpus = [
             offered(0, Some(reserved)),
@@ -292,6 +292,22 @@ mod tests {
         let closed: Vec<u32> =
             seen.nodes[0].gpus.iter().filter(|seen| seen.is_lost).map(|seen| seen.gpu.index).collect();
         assert_eq!(closed, [2], "nobody can have all of it");
+    }
+
+    /// Nothing new starts on time-sliced GPUs while somebody else has a replica of any.
+    #[test]
+    fn torn_gpus_are_out_of_reach() {
+        let closed = |holders: [Holder; 2]| {
+            let gpus = [0, 1].map(|index: u32| Offered {
+                together: Some(8),
+                ..offered(index, Some(holders[index as usize].clone()))
+            });
+            let annotations = json!({GPUS_ANNOTATION: to_string(&gpus).unwrap()});
+            let seen = view(node(&annotations, &json!({}), 8), &[]);
+            seen.nodes[0].gpus.iter().map(|seen| seen.is_lost).collect::<Vec<_>>()
+        };
+        assert_eq!(closed([Holder::Nobody, Holder::Nobody]), [false, false]);
+        assert_eq!(closed([Holder::Nobody, Holder::Pod("team/b".to_owned())]), [true, true]);
     }
 
     #[test]

@@ -105,7 +105,7 @@ impl Book {
     }
 
     /// Has somebody else a part of what can be had only together?
-    fn is_torn(&self) -> bool {
+    pub(crate) fn is_torn(&self) -> bool {
         self.gpus.iter().any(|of| of.together.is_some() && !self.can_be_had(of))
     }
 
