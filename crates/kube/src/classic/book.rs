@@ -66,19 +66,12 @@ impl Holder {
 /// A pod of cantle's that takes a GPU from the other device plugin.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Reservation {
-    /// How many of the plugin's devices it takes.
-    #[serde(default = "one")]
-    pub(crate) devices: u32,
     /// When it was asked for, in milliseconds since 1970.
     pub(crate) asked_ms: i64,
     /// Has there been a slice on a GPU of its?
     pub(crate) used: bool,
     /// It is being given back; nothing is placed on its GPU any more.
     pub(crate) leaving: bool,
-}
-
-const fn one() -> u32 {
-    1
 }
 
 /// What a pod was given.

@@ -153,11 +153,9 @@ impl Book {
 
     /// One more: the first name that is free.
     fn reserve(&mut self, now_ms: i64) {
-        let devices = self.together().unwrap_or(1);
         let names = (0_u32..).map(|at| format!("gpu-{at}.{}", self.node));
         if let Some(name) = names.into_iter().find(|name| !self.reservations.contains_key(name)) {
-            let new = Reservation { devices, asked_ms: now_ms, used: false, leaving: false };
-            self.reservations.insert(name, new);
+            self.reservations.insert(name, Reservation { asked_ms: now_ms, used: false, leaving: false });
         }
     }
 
@@ -260,8 +258,9 @@ pub(super) fn settle(book: &mut Book, pods: &BTreeMap<String, Seen>, now_ms: i64
     let staying = |name: &String| book.reservations.get(name).is_some_and(|of| !of.leaving);
     let has_failed = |pod: &Seen| pod.ended && now_ms - pod.made_ms > FAILED_MS;
     let delete = pods.iter().filter(|(name, pod)| !pod.deleting && (!staying(name) || has_failed(pod)));
-    let create = book.reservations.iter().filter(|(name, _)| staying(name) && !pods.contains_key(*name));
-    let create = create.map(|(name, of)| (name.clone(), of.devices)).collect();
+    let create = book.reservations.keys().filter(|name| staying(name) && !pods.contains_key(*name));
+    let devices = book.together().unwrap_or(1);
+    let create = create.map(|name| (name.clone(), devices)).collect();
     Steps { create, delete: delete.map(|(name, _)| name.clone()).collect() }
 }
 
