@@ -46,6 +46,12 @@ def wait_running(server, tasks, queues):
     wait_until(lambda: all(is_on_node(server, task) for task in tasks), 120, seen)
 
 
+def wait_states(server, tasks, wanted, queues):
+    """A task that makes room goes back when its pod has ended and all of the pod's log has come."""
+    states = lambda: sorted(server.status(task) for task in tasks)
+    wait_until(lambda: states() == wanted, 60, lambda: f"{states()}\n{queues.log()}")
+
+
 def stop(server, queues, tasks):
     """While the node's driver is there: the kubelet lets no pod go without it."""
     for task in tasks:
@@ -70,8 +76,8 @@ def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     owner = projects.submit("b", "whole", "sleep", "600")
     wait_running(server, [owner], queues)
     print(f"\nreclaimed: the owner's task runs after {time.monotonic() - began:.1f} s")
-    queued = lambda: [task for task in lent if server.status(task) == "queued"]
-    back = wait_until(lambda: len(queued()) == 2 and queued(), 60, lambda: f"{[server.status(task) for task in lent]}\n{queues.log()}")
+    wait_states(server, lent, ["in_progress"] * 2 + ["queued"] * 2, queues)
+    back = [task for task in lent if server.status(task) == "queued"]
     for task in back:
         assert server.log_of(task).count("tidied") == 1, "it had its grace, and goes back with all of its log: " + server.log_of(task)
         wait_until(lambda: "waiting: " in server.message(task), 30, lambda: server.message(task))
@@ -111,9 +117,7 @@ def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injecto
     wait_running(server, [owner], queues)
     print("\nreclaimed through the end of the controller")
     assert len(reclaimed()) == 1
-    # Its pod has ended; it goes back when all of the pod's log has come.
-    states = lambda: sorted(server.status(task) for task in lent)
-    wait_until(lambda: states() == ["in_progress", "queued", "queued"], 60, lambda: f"{states()}\n{queues.log()}")
+    wait_states(server, lent, ["in_progress", "queued", "queued"], queues)
     times = lambda: [server.log_of(task).count("begun") for task in lent[:2]]
     wait_until(lambda: times() == [1, 1], 30, lambda: f"each has run once: {times()}")
     assert phase() == "Running", "nobody stops a stranger's pod"
@@ -140,8 +144,7 @@ def test_instances_of_mig_count_by_their_slices(make_queues, server, start):
     wait_until(lambda: projects.held_milli("a") == 1000, 30, "4 of 8 memory slices each")
     owner = projects.submit("b", "mig", "sleep", "600")
     wait_running(server, [owner], queues)
-    states = lambda: sorted(server.status(task) for task in lent)
-    wait_until(lambda: states() == ["in_progress", "queued"], 60, lambda: f"{states()}\n{queues.log()}")
+    wait_states(server, lent, ["in_progress", "queued"], queues)
     wait_until(lambda: (projects.held_milli("a"), projects.held_milli("b")) == (500, 500), 30, "what both hold")
     assert [each["profile"] for each in driver.truth()[0]["mig"]] == ["3g.40gb"] * 2
     stop(server, queues, [*lent, owner])

@@ -10,7 +10,7 @@ from image import IMAGES
 from nvidia import NvidiaPlugin
 from processes import wait_until
 from test_pods import OUT_OF_MEMORY, Pods
-from test_queues_quota import GLUE, TIDY, Projects, stop, wait_running
+from test_queues_quota import GLUE, TIDY, Projects, stop, wait_running, wait_states
 
 VALUES = {"path": "classic", "reservation": {"enabled": True}}
 SLEEP = ["sleep", "600"]
@@ -83,6 +83,12 @@ class Foreign(Pods):
     def ask(self, name):
         self.api.create(self.path, pod(name, SLEEP, limits={"nvidia.com/gpu": "1"}))
 
+    def take(self, name, node):
+        """A GPU, or a replica of one. The node says who has its GPUs every two seconds; whoever asks before is let wait."""
+        self.ask(name)
+        self.wait_running(name)
+        wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
+
     def why(self, name):
         conditions = self.get(name)["status"].get("conditions", [])
         return next((c["message"] for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"), "")
@@ -120,10 +126,7 @@ def test_fifty_pods_at_once_have_one_reservation_for_each_gpu(pods, foreign, res
 
 def test_a_gpu_is_either_cantles_or_another_pods(pods, foreign, reservations, on_worker):
     node = on_worker("1xA100-40GB")
-    foreign.ask("first")
-    foreign.wait_running("first")
-    # The node says who has its GPUs every two seconds; whoever asks before is let wait for a reservation.
-    wait_until(lambda: node.gpus()[0]["holder"] != "nobody", 60, node.gpus)
+    foreign.take("first", node)
     pods.ask("half", "0.500")
     wait_until(lambda: "GPU 0 is another pod's nvidia.com/gpu" in pods.why("half"), 60, lambda: pods.get("half")["status"])
     assert not reservations.list()
@@ -177,9 +180,7 @@ def test_an_extender_killed_while_a_gpu_is_being_reserved(plane, system, pods, r
 
 def test_quotas_lend_and_take_back_what_is_reserved(on_worker, make_queues, server, foreign, reservations):
     node = on_worker("3xA100-80GB")
-    foreign.ask("other")
-    foreign.wait_running("other")
-    wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
+    foreign.take("other", node)
     queues = make_queues(GLUE)
     projects = Projects(server, a={"gpu": 1}, b={"gpu": 1})
     lent = [projects.submit("a", "half", "sh", "-c", TIDY) for _ in range(4)]
@@ -191,8 +192,7 @@ def test_quotas_lend_and_take_back_what_is_reserved(on_worker, make_queues, serv
 
     owner = projects.submit("b", "whole", "sleep", "600")
     wait_running(server, [owner], queues)
-    states = lambda: sorted(server.status(task) for task in lent)
-    wait_until(lambda: states() == ["in_progress"] * 2 + ["queued"] * 2, 60, lambda: f"{states()}\n{queues.log()}")
+    wait_states(server, lent, ["in_progress"] * 2 + ["queued"] * 2, queues)
     assert (projects.held_milli("a"), projects.held_milli("b")) == (1000, 1000)
     assert foreign.get("other")["status"]["phase"] == "Running" and len(reservations.list()) == 2
     stop(server, queues, [*lent, more, owner])
@@ -201,9 +201,7 @@ def test_quotas_lend_and_take_back_what_is_reserved(on_worker, make_queues, serv
 
 def test_time_sliced_gpus_are_reserved_all_at_once(pods, foreign, reservations, on_worker):
     node = on_worker("2xA100-40GB", replicas=4)
-    foreign.ask("first")
-    foreign.wait_running("first")
-    wait_until(lambda: any(gpu["holder"] != "nobody" for gpu in node.gpus()), 60, node.gpus)
+    foreign.take("first", node)
     pods.ask("half", "0.500")
     wait_until(lambda: "cantle can have all 8 replicas or none" in pods.why("half"), 60, lambda: pods.get("half")["status"])
     assert not reservations.list(), "none waits for what it can't get"
