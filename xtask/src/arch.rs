@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Who may use whom. A room may also use whatever the rooms it names may use.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("model", &[]),
     ("metrics", &[]),
     ("ledger", &[]),
@@ -16,13 +16,14 @@ const ARROWS: [(&str, &[&str]); 16] = [
     ("sim", &["sched"]),
     ("shim", &["ledger"]),
     ("driver", &["mig", "model"]),
+    ("machine", &[]),
     ("runtime", &["model", "ledger"]),
     ("store", &["model"]),
     ("clearml", &["model"]),
     ("server", &["clearml", "store", "sched", "metrics"]),
     ("agent", &["clearml", "sched", "driver", "runtime", "ledger", "metrics"]),
     ("kube", &["agent"]),
-    ("cli", &["agent", "server", "sim", "kube"]),
+    ("cli", &["agent", "server", "sim", "kube", "machine"]),
 ];
 
 /// Crates from outside that the rooms without IO may use, and nothing else: no clock, randomness, network or runtime.

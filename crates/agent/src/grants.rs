@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cantle_driver::{Activation, Driver, DriverError, Source};
+use cantle_driver::{Activation, Driver, DriverError, Installation};
 use cantle_ledger::host::LIMITS_FILE;
 use cantle_mig::{Table, grant};
 use cantle_model::{
@@ -98,14 +98,19 @@ impl Grants {
     ///
     /// # Errors
     /// If there are none, another agent has them, or one that is listed can't be put into MIG mode.
-    pub fn open(source: &Source, lib_dir: &Path, name: &str, mig: &MigAtStart) -> Result<Self, AgentError> {
-        let driver = cantle_driver::open(source)?;
+    pub fn open(
+        installation: &Installation,
+        lib_dir: &Path,
+        name: &str,
+        mig: &MigAtStart,
+    ) -> Result<Self, AgentError> {
+        let driver = cantle_driver::open(installation)?;
         let mut gpus = driver.gpus()?;
         if gpus.is_empty() {
             return Err(AgentError::NoGpu);
         }
-        let node = Node::open(&Node::dir_for(source))?;
-        let launcher = Launcher::new(driver.as_ref(), source, lib_dir, &node, BackendWish::default())?;
+        let node = Node::open(&Node::dir_for(installation))?;
+        let launcher = Launcher::new(driver.as_ref(), lib_dir, &node, BackendWish::default())?;
         let leases = {
             let locked = node.lock()?;
             locked.claim(&format!("{name}:kubernetes"), crate::own_holder(), &gpus, BTreeMap::new())?;

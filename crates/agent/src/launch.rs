@@ -6,7 +6,7 @@ use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
-use cantle_driver::{ContextCache, Driver, Source};
+use cantle_driver::{ContextCache, Driver};
 use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
@@ -30,7 +30,6 @@ pub struct Command {
 #[derive(Debug)]
 pub(crate) struct Launcher {
     shim_dir: PathBuf,
-    sim_dir: Option<PathBuf>,
     libraries: DriverLibraries,
     contexts: ContextCache,
     wish: BackendWish,
@@ -41,7 +40,6 @@ impl Launcher {
     /// If the driver's libraries can't be found.
     pub(crate) fn new(
         driver: &dyn Driver,
-        source: &Source,
         lib_dir: &Path,
         node: &Node,
         wish: BackendWish,
@@ -51,10 +49,6 @@ impl Launcher {
             |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
         Ok(Self {
             shim_dir: lib_dir.join("shim"),
-            sim_dir: match source {
-                Source::Real => None,
-                Source::Sim { dir, .. } => Some(dir.clone()),
-            },
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
             wish,
@@ -118,7 +112,6 @@ impl Launcher {
                 shim_dir: self.shim_dir.clone(),
                 slice_dir: node.slice_dir(lease),
                 libraries: self.libraries.clone(),
-                sim_dir: self.sim_dir.clone(),
                 wish: self.wish,
             },
         }

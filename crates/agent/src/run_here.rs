@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_driver::{Driver, Source};
+use cantle_driver::{Driver, Installation};
 use cantle_model::{
     ComputeMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
 };
@@ -44,8 +44,8 @@ pub struct RunRequest {
     pub command: Command,
     /// How long to wait for room; none: not at all.
     pub timeout: Option<Duration>,
-    /// Where the GPUs come from.
-    pub source: Source,
+    /// The driver whose GPUs are meant.
+    pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: std::path::PathBuf,
     /// Which enforcement is accepted.
@@ -85,15 +85,15 @@ async fn run(
         ComputeMode::Fair => return Err(AgentError::Compute("fair".to_owned())),
         ComputeMode::Strict => return Err(AgentError::Compute("strict".to_owned())),
     }
-    let driver = cantle_driver::open(&request.source)?;
+    let driver = cantle_driver::open(&request.installation)?;
     let wanted = match docker {
         Some(docker) => GpuList::Indices(vec![docker.gpu_index().map_err(StartError::from)?]),
         None => request.gpus.clone(),
     };
     let (driver, gpus) = mig::chosen(driver, &wanted)?;
     let driver = driver.as_ref();
-    let node = Node::open(&Node::dir_for(&request.source))?;
-    let launcher = Launcher::new(driver, &request.source, &request.lib_dir, &node, request.wish)?;
+    let node = Node::open(&Node::dir_for(&request.installation))?;
+    let launcher = Launcher::new(driver, &request.lib_dir, &node, request.wish)?;
     let lease = wait_for_room(driver, &node, &gpus, &request, talk).await?;
     let place = Place { driver, node: &node, gpus: &gpus, launcher: &launcher };
     let ran = run_under(&place, &request, docker, lease.clone(), talk).await;

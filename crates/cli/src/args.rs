@@ -1,9 +1,11 @@
 //! Every command, flag and environment variable of `cantle`, declared once.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_agent::Watch;
+use cantle_machine::Layout;
 use cantle_model::{Bytes, ComputeMode, GpuList, Isolation, Milli};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -79,7 +81,7 @@ pub(crate) struct Global {
     /// Use simulated GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB
     #[arg(long, value_name = "SPEC", env = "CANTLE_SIM_GPUS", global = true)]
     pub(crate) sim_gpus: Option<String>,
-    /// Where the simulated GPUs live; default: `sim` in the state directory
+    /// Where the machine with simulated GPUs keeps its parts; default: `sim` in the state directory
     #[arg(long, value_name = "DIR", env = "CANTLE_SIM_DIR", global = true, hide = true)]
     pub(crate) sim_dir: Option<PathBuf>,
     /// Where cantle's libraries are; default: ../lib/cantle beside the program
@@ -165,7 +167,7 @@ pub(crate) enum Command {
     ImageSlice(crate::cmd::image::ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
-    /// Simulated GPUs
+    /// A machine with simulated GPUs
     #[command(subcommand)]
     Sim(SimCommand),
     /// Run a scheduling scenario and print what happens
@@ -462,11 +464,47 @@ pub(crate) struct EventsArgs {
     pub(crate) limit: u32,
 }
 
+impl Command {
+    /// Whether it looks at the GPUs of this machine.
+    pub(crate) const fn uses_gpus(&self) -> bool {
+        matches!(
+            self,
+            Self::Run(_)
+                | Self::DockerRun(_)
+                | Self::Up(_)
+                | Self::Daemon(_)
+                | Self::Controller(_)
+                | Self::Mig(_)
+                | Self::Doctor(_)
+                | Self::Sim(SimCommand::Truth)
+        )
+    }
+}
+
 /// `cantle sim …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum SimCommand {
     /// What the simulated driver itself holds: the outside witness of every test
     Truth,
+    /// Run a command on a machine that has GPUs as an installed driver makes them appear; they are simulated
+    Machine(MachineArgs),
+}
+
+/// `cantle sim machine`
+#[derive(Args, Debug)]
+pub(crate) struct MachineArgs {
+    /// Where the driver's files lie: debian, rhel, driver-container or wsl
+    #[arg(long, value_name = "LAYOUT", default_value_t = Layout::Debian)]
+    pub(crate) layout: Layout,
+    /// Its GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB; default: those it has, or 1xA100-40GB
+    #[arg(long, value_name = "SPEC")]
+    pub(crate) gpus: Option<String>,
+    /// Version of its driver; default: the one it has, or 550.163.01
+    #[arg(long, value_name = "VERSION")]
+    pub(crate) driver: Option<String>,
+    /// Program and arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
 }
 
 /// `cantle completions`

@@ -34,10 +34,16 @@ fn main() -> ExitCode {
         _ => {}
     }
     complete::answer_shell();
-    let cli = match Cli::try_parse_from(containers::carried(words)) {
+    let cli = match Cli::try_parse_from(containers::carried(words.clone())) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
+    if cli.global.sim_gpus.is_some() && cli.command.uses_gpus() {
+        // While this process has one thread.
+        let Err(error) = cmd::sim::start_again(&cli.global, &words);
+        out::complain(error.text());
+        return error.code();
+    }
     let spans = observe(&cli.global);
     if cli.global.background {
         cantle_agent::leave_terminal();
@@ -80,6 +86,7 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::up::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
+        Command::Sim(SimCommand::Machine(args)) => cmd::sim::machine(&context, &args),
         Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
         Command::Explain(args) => cmd::explain::explain(&context, args.name.as_deref()),
         Command::Doctor(args) => cmd::doctor::doctor(&context, &args),

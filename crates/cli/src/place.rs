@@ -1,22 +1,19 @@
-//! Where things are: state, simulated GPUs, libraries, the server.
+//! Where things are: state, libraries, machines with simulated GPUs.
 
 use std::path::{Path, PathBuf};
-
-use cantle_driver::Source;
 
 use crate::args::Global;
 use crate::error::{CliError, Kind, as_kind};
 
-/// The directories and sources that this invocation uses.
+/// The directories that this invocation uses.
 #[derive(Debug, Clone)]
 pub(crate) struct Places {
     /// State directory.
     pub(crate) state: PathBuf,
     /// cantle's own libraries (`…/lib/cantle`).
     pub(crate) lib: PathBuf,
-    /// Where simulated GPUs live.
+    /// Where the parts of the machine with simulated GPUs are.
     pub(crate) sim: PathBuf,
-    sim_spec: Option<String>,
 }
 
 impl Places {
@@ -34,15 +31,7 @@ impl Places {
             Some(dir) => absolute(dir)?,
             None => beside_the_program()?,
         };
-        Ok(Self { state, lib, sim, sim_spec: global.sim_gpus.clone() })
-    }
-
-    /// The GPUs to use: simulated ones if they were asked for (they are made at first use), the machine's otherwise.
-    pub(crate) fn source(&self) -> Result<Source, CliError> {
-        let Some(spec) = &self.sim_spec else { return Ok(Source::Real) };
-        let lib_dir = self.lib.clone();
-        cantle_driver::sim::create(&self.sim, spec, &lib_dir).map_err(as_kind(Kind::Usage))?;
-        Ok(Source::Sim { dir: self.sim.clone(), lib_dir })
+        Ok(Self { state, lib, sim })
     }
 }
 

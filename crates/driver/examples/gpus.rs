@@ -4,7 +4,7 @@ use std::env;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use cantle_driver::{DriverError, PROBE_CONTEXT_COMMAND, Source};
+use cantle_driver::{DriverError, Installation, PROBE_CONTEXT_COMMAND};
 
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).collect();
@@ -12,8 +12,8 @@ fn main() -> ExitCode {
         return cantle_driver::probe_context_main(&args[1..]);
     }
     let source = match args.as_slice() {
-        [_sim, dir, lib_dir] => Source::Sim { dir: dir.into(), lib_dir: lib_dir.into() },
-        _ => Source::Real,
+        [_sim, dir, lib_dir] => Installation::in_folder(dir.into(), lib_dir.into()),
+        _ => Installation::of_this_machine(),
     };
     match describe(&source) {
         Ok(text) => {
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn describe(source: &Source) -> Result<String, DriverError> {
+fn describe(source: &Installation) -> Result<String, DriverError> {
     let driver = cantle_driver::open(source)?;
     let mut text = format!("{:?}\n{:#?}\n", driver.versions(), driver.libraries()?);
     for gpu in driver.gpus()? {

@@ -10,21 +10,21 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance};
 use libloading::Library;
 
-use crate::{Driver, DriverError, Memory, PROBE_CONTEXT_COMMAND, Result, Source};
+use crate::{Driver, DriverError, Installation, Memory, PROBE_CONTEXT_COMMAND, Result};
 
 /// What the child says when its context exists; it keeps it until its stdin closes.
 const READY: &str = "ready";
 
 pub(crate) fn measure(
     driver: &dyn Driver,
-    source: &Source,
+    installation: &Installation,
     probe_exe: &Path,
     libcuda: &Path,
     gpu: &GpuUuid,
     device: &str,
 ) -> Result<u64> {
     let before = driver.memory(gpu)?;
-    let mut child = spawn(source, probe_exe, libcuda, gpu, device)?;
+    let mut child = spawn(installation, probe_exe, libcuda, gpu, device)?;
     let ready = wait_ready(&mut child, gpu);
     let measured = ready.and_then(|()| read_back(driver, gpu, child.id(), before));
     drop(child.stdin.take());
@@ -33,10 +33,16 @@ pub(crate) fn measure(
     measured.map(|bytes| bytes.next_multiple_of(GRANULE_BYTES))
 }
 
-fn spawn(source: &Source, exe: &Path, libcuda: &Path, gpu: &GpuUuid, device: &str) -> Result<Child> {
+fn spawn(
+    installation: &Installation,
+    exe: &Path,
+    libcuda: &Path,
+    gpu: &GpuUuid,
+    device: &str,
+) -> Result<Child> {
     let mut command = Command::new(exe);
     command.arg(PROBE_CONTEXT_COMMAND).arg(libcuda);
-    if let Source::Sim { dir, .. } = source {
+    if let Some(dir) = installation.folder() {
         command.arg(dir);
     }
     command
@@ -82,7 +88,7 @@ fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Memory) -> Re
 }
 
 /// The child's `main`: makes a context on the one visible GPU, says so, and keeps it until stdin closes.
-/// `args` are those after [`PROBE_CONTEXT_COMMAND`]: the path of libcuda and, for simulated GPUs, their folder.
+/// `args` are those after [`PROBE_CONTEXT_COMMAND`]: the path of libcuda and, for a driver in a folder, that.
 #[must_use]
 pub fn probe_context_main(args: &[OsString]) -> ExitCode {
     let outcome = match args {

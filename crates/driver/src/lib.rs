@@ -1,19 +1,20 @@
 //! The agent's view of GPUs: one long-lived NVML session behind the [`Driver`] trait, real or simulated.
 //!
-//! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one: a [`Source`] says which library is
-//! loaded, nothing else differs. [`fault`] wraps a driver with scripted failures for tests.
+//! The same code talks to NVIDIA's `libnvidia-ml.so.1` and to the simulated one: nothing here knows which it
+//! is. [`fault`] wraps a driver with scripted failures for tests.
 
 mod context;
 mod error;
 pub mod fault;
 mod fixed;
+mod installation;
 mod libraries;
 mod mig;
 mod no_gpus;
 mod nodes;
 mod nvml;
 mod patience;
-pub mod sim;
+pub mod simulated;
 mod visible;
 
 use std::path::PathBuf;
@@ -24,6 +25,7 @@ use cantle_model::{Gpu, GpuUuid, Slice};
 pub use context::{ContextCache, probe_context_main};
 pub use error::DriverError;
 pub use fixed::FixedInstances;
+pub use installation::Installation;
 pub use libraries::{Libraries, Library};
 pub use mig::{Activation, GpuInstance, Mig};
 pub use no_gpus::no_gpus;
@@ -33,20 +35,6 @@ pub use visible::visible_memory;
 pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";
 
 type Result<T> = std::result::Result<T, DriverError>;
-
-/// Which GPUs are meant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
-    /// The machine's own, through the installed NVIDIA driver.
-    Real,
-    /// Simulated ones.
-    Sim {
-        /// Where their state lives (`$CANTLE_SIM_DIR`).
-        dir: PathBuf,
-        /// cantle's library folder; the simulated driver is in `sim/` below it.
-        lib_dir: PathBuf,
-    },
-}
 
 /// Memory of one GPU, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,8 +87,7 @@ pub struct Versions {
     pub nvml: String,
 }
 
-/// What a container needs to use GPUs, besides libcuda and libnvidia-ml. For simulated GPUs only the files that stand for the
-/// device nodes of MIG instances.
+/// What a container needs to use GPUs, besides libcuda and libnvidia-ml.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerParts {
     /// Device nodes: those of the GPUs and those that all share.
@@ -171,8 +158,8 @@ pub trait Driver: Mig + Send + Sync {
 ///
 /// # Errors
 /// If there is no driver, no simulated GPU, or the driver refuses to start.
-pub fn open(source: &Source) -> Result<Arc<dyn Driver>> {
-    open_with_probe(source, PathBuf::from("/proc/self/exe"))
+pub fn open(installation: &Installation) -> Result<Arc<dyn Driver>> {
+    open_with_probe(installation, PathBuf::from("/proc/self/exe"))
 }
 
 /// As [`open`], with the program that is run as context probe: it must call [`probe_context_main`] when its first
@@ -180,6 +167,6 @@ pub fn open(source: &Source) -> Result<Arc<dyn Driver>> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_with_probe(source: &Source, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
-    Ok(Arc::new(patience::Patient::new(nvml::Session::open(source, probe_exe)?)?))
+pub fn open_with_probe(installation: &Installation, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
+    Ok(Arc::new(patience::Patient::new(nvml::Session::open(installation, probe_exe)?)?))
 }

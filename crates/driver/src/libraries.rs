@@ -48,17 +48,6 @@ pub struct Libraries {
     pub nvml: Library,
 }
 
-pub(crate) fn sim_libraries(lib_dir: &Path) -> Result<Libraries> {
-    let library = |soname: &str| {
-        let real = lib_dir.join("sim").join(soname);
-        if !real.is_file() {
-            return Err(DriverError::NoSimDriver(real));
-        }
-        Ok(Library { names: vec![real.clone()], real })
-    };
-    Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
-}
-
 pub(crate) fn installed(driver_version: &str) -> Result<Libraries> {
     let dirs = library_dirs(Path::new("/"));
     let library = |soname| {
@@ -233,12 +222,5 @@ mod tests {
             "libnvidia-ptxjitcompiler.so.550.1",
         ];
         assert_eq!(found, expected.map(|name| root.join(name)));
-    }
-
-    #[test]
-    fn a_missing_simulated_driver_is_named() {
-        let error = sim_libraries(Path::new("/nowhere")).unwrap_err();
-        assert_eq!(error, DriverError::NoSimDriver("/nowhere/sim/libcuda.so.1".into()));
-        assert!(error.to_string().contains("make build"));
     }
 }

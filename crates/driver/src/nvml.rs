@@ -2,9 +2,8 @@
 //! slow and racy.
 
 use std::collections::BTreeMap;
-use std::ffi::{CStr, CString, c_char, c_uint};
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::ffi::{CStr, c_char, c_uint};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use cantle_mig::Table;
@@ -14,10 +13,10 @@ use nvml_wrapper_sys::bindings::{
     nvmlReturn_t, nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
 };
 
-use crate::libraries::{NVML_SONAME, sim_libraries};
+use crate::libraries::NVML_SONAME;
 use crate::{
-    ContainerParts, Driver, DriverError, Libraries, Load, Location, Memory, ProcessMemory, Result, Source,
-    Versions, context, libraries, nodes,
+    ContainerParts, Driver, DriverError, Installation, Libraries, Load, Location, Memory, ProcessMemory,
+    Result, Versions, context, libraries, nodes,
 };
 
 const NVML_SUCCESS: nvmlReturn_t = 0;
@@ -56,7 +55,7 @@ struct Device {
 
 pub(crate) struct Session {
     lib: NvmlLib,
-    source: Source,
+    installation: Installation,
     probe_exe: PathBuf,
     devices: BTreeMap<GpuUuid, Device>,
 }
@@ -67,9 +66,10 @@ unsafe impl Send for Session {}
 unsafe impl Sync for Session {}
 
 impl Session {
-    pub(crate) fn open(source: &Source, probe_exe: PathBuf) -> Result<Self> {
-        let lib = load(source)?;
-        let mut session = Self { lib, source: source.clone(), probe_exe, devices: BTreeMap::new() };
+    pub(crate) fn open(installation: &Installation, probe_exe: PathBuf) -> Result<Self> {
+        let lib = installation.nvml().unwrap_or_else(load)?;
+        let mut session =
+            Self { lib, installation: installation.clone(), probe_exe, devices: BTreeMap::new() };
         nvml!(session, None, nvmlInit_v2())?;
         session.devices = session.find_devices()?;
         Ok(session)
@@ -242,25 +242,18 @@ impl Driver for Session {
 
     fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64> {
         let libcuda = self.libraries()?.cuda.real;
-        context::measure(self, &self.source, &self.probe_exe, &libcuda, gpu, device)
+        context::measure(self, &self.installation, &self.probe_exe, &libcuda, gpu, device)
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
-        let root = match &self.source {
-            Source::Real => Path::new("/"),
-            Source::Sim { dir, .. } => dir,
-        };
         let (mut minors, mut capabilities) = (Vec::new(), Vec::new());
         for slice in slices {
             let minor = self.location(&slice.gpu)?.minor;
             minors.push(minor);
             if let Some(mig) = &slice.mig {
                 let instance = self.instance_named(&slice.gpu, &mig.uuid)?;
-                capabilities.extend(nodes::of_instance(root, minor, instance)?);
+                capabilities.extend(nodes::of_instance(self.installation.root(), minor, instance)?);
             }
-        }
-        if let Source::Sim { .. } = self.source {
-            return Ok(ContainerParts { devices: Vec::new(), files: capabilities });
         }
         let mut devices = libraries::device_nodes(&minors);
         devices.extend(capabilities);
@@ -269,51 +262,22 @@ impl Driver for Session {
     }
 
     fn libraries(&self) -> Result<Libraries> {
-        match &self.source {
-            Source::Sim { lib_dir, .. } => sim_libraries(lib_dir),
-            Source::Real => libraries::installed(&self.versions().driver),
-        }
+        self.installation.libraries(&self.versions().driver)
     }
 }
 
-fn load(source: &Source) -> Result<NvmlLib> {
-    match source {
-        Source::Real => {
-            // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
-            let loaded = unsafe { NvmlLib::new(NVML_SONAME) };
-            loaded.or_else(|_| load_installed())
-        }
-        Source::Sim { dir, lib_dir } => {
-            let path = sim_libraries(lib_dir)?.nvml.real;
-            // SAFETY: our own library; it has no constructors.
-            let lib = unsafe { NvmlLib::new(&path) };
-            let lib = lib.map_err(|why| DriverError::Load { path: path.clone(), why: why.to_string() })?;
-            use_sim_dir(&lib, &path, dir)?;
-            Ok(lib)
-        }
-    }
+fn load() -> Result<NvmlLib> {
+    // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
+    let loaded = unsafe { NvmlLib::new(NVML_SONAME) };
+    loaded.or_else(|_| load_installed())
 }
 
 /// Not on the loader's path: containers and hand-installed drivers keep it elsewhere.
 fn load_installed() -> Result<NvmlLib> {
     let path = libraries::find(NVML_SONAME).ok_or(DriverError::NoDriver)?;
-    // SAFETY: as in `load`.
+    // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
     let loaded = unsafe { NvmlLib::new(&path) };
     loaded.map_err(|why| DriverError::Load { path, why: why.to_string() })
-}
-
-/// Tells this copy of the simulated library where its state is, before it is initialised.
-fn use_sim_dir(lib: &NvmlLib, path: &Path, dir: &Path) -> Result<()> {
-    let dir = CString::new(dir.as_os_str().as_bytes()).map_err(|e| DriverError::Sim(e.to_string()))?;
-    // SAFETY: the simulated driver declares the function so.
-    let found =
-        unsafe { lib.__library.get::<unsafe extern "C" fn(*const c_char) -> i32>(b"cantle_sim_use\0") };
-    let select = found.map_err(|why| DriverError::Load { path: path.to_owned(), why: why.to_string() })?;
-    // SAFETY: `dir` is NUL-terminated and outlives the call.
-    match unsafe { select(dir.as_ptr()) } {
-        0 => Ok(()),
-        code => Err(DriverError::Sim(format!("cannot use {} (code {code})", dir.to_string_lossy()))),
-    }
 }
 
 /// Lets `fill` write a C string into a buffer.

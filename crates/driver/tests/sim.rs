@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use cantle_driver::fault::{Call, Fault, FaultyDriver, gpu_is_lost};
 use cantle_driver::{
-    Activation, ContainerParts, ContextCache, Driver, DriverError, GpuInstance, PROBE_CONTEXT_COMMAND,
-    ProcessMemory, Source, open_with_probe, sim,
+    Activation, ContainerParts, ContextCache, Driver, DriverError, GpuInstance, Installation,
+    PROBE_CONTEXT_COMMAND, ProcessMemory, open_with_probe, simulated,
 };
 use cantle_model::{GRANULE_BYTES, GpuUuid, MigInstance, Milli, Slice};
 use tempfile::TempDir;
@@ -55,8 +55,8 @@ impl Node {
         let lib_dir = lib_dir()?;
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
         let state = tempfile::tempdir().expect("temporary folder");
-        sim::create(state.path(), spec, &lib_dir).expect("simulated GPUs");
-        let source = Source::Sim { dir: state.path().to_owned(), lib_dir: lib_dir.clone() };
+        simulated::create(state.path(), spec, &lib_dir).expect("simulated GPUs");
+        let source = Installation::in_folder(state.path().to_owned(), lib_dir.clone());
         let driver = open_with_probe(&source, example()).expect("driver");
         Some(Self { driver, state, lib_dir, _one: one })
     }
@@ -123,7 +123,7 @@ fn a_context_is_measured_and_given_back() {
     assert_eq!(node.driver.processes(&gpu.uuid).unwrap(), [expected]);
     assert_eq!(node.driver.memory(&gpu.uuid).unwrap().used_bytes, free.used_bytes + context_bytes);
     assert_eq!(node.driver.processes(&node.uuids()[0]).unwrap(), [], "the neighbour has none");
-    let truth = sim::truth_json(node.state.path(), &node.lib_dir).unwrap();
+    let truth = simulated::truth_json(node.state.path(), &node.lib_dir).unwrap();
     let truth: serde_json::Value = serde_json::from_str(&truth).unwrap();
     let witness = &truth["gpus"][1]["processes"][0];
     assert_eq!(witness["pid"], holder.0.id());
@@ -165,7 +165,7 @@ fn the_cache_measures_once_per_model() {
 fn a_probe_that_fails_says_why() {
     let Some(node) = Node::new() else { return };
     let gpu = node.uuids().remove(0);
-    let source = Source::Sim { dir: node.state.path().to_owned(), lib_dir: node.lib_dir.clone() };
+    let source = Installation::in_folder(node.state.path().to_owned(), node.lib_dir.clone());
     let measure = |probe: &str| {
         let driver = open_with_probe(&source, probe.into()).unwrap();
         driver.context_bytes(&gpu, &gpu.0).unwrap_err().to_string()
@@ -228,13 +228,13 @@ fn specs_that_are_refused_say_why() {
     let Some(lib_dir) = lib_dir() else { return };
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let state = tempfile::tempdir().unwrap();
-    let says = |spec: &str| sim::create(state.path(), spec, &lib_dir).unwrap_err().to_string();
+    let says = |spec: &str| simulated::create(state.path(), spec, &lib_dir).unwrap_err().to_string();
     assert!(says("3xNoSuchGPU").contains("A100-40GB"), "{}", says("3xNoSuchGPU"));
-    sim::create(state.path(), "1xT4-16GB", &lib_dir).unwrap();
-    sim::create(state.path(), "1xT4-16GB", &lib_dir).unwrap();
+    simulated::create(state.path(), "1xT4-16GB", &lib_dir).unwrap();
+    simulated::create(state.path(), "1xT4-16GB", &lib_dir).unwrap();
     assert!(says("2xT4-16GB").contains("1xT4-16GB"), "{}", says("2xT4-16GB"));
     let empty = tempfile::tempdir().unwrap();
-    let error = sim::truth_json(empty.path(), &lib_dir).unwrap_err();
+    let error = simulated::truth_json(empty.path(), &lib_dir).unwrap_err();
     assert_eq!(error.to_string(), format!("simulated GPUs: there are none in {}", empty.path().display()));
 }
 

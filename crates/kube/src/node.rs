@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_agent::{Grants, MigAtStart};
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::GpuList;
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
@@ -34,7 +34,7 @@ pub struct NodeConfig {
     /// Name of the node in the cluster.
     pub node: String,
     /// Where the GPUs come from.
-    pub source: Source,
+    pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
     /// The kubelet's folder, usually `/var/lib/kubelet`.
@@ -58,8 +58,9 @@ impl NodeConfig {
             Some(list) => MigAtStart::Listed(list.clone()),
             None => labelled(client, &self.node).await?,
         };
-        let Self { node, source, lib_dir, .. } = self.clone();
-        let opened = tokio::task::spawn_blocking(move || Grants::open(&source, &lib_dir, &node, &mig)).await;
+        let Self { node, installation, lib_dir, .. } = self.clone();
+        let opened =
+            tokio::task::spawn_blocking(move || Grants::open(&installation, &lib_dir, &node, &mig)).await;
         Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
     }
 

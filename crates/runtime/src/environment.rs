@@ -30,13 +30,6 @@ pub(crate) fn for_task(
         set("GPU_MEMORY_LIMIT", limit.to_string().into());
     }
     let confinement = &spec.confinement;
-    if let Some(sim_dir) = &confinement.sim_dir {
-        set("CANTLE_SIM_DIR", sim_dir.into());
-        if let Some(dir) = confinement.libraries.cuda.real.parent() {
-            let given = spec.env.get("LD_LIBRARY_PATH").cloned();
-            set("LD_LIBRARY_PATH", in_front(dir, given.or_else(|| inherited("LD_LIBRARY_PATH"))));
-        }
-    }
     if let Backend::Preload { .. } = backend {
         let library = confinement.shim_dir.join("libcantle-preload.so");
         let given = spec.env.get("LD_PRELOAD").cloned();

@@ -11,10 +11,13 @@
 //! ```
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
@@ -60,6 +63,8 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
     step("make / private", || {
         plain_mount(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE)
     })?;
+    // What is bound below may lie where the tmpfs is about to be mounted: the accounting of root's tasks does.
+    let sources = Sources::open(confinement)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     step("mount tmpfs on /run/cantle", || {
         plain_mount(Some(Path::new("tmpfs")), Path::new(CANTLE_DIR), Some("tmpfs"), flags)
@@ -69,13 +74,12 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
         fs::create_dir(SLICE_DIR)
     })?;
     let libraries = &confinement.libraries;
-    bind(&libraries.cuda.real, &Path::new(REAL_DIR).join("libcuda.so.1"), Access::ReadOnly)?;
-    bind(&libraries.nvml.real, &Path::new(REAL_DIR).join("libnvidia-ml.so.1"), Access::ReadOnly)?;
-    let slice = Path::new(SLICE_DIR);
-    bind(&confinement.slice_dir.join("limits"), &slice.join("limits"), Access::ReadOnly)?;
-    bind(&confinement.slice_dir.join("usage"), Path::new(USAGE_FILE), Access::ReadWrite)?;
-    cover(&libraries.cuda, &confinement.shim_dir.join("libcuda.so.1"))?;
-    cover(&libraries.nvml, &confinement.shim_dir.join("libnvidia-ml.so.1"))?;
+    sources.cuda.bind(&Path::new(REAL_DIR).join("libcuda.so.1"), Access::ReadOnly)?;
+    sources.nvml.bind(&Path::new(REAL_DIR).join("libnvidia-ml.so.1"), Access::ReadOnly)?;
+    sources.limits.bind(&Path::new(SLICE_DIR).join("limits"), Access::ReadOnly)?;
+    sources.usage.bind(Path::new(USAGE_FILE), Access::ReadWrite)?;
+    cover(&libraries.cuda, &sources.cuda_filter)?;
+    cover(&libraries.nvml, &sources.nvml_filter)?;
     // Last: the folder itself takes no more files.
     step("make /run/cantle read-only", || {
         plain_mount(None, Path::new(CANTLE_DIR), None, flags | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY)
@@ -88,9 +92,9 @@ enum Access {
     ReadWrite,
 }
 
-/// Puts `shim` over every file that one of the library's names leads to. Names that are symbolic links are covered
+/// Puts the filter over every file that one of the library's names leads to. Names that are symbolic links are covered
 /// with the file they point to.
-fn cover(library: &DriverLibrary, shim: &Path) -> Result<()> {
+fn cover(library: &DriverLibrary, filter: &Source) -> Result<()> {
     let files: BTreeSet<PathBuf> = library
         .names
         .iter()
@@ -98,30 +102,70 @@ fn cover(library: &DriverLibrary, shim: &Path) -> Result<()> {
         .filter(|file| file.is_file())
         .collect();
     for file in files {
-        bind(shim, &file, Access::ReadOnly)?;
+        filter.bind(&file, Access::ReadOnly)?;
     }
     Ok(())
 }
 
-/// Makes `source` appear at `target`, which is created if it is in our own tmpfs.
-fn bind(source: &Path, target: &Path, access: Access) -> Result<()> {
-    step(&format!("mount {} on {}", source.display(), target.display()), || {
-        if target.starts_with(CANTLE_DIR) {
-            File::create(target)?;
-        }
-        plain_mount(Some(source), target, None, MsFlags::MS_BIND)?;
-        if access == Access::ReadOnly {
-            let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-            plain_mount(None, target, None, read_only | MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
-        }
-        Ok(())
-    })
+/// The files that are bound, held open: a mount over their folder does not hide them from us.
+struct Sources {
+    cuda: Source,
+    nvml: Source,
+    limits: Source,
+    usage: Source,
+    cuda_filter: Source,
+    nvml_filter: Source,
+}
+
+impl Sources {
+    fn open(confinement: &Confinement) -> Result<Self> {
+        let Confinement { shim_dir, slice_dir, libraries, .. } = confinement;
+        Ok(Self {
+            cuda: Source::open(&libraries.cuda.real)?,
+            nvml: Source::open(&libraries.nvml.real)?,
+            limits: Source::open(&slice_dir.join("limits"))?,
+            usage: Source::open(&slice_dir.join("usage"))?,
+            cuda_filter: Source::open(&shim_dir.join("libcuda.so.1"))?,
+            nvml_filter: Source::open(&shim_dir.join("libnvidia-ml.so.1"))?,
+        })
+    }
+}
+
+/// A file to be mounted elsewhere.
+struct Source {
+    file: File,
+    /// As it is called in messages.
+    name: PathBuf,
+}
+
+impl Source {
+    fn open(path: &Path) -> Result<Self> {
+        // For a name only: nothing is read through it.
+        let open = || OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open(path);
+        Ok(Self { file: step(&format!("open {}", path.display()), open)?, name: path.to_owned() })
+    }
+
+    /// Makes the file appear at `target`, which is created if it is in our own tmpfs.
+    fn bind(&self, target: &Path, access: Access) -> Result<()> {
+        step(&format!("mount {} on {}", self.name.display(), target.display()), || {
+            if target.starts_with(CANTLE_DIR) {
+                File::create(target)?;
+            }
+            let source = format!("/proc/self/fd/{}", self.file.as_raw_fd());
+            plain_mount(Some(Path::new(&source)), target, None, MsFlags::MS_BIND)?;
+            if access == Access::ReadOnly {
+                let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
+                plain_mount(None, target, None, read_only | MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
+            }
+            Ok(())
+        })
+    }
 }
 
 fn plain_mount(source: Option<&Path>, target: &Path, kind: Option<&str>, flags: MsFlags) -> io::Result<()> {
     mount(source, target, kind, flags, None::<&str>).map_err(io::Error::from)
 }
 
-fn step(step: &str, f: impl FnOnce() -> io::Result<()>) -> Result<()> {
+fn step<T>(step: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
     f().map_err(|why| NamespaceError { step: step.to_owned(), why })
 }

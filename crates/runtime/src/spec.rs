@@ -34,8 +34,6 @@ pub struct Confinement {
     pub slice_dir: PathBuf,
     /// The driver's libraries and all their names on this machine.
     pub libraries: DriverLibraries,
-    /// `$CANTLE_SIM_DIR`, if the GPUs are simulated.
-    pub sim_dir: Option<PathBuf>,
     /// Which backend may be used.
     #[serde(default)]
     pub wish: BackendWish,

@@ -3,6 +3,8 @@
 use std::env;
 use std::path::PathBuf;
 
+use crate::state::Site;
+
 /// One environment variable, if it is set and not empty.
 #[expect(clippy::disallowed_methods, reason = "this is the crate's config module")]
 fn variable(name: &str) -> Option<String> {
@@ -14,11 +16,16 @@ pub(crate) fn spec() -> Option<String> {
     variable("CANTLE_SIM_GPUS")
 }
 
-/// `CANTLE_SIM_DIR`, or `sim` under the state directory: where the machine lives.
-pub(crate) fn directory() -> PathBuf {
-    if let Some(dir) = variable("CANTLE_SIM_DIR") {
-        return dir.into();
+/// Where the machine is: in `CANTLE_SIM_DIR`, else in `/dev` if its nodes are there, else in `sim` under the state
+/// directory.
+pub(crate) fn site() -> Site {
+    match variable("CANTLE_SIM_DIR") {
+        Some(dir) => Site::Directory(dir.into()),
+        None => Site::of_nodes().unwrap_or_else(|| Site::Directory(default_directory())),
     }
+}
+
+fn default_directory() -> PathBuf {
     if let Some(state) = variable("CANTLE_STATE_DIR") {
         return PathBuf::from(state).join("sim");
     }

@@ -1,16 +1,18 @@
 //! What the product itself calls in the simulated libraries. Exported by both of them, beside the driver's own names.
 
 use std::ffi::{c_char, c_int};
-use std::path::PathBuf;
 use std::sync::Mutex;
 
-use crate::ffi::{Text, TextBuffer, open_dir};
+use crate::ffi::{Text, TextBuffer, open_configured, open_dir};
+use crate::hardware::hardware_json;
+use crate::state::Site;
 use crate::truth_json;
+use crate::version::cuda_of;
 
-static CHOSEN: Mutex<Option<PathBuf>> = Mutex::new(None);
+static CHOSEN: Mutex<Option<Site>> = Mutex::new(None);
 
-/// The directory set with [`cantle_sim_use`].
-pub(crate) fn chosen_directory() -> Option<PathBuf> {
+/// What was set with [`cantle_sim_use`].
+pub(crate) fn chosen_site() -> Option<Site> {
     CHOSEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
 }
 
@@ -22,7 +24,7 @@ pub(crate) extern "C" fn cantle_sim_use(dir: Text) -> c_int {
     if open_dir(dir, None).is_err() {
         return -1;
     }
-    *CHOSEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(dir.into());
+    *CHOSEN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(Site::Directory(dir.into()));
     0
 }
 
@@ -45,13 +47,42 @@ pub(crate) extern "C" fn cantle_sim_create(
 }
 
 /// `ssize_t cantle_sim_truth_json(const char *dir, char *buffer, size_t len)`: what the simulated driver holds, as JSON.
+/// Null means the machine that programs here use.
 /// Returns the length of the text (without the final NUL); if that is not less than `len`, the text was cut and a second
-/// call with a larger buffer gets it. -1 if there is no machine in `dir`.
+/// call with a larger buffer gets it. -1 if there is no machine.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn cantle_sim_truth_json(dir: Text, buffer: *mut c_char, len: usize) -> isize {
+    let opened = match dir.get() {
+        Ok(dir) => open_dir(dir, None),
+        Err(_) => open_configured(),
+    };
+    let Ok(sim) = opened else { return -1 };
+    let json = truth_json(sim);
+    let _ = TextBuffer(buffer).write(len, &json);
+    json.len() as isize
+}
+
+/// `int cantle_sim_set_driver(const char *dir, const char *version)`: the version of the driver from now on. 0, or -1 if
+/// there is no machine in `dir` or no such driver.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cantle_sim_set_driver(dir: Text, version: Text) -> c_int {
+    let (Ok(dir), Ok(version)) = (dir.get(), version.get()) else { return -1 };
+    match (open_dir(dir, None), cuda_of(version)) {
+        (Ok(sim), Some(_)) => {
+            sim.lock().set_driver(version);
+            0
+        }
+        _ => -1,
+    }
+}
+
+/// `ssize_t cantle_sim_hardware_json(const char *dir, char *buffer, size_t len)`: what an installed driver would show of the
+/// machine outside its libraries: versions, GPUs, device nodes. Lengths as [`cantle_sim_truth_json`].
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cantle_sim_hardware_json(dir: Text, buffer: *mut c_char, len: usize) -> isize {
     let Ok(dir) = dir.get() else { return -1 };
     let Ok(sim) = open_dir(dir, None) else { return -1 };
-    let json = truth_json(sim);
+    let json = hardware_json(sim);
     let _ = TextBuffer(buffer).write(len, &json);
     json.len() as isize
 }

@@ -4,9 +4,8 @@
 //! assumption every driver makes about its callers stands here and not in three hundred places.
 
 use std::ffi::{CStr, c_char};
-use std::path::Path;
 
-use crate::state::{OpenError, Sim};
+use crate::state::{OpenError, Sim, Site};
 
 /// A required pointer was null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -124,9 +123,9 @@ impl TextBuffer {
 /// Opens the machine that the settings name. What stands in the way is said once, on stderr: a driver library has no
 /// other place for a sentence, and an error code alone would leave the user guessing.
 pub(crate) fn open_configured() -> Result<&'static Sim, OpenError> {
-    let result = match crate::control::chosen_directory() {
-        Some(dir) => Sim::open(&dir, None),
-        None => Sim::open(&crate::config::directory(), crate::config::spec().as_deref()),
+    let result = match crate::control::chosen_site() {
+        Some(site) => Sim::open(&site, None),
+        None => Sim::open(&crate::config::site(), crate::config::spec().as_deref()),
     };
     if let Err(error) = &result {
         static SAID: std::sync::Once = std::sync::Once::new();
@@ -142,5 +141,5 @@ fn say(error: &OpenError) {
 
 /// Opens a machine by path.
 pub(crate) fn open_dir(dir: &str, spec: Option<&str>) -> Result<&'static Sim, OpenError> {
-    Sim::open(Path::new(dir), spec)
+    Sim::open(&Site::Directory(dir.into()), spec)
 }

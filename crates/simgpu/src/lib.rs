@@ -20,6 +20,8 @@ mod cuda;
 #[cfg(any(feature = "cuda", feature = "nvml", test))]
 #[cfg_attr(not(test), allow(dead_code, reason = "each library uses its part"))]
 mod ffi;
+#[cfg(any(feature = "cuda", feature = "nvml", test))]
+mod hardware;
 pub mod identity;
 pub mod mig;
 pub mod models;
@@ -28,6 +30,7 @@ mod nvml;
 pub mod spec;
 pub mod state;
 mod truth;
+pub mod version;
 
 pub use truth::truth_json;
 

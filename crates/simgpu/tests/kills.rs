@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use cantle_simgpu::state::{ConsumeError, Sim, WHOLE_GPU};
+use cantle_simgpu::state::{ConsumeError, Sim, Site, WHOLE_GPU};
 use cantle_simgpu::truth_json;
 
 const SPEC: &str = "1xA100-40GB,1xT4-16GB";
@@ -37,7 +37,7 @@ fn start(worker: &str, dir: &Path) -> Child {
 
 fn worker_machine() -> Option<&'static Sim> {
     let dir = PathBuf::from(std::env::var_os(DIRECTORY)?);
-    Some(Sim::open(&dir, None).unwrap())
+    Some(Sim::open(&Site::Directory(dir), None).unwrap())
 }
 
 fn used(sim: &'static Sim) -> [u32; 2] {
@@ -91,7 +91,7 @@ fn worker_dies_with_the_lock() {
 #[test]
 fn kills_at_random_instants_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let sim = Sim::open(dir.path(), Some(SPEC)).unwrap();
+    let sim = Sim::open(&Site::Directory(dir.path().to_owned()), Some(SPEC)).unwrap();
     let mut random = Random(1);
     let mut workers: Vec<Child> = (0..6).map(|_| start("worker_allocates", dir.path())).collect();
     for _ in 0..200 {
@@ -113,7 +113,7 @@ fn kills_at_random_instants_leave_nothing() {
 #[test]
 fn a_death_inside_the_lock_is_repaired() {
     let dir = tempfile::tempdir().unwrap();
-    let sim = Sim::open(dir.path(), Some(SPEC)).unwrap();
+    let sim = Sim::open(&Site::Directory(dir.path().to_owned()), Some(SPEC)).unwrap();
     let me = sim.register().unwrap();
     me.consume(1, WHOLE_GPU, 5).unwrap();
     for _ in 0..3 {
@@ -127,7 +127,7 @@ fn a_death_inside_the_lock_is_repaired() {
 #[test]
 fn refusals_take_nothing_and_sweeping_makes_room() {
     let dir = tempfile::tempdir().unwrap();
-    let sim = Sim::open(dir.path(), Some(SPEC)).unwrap();
+    let sim = Sim::open(&Site::Directory(dir.path().to_owned()), Some(SPEC)).unwrap();
     let capacity = u64::from(sim.lock().devices()[0].capacity_granules[WHOLE_GPU]);
     let me = sim.register().unwrap();
     assert_eq!(me.consume(0, WHOLE_GPU, capacity + 1), Err(ConsumeError::OutOfMemory));

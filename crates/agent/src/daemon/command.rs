@@ -75,7 +75,7 @@ mod tests {
 
     fn config() -> Config {
         let keys = Credentials { access_key: "A".to_owned(), secret_key: "S".to_owned() };
-        Config::new("http://127.0.0.1:8008".to_owned(), keys, cantle_driver::Source::Real)
+        Config::new("http://127.0.0.1:8008".to_owned(), keys, cantle_driver::Installation::of_this_machine())
     }
 
     fn task() -> tasks::Task {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_clearml::Credentials;
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec};
 use cantle_runtime::BackendWish;
 use cantle_sched::Policy;
@@ -75,7 +75,7 @@ pub struct Config {
     /// Order of queues, backfill, placement.
     pub policy: Policy,
     /// Where the GPUs come from.
-    pub source: Source,
+    pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
     /// Where the agent keeps what must outlive it.
@@ -119,7 +119,7 @@ pub struct Config {
 impl Config {
     /// The defaults: every GPU, all of them for one task at a time, no queue yet.
     #[must_use]
-    pub fn new(server: String, credentials: Credentials, source: Source) -> Self {
+    pub fn new(server: String, credentials: Credentials, installation: Installation) -> Self {
         Self {
             server,
             credentials,
@@ -132,7 +132,7 @@ impl Config {
             gives: Gives::default(),
             cpu_slot: 0,
             policy: Policy::default(),
-            source,
+            installation,
             lib_dir: PathBuf::from("lib"),
             state_dir: PathBuf::from("."),
             program: PathBuf::from("/proc/self/exe"),
@@ -178,7 +178,11 @@ impl Config {
     /// Where its leases are. Those without slices are kept apart: what their tasks take of a GPU all the same is
     /// somebody else's use for those who give out GPUs.
     pub(crate) fn node_dir(&self) -> PathBuf {
-        if self.gives.is_gpuless() { Node::gpuless_dir(&self.source) } else { Node::dir_for(&self.source) }
+        if self.gives.is_gpuless() {
+            Node::gpuless_dir(&self.installation)
+        } else {
+            Node::dir_for(&self.installation)
+        }
     }
 }
 
@@ -189,7 +193,7 @@ mod tests {
     #[test]
     fn worker_ids_are_clearmls() {
         let keys = Credentials { access_key: String::new(), secret_key: String::new() };
-        let mut config = Config::new(String::new(), keys, Source::Real);
+        let mut config = Config::new(String::new(), keys, Installation::of_this_machine());
         config.name = "node1".to_owned();
         assert_eq!(config.worker(), "node1:0");
         config.gpus_text = Some("0,1".to_owned());

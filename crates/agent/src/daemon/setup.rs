@@ -40,7 +40,7 @@ fn fitting_gpus(config: &Config) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentErr
     if config.gives.is_gpuless() {
         return Ok((cantle_driver::no_gpus(), Vec::new()));
     }
-    let driver = cantle_driver::open(&config.source)?;
+    let driver = cantle_driver::open(&config.installation)?;
     let (driver, gpus) = mig::chosen(driver, &config.gpus)?;
     if gpus.is_empty() {
         return Err(AgentError::NoGpu);
@@ -72,7 +72,7 @@ pub(crate) async fn set_up(mut config: Config) -> Result<Agent, AgentError> {
     let queues = resolve(&link, &config.queues, config.create_queues).await?;
 
     let node = Node::open(&config.node_dir())?;
-    let launcher = Launcher::new(driver.as_ref(), &config.source, &config.lib_dir, &node, config.wish)?;
+    let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, crate::own_holder(), &gpus, given)?;
     let meter = Meter::new(&node_name);

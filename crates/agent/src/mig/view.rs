@@ -1,6 +1,6 @@
 //! What people are shown of GPUs in MIG mode.
 
-use cantle_driver::{Driver, GpuInstance, Source};
+use cantle_driver::{Driver, GpuInstance, Installation};
 use cantle_mig::{GpuGeometry, Table};
 use cantle_model::Gpu;
 use serde::Serialize;
@@ -57,9 +57,9 @@ pub enum PlaceState {
 ///
 /// # Errors
 /// If the driver or a file can't be read.
-pub fn mig_gpus(source: &Source) -> Result<Vec<MigGpu>, AgentError> {
-    let driver = cantle_driver::open(source)?;
-    let node = Node::open(&Node::dir_for(source))?;
+pub fn mig_gpus(installation: &Installation) -> Result<Vec<MigGpu>, AgentError> {
+    let driver = cantle_driver::open(installation)?;
+    let node = Node::open(&Node::dir_for(installation))?;
     let gpus = driver.gpus()?.into_iter().filter(|gpu| gpu.mig);
     gpus.filter_map(|gpu| mig_gpu(driver.as_ref(), &node, gpu).transpose()).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::{Gpu, GpuUuid, Holder};
 use serde::{Deserialize, Serialize};
 
@@ -60,13 +60,13 @@ impl Claim {
     }
 }
 
-/// The daemons that answer for GPUs of `source` now, and those that give none.
+/// The daemons that answer for GPUs of this driver now, and those that give none.
 ///
 /// # Errors
 /// Names the file that can't be read.
-pub fn agents(source: &Source) -> Result<Vec<Claim>, AgentError> {
+pub fn agents(installation: &Installation) -> Result<Vec<Claim>, AgentError> {
     let mut found = Vec::new();
-    for dir in [Node::dir_for(source), Node::gpuless_dir(source)] {
+    for dir in [Node::dir_for(installation), Node::gpuless_dir(installation)] {
         let node = Node::open(&dir)?;
         let _locked = node.lock()?;
         let claims: Vec<Claim> = files::read_all(&node.dir.join("agents"))?;

@@ -24,7 +24,7 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::{Lease, LeaseId};
 
 pub use claim::{Claim, agents};
@@ -43,20 +43,20 @@ pub struct Node {
 }
 
 impl Node {
-    /// The node directory that belongs to these GPUs: everybody who uses the same GPUs finds the same one.
+    /// The node directory that belongs to the GPUs of this driver: everybody who uses the same GPUs finds the same one.
     #[must_use]
-    pub fn dir_for(source: &Source) -> PathBuf {
-        match source {
-            Source::Sim { dir, .. } => dir.join("node"),
-            Source::Real if own_uid() == 0 => PathBuf::from("/run/cantle/node"),
-            Source::Real => PathBuf::from(format!("/tmp/cantle-{}/node", own_uid())),
+    pub fn dir_for(installation: &Installation) -> PathBuf {
+        match installation.folder() {
+            Some(dir) => dir.join("node"),
+            None if own_uid() == 0 => PathBuf::from("/run/cantle/node"),
+            None => PathBuf::from(format!("/tmp/cantle-{}/node", own_uid())),
         }
     }
 
     /// The node directory of agents that give no GPU.
     #[must_use]
-    pub fn gpuless_dir(source: &Source) -> PathBuf {
-        Self::dir_for(source).with_file_name("cpu")
+    pub fn gpuless_dir(installation: &Installation) -> PathBuf {
+        Self::dir_for(installation).with_file_name("cpu")
     }
 
     /// Opens the store in `dir`, making it if needed.

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use cantle_agent::Node;
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::Lease;
 
 /// Three GPUs that nobody else knows.
@@ -31,7 +31,7 @@ impl Place {
             fs::write(lib.join("shim").join(name), "").unwrap();
         }
         let place = Self { root };
-        cantle_driver::sim::create(&place.sim_dir(), "3xA100-40GB", &place.lib_dir()).unwrap();
+        cantle_driver::simulated::create(&place.sim_dir(), "3xA100-40GB", &place.lib_dir()).unwrap();
         Some(place)
     }
 
@@ -47,8 +47,8 @@ impl Place {
         self.path().join("sim")
     }
 
-    pub(crate) fn source(&self) -> Source {
-        Source::Sim { dir: self.sim_dir(), lib_dir: self.lib_dir() }
+    pub(crate) fn source(&self) -> Installation {
+        Installation::in_folder(self.sim_dir(), self.lib_dir())
     }
 
     pub(crate) fn node(&self) -> Node {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use cantle_agent::{Command, Config, Gives, RunRequest, daemon, run_here};
 use cantle_clearml::Credentials;
-use cantle_driver::Source;
+use cantle_driver::Installation;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, QueueSpec};
 use cantle_runtime::BackendWish;
 use tokio::signal::unix::{SignalKind, signal};
@@ -22,8 +22,8 @@ pub(crate) fn async_runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-fn source(place: &Path) -> Source {
-    Source::Sim { dir: place.join("sim"), lib_dir: place.join("lib") }
+fn source(place: &Path) -> Installation {
+    Installation::in_folder(place.join("sim"), place.join("lib"))
 }
 
 /// `PLACE GPU TIMEOUT_S SCRIPT`
@@ -41,7 +41,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
         compute: ComputeMode::Even,
         command: Command { argv: vec!["sh".into(), "-c".into(), script.clone()], ..Command::default() },
         timeout: (timeout_s > 0).then(|| Duration::from_secs(timeout_s)),
-        source: source(place),
+        installation: source(place),
         lib_dir: place.join("lib"),
         wish: BackendWish::Auto,
         image: None,

@@ -19,7 +19,9 @@ fn script(place: &Place, mebibytes: u64) -> String {
     let copy = place.path().join("private-copy.so");
     std::fs::copy(place.lib_dir().join("sim/libcuda.so.1"), &copy).unwrap();
     let program = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/node/evader.py");
-    format!("exec python3 {program} {} {mebibytes}", copy.display())
+    // The simulated driver of these tests is in a folder, which its programs have to be told.
+    let (copy, state) = (copy.display(), place.sim_dir());
+    format!("CANTLE_SIM_DIR={} exec python3 {program} {copy} {mebibytes}", state.display())
 }
 
 fn evader(place: &Place) {
@@ -47,7 +49,7 @@ fn evader_under_run(place: &Place) {
 
 fn foreign(place: &Place) {
     let mut command = Command::new("sh");
-    command.args(["-c", &script(place, 30 << 10)]).env("CANTLE_SIM_DIR", place.sim_dir());
+    command.args(["-c", &script(place, 30 << 10)]);
     let mut foreign = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let driver = cantle_driver::open(&place.source()).unwrap();
     let uuid = driver.gpus().unwrap()[0].uuid.clone();

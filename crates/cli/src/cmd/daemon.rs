@@ -149,7 +149,7 @@ fn cpu_slot(config: &Config, running: bool) -> Result<usize, CliError> {
     if matches!(config.gives, Gives::AllGpus | Gives::Slices) || config.worker_id.is_some() {
         return Ok(0);
     }
-    let agents = cantle_agent::agents(&config.source).map_err(from_agent)?;
+    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
     let runs = |slot: &usize| {
         let worker = Config { cpu_slot: *slot, ..config.clone() }.worker();
         agents.iter().any(|agent| agent.worker == worker)
@@ -268,14 +268,14 @@ fn devices(agent: &Claim) -> String {
 }
 
 fn status(context: &Context, config: &Config) -> Outcome {
-    let agents = cantle_agent::agents(&config.source).map_err(from_agent)?;
+    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
     context.printer.items(&agents, |agent| agent.worker.clone(), &AGENT_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
 
 /// As `kill PID` does: their tasks are stopped with them, and the server is told.
 fn stop(context: &Context, config: &Config, workers: &[String]) -> Outcome {
-    let agents = cantle_agent::agents(&config.source).map_err(from_agent)?;
+    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
     let mut meant = Vec::new();
     for worker in workers {
         let agent = agents.iter().find(|agent| agent.worker == *worker).ok_or_else(|| {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use cantle_clearml::workers;
-use cantle_driver::{Driver, DriverError};
+use cantle_driver::{Driver, DriverError, Installation};
 use cantle_model::Bytes;
 use cantle_runtime::{Engine, EngineError, EngineInfo};
 use clap::Args;
@@ -37,7 +37,7 @@ const CAP_SYS_ADMIN: u32 = 21;
 /// Exit code 0 if a task could be started here with its limits in force, else 7.
 pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> Outcome {
     let mut findings = vec![libraries(context)];
-    findings.extend(gpus(context));
+    findings.extend(gpus());
     findings.push(enforcement());
     findings.extend(engine(args.socket.resolve()?)?);
     findings.push(server(context));
@@ -59,16 +59,17 @@ fn libraries(context: &Context) -> Finding {
     )
 }
 
-fn gpus(context: &Context) -> Vec<Finding> {
-    let opened = context.places.source().map_err(|e| e.text().to_owned());
-    let listed = opened.and_then(|source| {
-        let driver = cantle_driver::open(&source).map_err(|e| e.to_string())?;
-        list(driver.as_ref()).map_err(|e| e.to_string())
-    });
-    match listed {
+fn gpus() -> Vec<Finding> {
+    let opened = cantle_driver::open(&Installation::of_this_machine());
+    match opened.and_then(|driver| list(driver.as_ref())) {
         Ok(findings) => findings,
         Err(why) => {
-            vec![not(Verdict::Bad, "GPUs", why, "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB")]
+            vec![not(
+                Verdict::Bad,
+                "GPUs",
+                why.to_string(),
+                "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB",
+            )]
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use cantle_agent::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
+use cantle_driver::Installation;
 use cantle_mig::{Action, Decision, GpuGeometry, Granted, Planner, grant};
 use cantle_model::{Bytes, GpuList, GpuRequest};
 use clap::{Subcommand, ValueEnum};
@@ -76,7 +77,7 @@ pub(crate) fn gpu_list(text: &str) -> Result<GpuList, String> {
 }
 
 pub(crate) fn mig(context: &Context, command: &MigCommand) -> Outcome {
-    let gpus = mig_gpus(&context.places.source()?).map_err(from_agent)?;
+    let gpus = mig_gpus(&Installation::of_this_machine()).map_err(from_agent)?;
     if gpus.is_empty() {
         let text = "no GPU here is in MIG mode; nvidia-smi -i INDEX -mig 1 or cantle daemon --mig INDEX=dynamic turns it on";
         return Err(CliError::new(Kind::Unavailable, text));

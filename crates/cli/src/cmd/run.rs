@@ -4,6 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
+use cantle_driver::Installation;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation};
 use cantle_runtime::{BackendWish, DockerRun, inside_slice};
 
@@ -29,7 +30,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
         compute: args.compute,
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
-        source: context.places.source()?,
+        installation: Installation::of_this_machine(),
         lib_dir: context.places.lib.clone(),
         wish: BackendWish::Auto,
         image,
@@ -49,7 +50,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
         compute: ComputeMode::default(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
-        source: context.places.source()?,
+        installation: Installation::of_this_machine(),
         lib_dir: context.places.lib.clone(),
         wish: BackendWish::Auto,
         image: None,

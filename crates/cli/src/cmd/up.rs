@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_agent::{AgentError, Config, Gives};
 use cantle_clearml::Client;
 use cantle_clearml::cantle::GetNodes;
+use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec, QueueWant};
 use cantle_server::{CredentialsFile, Server, ServerError, credentials_path};
 use tokio::signal::unix::{SignalKind, signal};
@@ -106,7 +107,7 @@ pub(crate) fn agent_config(context: &Context, serve: &Serve, gives: Gives) -> Re
         return Err(usage(&format!("--polling-interval {seconds}: give 0.05 to 3600 seconds")));
     }
     let keys = cantle_clearml::Credentials { access_key: String::new(), secret_key: String::new() };
-    let mut config = Config::new(String::new(), keys, context.places.source()?);
+    let mut config = Config::new(String::new(), keys, Installation::of_this_machine());
     config.queues = serve.queue.iter().map(queue).collect::<Result<_, _>>()?;
     if !serve.gpus.is_empty() {
         config.gpus = GpuList::parse(&serve.gpus).map_err(|e| usage(&e))?;

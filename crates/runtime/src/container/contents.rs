@@ -9,8 +9,6 @@ use crate::cdi::{self, DeviceNode, Edits};
 use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
 use crate::{Backend, TaskSpec, environment};
 
-/// The container's copy of the simulated GPUs' folder.
-const SIM_DIR: &str = "/run/cantle/sim";
 /// Size and mode of the container's `/run/cantle`, which holds mount points and nothing else.
 const FOLDER_BYTES: i64 = 64 << 10;
 const FOLDER_MODE: u32 = 0o755;
@@ -49,18 +47,13 @@ fn cdi_mount(mount: Mount) -> cdi::Mount {
 }
 
 pub(super) fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
-    let mut inside = spec.clone();
-    // The machine's paths mean nothing in there, and nothing is inherited from the agent.
-    inside.confinement.sim_dir = None;
-    let variables = environment::for_task(&inside, &Backend::Container, |_| None);
+    // Nothing is inherited from the agent.
+    let variables = environment::for_task(spec, &Backend::Container, |_| None);
     let text = |value: std::ffi::OsString| value.to_string_lossy().into_owned();
     let mut variables: BTreeMap<String, String> =
         variables.into_iter().map(|(name, value)| (name, text(value))).collect();
     // An engine whose default runtime is NVIDIA's would add all GPUs by itself.
     variables.insert("NVIDIA_VISIBLE_DEVICES".to_owned(), "void".to_owned());
-    if spec.confinement.sim_dir.is_some() {
-        variables.insert("CANTLE_SIM_DIR".to_owned(), SIM_DIR.to_owned());
-    }
     variables
 }
 
@@ -79,18 +72,6 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
         bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
         bind(&confinement.slice_dir.join("usage"), format!("{SLICE_DIR}/usage"), false),
     ];
-    let (of_sim, driver_files): (Vec<_>, Vec<_>) = driver_files
-        .iter()
-        .partition(|file| confinement.sim_dir.as_ref().is_some_and(|dir| file.starts_with(dir)));
-    if let Some(sim_dir) = &confinement.sim_dir {
-        // What simulates the hardware must be writable; the folder around it need not be.
-        mounts.extend(
-            ["state", "locks"].map(|file| bind(&sim_dir.join(file), format!("{SIM_DIR}/{file}"), false)),
-        );
-        // What stands for the nodes of MIG instances.
-        let inside = |file: &PathBuf| Path::new(SIM_DIR).join(file.strip_prefix(sim_dir).unwrap_or(file));
-        mounts.extend(of_sim.into_iter().map(|file| bind(file, inside(file).display().to_string(), true)));
-    }
     for dir in library_dirs() {
         for (library, stem) in [(&libraries.cuda, "libcuda.so"), (&libraries.nvml, "libnvidia-ml.so")] {
             let shim = confinement.shim_dir.join(format!("{stem}.1"));
@@ -101,18 +82,18 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
             names.dedup();
             mounts.extend(names.iter().map(|name| bind(&shim, format!("{dir}/{name}"), true)));
         }
-        for (file, name) in named(&driver_files).filter(|(_, name)| name.contains(".so")) {
+        for (file, name) in named(driver_files).filter(|(_, name)| name.contains(".so")) {
             mounts.push(bind(file, format!("{dir}/{name}"), true));
         }
     }
-    for (file, name) in named(&driver_files).filter(|(_, name)| !name.contains(".so")) {
+    for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
         mounts.push(bind(file, format!("/usr/bin/{name}"), true));
     }
     mounts
 }
 
-fn named<'f>(files: &[&'f PathBuf]) -> impl Iterator<Item = (&'f PathBuf, String)> {
-    files.iter().filter_map(|file| Some((*file, file.file_name()?.to_string_lossy().into_owned())))
+fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
+    files.iter().filter_map(|file| Some((file, file.file_name()?.to_string_lossy().into_owned())))
 }
 
 /// A mount of its own, so that it can't be moved away and replaced, and takes no more files.

@@ -24,7 +24,7 @@ pub struct ContainerSpec {
     pub image: String,
     /// The task's own `docker run` options.
     pub options: Vec<String>,
-    /// The GPUs' device nodes on the machine; none for simulated GPUs.
+    /// The GPUs' device nodes on the machine.
     pub devices: Vec<PathBuf>,
     /// More files of the driver, besides libcuda and libnvidia-ml: libraries, which go beside them, and programs.
     pub driver_files: Vec<PathBuf>,
@@ -56,7 +56,6 @@ pub(super) fn protected(spec: &TaskSpec) -> Protected {
     let confinement = &spec.confinement;
     let libraries = &confinement.libraries;
     let mut sources = vec![confinement.shim_dir.clone(), confinement.slice_dir.clone(), CANTLE_DIR.into()];
-    sources.extend(confinement.sim_dir.clone());
     if !spec.slices.is_empty() {
         for library in [&libraries.cuda, &libraries.nvml] {
             sources.push(library.real.clone());
@@ -196,7 +195,6 @@ mod tests {
                     cuda: library("libcuda.so.550"),
                     nvml: library("libnvidia-ml.so.550"),
                 },
-                sim_dir: None,
                 wish: crate::BackendWish::Auto,
             },
         };

@@ -93,7 +93,6 @@ impl Bench {
                     cuda: library("real/libcuda.so.550", &cuda),
                     nvml: library("real/libnvidia-ml.so.550", &nvml),
                 },
-                sim_dir: None,
                 wish: BackendWish::Auto,
             },
         }

@@ -2,13 +2,10 @@
 
 use std::ffi::c_char;
 
-use super::session::{init, session};
+use super::session::{cuda_version, init, session};
 use super::{CuError, driver_api};
 use crate::ffi::{Out, Text, TextBuffer};
 use crate::identity::pci_bus;
-
-/// CUDA 12.4, the version that belongs to driver 550.
-pub(super) const CUDA_VERSION: i32 = 12040;
 
 fn pci_name(index: usize) -> String {
     format!("0000:{:02x}:00.0", pci_bus(index))
@@ -20,7 +17,7 @@ driver_api! {
     }
 
     fn cuDriverGetVersion(version: Out<i32>) {
-        Ok(version.set(CUDA_VERSION)?)
+        Ok(version.set(cuda_version())?)
     }
 
     fn cuDeviceGetCount(count: Out<i32>) {

@@ -16,6 +16,7 @@ use super::visible::{Visible, select};
 use super::vmm::Vmm;
 use super::{CuError, CuResult};
 use crate::state::{Registration, Sim};
+use crate::version::{DEFAULT_DRIVER, cuda_of};
 
 /// The driver after `cuInit`.
 pub(super) struct Session {
@@ -81,6 +82,13 @@ pub(super) fn init() -> CuResult {
         Session { sim, devices, inner: Mutex::new(inner) }
     });
     Ok(())
+}
+
+/// The CUDA version of the machine's driver. A program may ask before `cuInit`, and without any GPU.
+pub(super) fn cuda_version() -> i32 {
+    let of_machine = |sim: &'static Sim| sim.lock().cuda_version();
+    let opened = SESSION.get().map(|session| session.sim).or_else(|| crate::ffi::open_configured().ok());
+    opened.map_or_else(|| cuda_of(DEFAULT_DRIVER).unwrap_or(0), of_machine)
 }
 
 fn mark_for_fork() {

@@ -34,15 +34,15 @@ impl Visible {
 /// no device, a device named twice leaves none, and without a setting MIG devices are seen only if there is nothing else,
 /// and then one.
 pub(super) fn select(state: &Guard, setting: Option<&str>) -> Vec<Visible> {
-    let count = state.devices().len();
+    let there = state.accessible();
     let Some(setting) = setting else {
-        let gpus: Vec<Visible> = (0..count).filter_map(|i| whole(state, i)).collect();
-        let first_mig = || (0..count).find_map(|i| mig_devices(state, i).into_iter().next());
+        let gpus: Vec<Visible> = there.iter().filter_map(|&i| whole(state, i)).collect();
+        let first_mig = || there.iter().find_map(|&i| mig_devices(state, i).into_iter().next());
         return if gpus.is_empty() { first_mig().into_iter().collect() } else { gpus };
     };
     let mut selected: Vec<Visible> = Vec::new();
     for entry in setting.split(',').map(str::trim) {
-        let Some(device) = resolve(state, entry) else { break };
+        let Some(device) = resolve(state, &there, entry) else { break };
         if selected.iter().any(|d| d.uuid == device.uuid) {
             return Vec::new();
         }
@@ -51,19 +51,20 @@ pub(super) fn select(state: &Guard, setting: Option<&str>) -> Vec<Visible> {
     selected
 }
 
-fn resolve(state: &Guard, entry: &str) -> Option<Visible> {
+/// `there` are the GPUs that this process can open; a number counts among them.
+fn resolve(state: &Guard, there: &[usize], entry: &str) -> Option<Visible> {
     // The number of a GPU in MIG mode means its first MIG device.
-    if let Ok(index) = entry.parse::<usize>() {
+    if let Ok(number) = entry.parse::<usize>() {
+        let index = *there.get(number)?;
         return whole(state, index).or_else(|| mig_devices(state, index).into_iter().next());
     }
-    let count = state.devices().len();
     if entry.starts_with("MIG-") {
-        return (0..count).flat_map(|i| mig_devices(state, i)).find(|d| names_mig_device(state, d, entry));
+        return there.iter().flat_map(|&i| mig_devices(state, i)).find(|d| names_mig_device(state, d, entry));
     }
     // A prefix will do if it fits one GPU only.
     let wanted = entry.strip_prefix("GPU-").filter(|rest| !rest.is_empty())?.to_ascii_lowercase();
     let fits = |&i: &usize| gpu_uuid(i, state.devices()[i].model())["GPU-".len()..].starts_with(&wanted);
-    let mut fitting = (0..count).filter(fits);
+    let mut fitting = there.iter().copied().filter(fits);
     let index = fitting.next()?;
     if fitting.next().is_some() { None } else { whole(state, index) }
 }
@@ -117,6 +118,6 @@ fn mig_devices(state: &Guard, index: usize) -> Vec<Visible> {
                 multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
             }
         };
-    let can_open = |gi: usize, ci: usize| nodes::can_open(state.directory(), index, gi, ci);
+    let can_open = |gi: usize, ci: usize| nodes::can_open(state.site(), index, gi, ci);
     device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci)).map(visible).collect()
 }

@@ -1,5 +1,5 @@
-//! What stands for the device nodes that open an instance: files in the machine's directory, where the driver has nodes
-//! below `/`. Who can't open those of an instance does not see it; a container gets those of its own.
+//! The device nodes that open an instance. Who can't open those of an instance does not see it; a container gets those of
+//! its own. On a machine in a directory, files stand for them; elsewhere they are there from the start.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};
@@ -8,11 +8,14 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use crate::spec::MAX_DEVICES;
-use crate::state::{MAX_COMPUTE_INSTANCES, MAX_INSTANCES};
+use crate::state::{MAX_COMPUTE_INSTANCES, MAX_INSTANCES, Site};
 
 /// Where the driver says which capability has which minor number.
 const MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
 const NODES: &str = "dev/nvidia-caps";
+/// The nodes for making instances and for watching them all.
+const CONFIG: usize = 1;
+const MONITOR: usize = 2;
 
 /// The driver's own numbers: 135 for each GPU, nine for each GPU instance, the first of them its own.
 const fn minor(gpu: usize, instance: usize, compute: Option<usize>) -> usize {
@@ -29,7 +32,9 @@ fn node(dir: &Path, minor: usize) -> PathBuf {
 
 /// Makes the nodes of a GPU instance and of all compute instances it may have; the caller has the machine's lock. They stay
 /// when it is destroyed, because they belong to the place.
-pub fn make(dir: &Path, gpu: usize, instance: usize) -> io::Result<()> {
+pub fn make(site: &Site, gpu: usize, instance: usize) -> io::Result<()> {
+    // The kernel makes no nodes; whoever installed the driver has.
+    let Site::Directory(dir) = site else { return Ok(()) };
     let own = node(dir, minor(gpu, instance, None));
     if own.exists() {
         return Ok(());
@@ -60,13 +65,23 @@ fn make_folder(folder: &Path) -> io::Result<()> {
 }
 
 /// Whether this process can open the nodes of a compute instance.
-pub fn can_open(dir: &Path, gpu: usize, instance: usize, compute: usize) -> bool {
+pub fn can_open(site: &Site, gpu: usize, instance: usize, compute: usize) -> bool {
     let of = [None, Some(compute)].map(|compute| minor(gpu, instance, compute));
-    of.into_iter().all(|minor| File::open(node(dir, minor)).is_ok())
+    of.into_iter().all(|minor| File::open(node(site.root(), minor)).is_ok())
+}
+
+/// The names of all nodes of a machine's first `gpus` GPUs, and the table that says which instance each one opens.
+pub fn all(gpus: usize) -> (Vec<String>, String) {
+    let of_instance = |gpu, instance| {
+        [None].into_iter().chain((0..MAX_COMPUTE_INSTANCES).map(Some)).map(move |c| minor(gpu, instance, c))
+    };
+    let of_gpu = |gpu| (0..MAX_INSTANCES).flat_map(move |instance| of_instance(gpu, instance));
+    let numbers = [CONFIG, MONITOR].into_iter().chain((0..gpus).flat_map(of_gpu));
+    (numbers.map(|minor| format!("nvidia-cap{minor}")).collect(), minors())
 }
 
 fn minors() -> String {
-    let mut text = "config 1\nmonitor 2\n".to_owned();
+    let mut text = format!("config {CONFIG}\nmonitor {MONITOR}\n");
     for gpu in 0..MAX_DEVICES {
         for instance in 0..MAX_INSTANCES {
             // Writing into a string can't fail.
@@ -94,11 +109,12 @@ mod tests {
     #[test]
     fn nodes_open_their_own_instance_only() {
         let dir = tempfile::tempdir().unwrap();
-        make(dir.path(), 0, 1).unwrap();
-        make(dir.path(), 0, 1).unwrap();
-        assert!(can_open(dir.path(), 0, 1, 0) && can_open(dir.path(), 0, 1, 7));
-        assert!(!can_open(dir.path(), 0, 2, 0) && !can_open(dir.path(), 1, 1, 0));
+        let site = Site::Directory(dir.path().to_owned());
+        make(&site, 0, 1).unwrap();
+        make(&site, 0, 1).unwrap();
+        assert!(can_open(&site, 0, 1, 0) && can_open(&site, 0, 1, 7));
+        assert!(!can_open(&site, 0, 2, 0) && !can_open(&site, 1, 1, 0));
         fs::remove_file(node(dir.path(), minor(0, 1, Some(0)))).unwrap();
-        assert!(!can_open(dir.path(), 0, 1, 0));
+        assert!(!can_open(&site, 0, 1, 0));
     }
 }

@@ -81,16 +81,18 @@ fn bus_id(index: usize) -> String {
 }
 
 fn find(fits: impl Fn(usize) -> bool) -> NvmlResult<Handle> {
-    let count = sim()?.lock().devices().len();
-    (0..count).find(|&index| fits(index)).map(of_gpu).ok_or(NvmlError::NOT_FOUND)
+    let there = sim()?.lock().accessible();
+    there.into_iter().find(|&index| fits(index)).map(of_gpu).ok_or(NvmlError::NOT_FOUND)
 }
 
 fn count(out: Out<u32>) -> NvmlResult {
-    Ok(out.set(sim()?.lock().devices().len() as u32)?)
+    Ok(out.set(sim()?.lock().accessible().len() as u32)?)
 }
 
+/// `index` counts the GPUs that this process can open.
 fn by_index(index: u32, device: Out<Handle>) -> NvmlResult {
-    let handle = of_gpu(index as usize);
+    let there = sim()?.lock().accessible();
+    let handle = of_gpu(*there.get(index as usize).ok_or(NvmlError::INVALID_ARGUMENT)?);
     gpu(handle)?;
     Ok(device.set(handle)?)
 }
@@ -138,7 +140,11 @@ nvml_api! {
     /// For a MIG device: its number on its GPU.
     fn nvmlDeviceGetIndex(device: Handle, index: Out<u32>) {
         match target(device)? {
-            Target::Gpu(gpu) => Ok(index.set(gpu.index as u32)?),
+            Target::Gpu(gpu) => {
+                let there = gpu.sim.lock().accessible();
+                let number = there.iter().position(|found| *found == gpu.index);
+                Ok(index.set(number.ok_or(NvmlError::NOT_FOUND)? as u32)?)
+            }
             Target::Mig(place) => Ok(index.set(super::mig_device::index(&place)?)?),
         }
     }

@@ -1,6 +1,6 @@
 //! Scripted faults: what real drivers do on bad days, so that tests can have bad days on purpose.
 //!
-//! A text file `faults` in the machine's directory, one fault per line:
+//! A text file `faults` in the directory in which the machine was made, one fault per line:
 //!
 //! ```text
 //! nvmlGpuInstanceCreateComputeInstance gpu=0 error=23 once
@@ -75,7 +75,7 @@ fn take<T>(
     fits: impl Fn(&Fault<'_>) -> bool,
     read: impl Fn(&Fault<'_>) -> T,
 ) -> Option<T> {
-    let path = sim.directory().join("faults");
+    let path = sim.home().join("faults");
     // Most machines have no faults, and this is asked often.
     let _lock = path.exists().then(|| sim.lock())?;
     let script = fs::read_to_string(&path).ok()?;

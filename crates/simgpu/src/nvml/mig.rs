@@ -133,7 +133,7 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
     }
     let mut state = gpu.swept();
     let id = state.devices[gpu.index].create_instance(profile_id, start)?;
-    if nodes::make(gpu.sim.directory(), gpu.index, id).is_err() {
+    if nodes::make(gpu.sim.site(), gpu.index, id).is_err() {
         state.devices[gpu.index].destroy_instance(id)?;
         return Err(NvmlError::OPERATING_SYSTEM);
     }

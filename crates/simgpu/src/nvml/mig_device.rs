@@ -27,7 +27,7 @@ pub(super) fn by_uuid(sim: &'static Sim, wanted: &str) -> NvmlResult<Handle> {
     let state = sim.lock();
     for (index, device) in state.devices().iter().enumerate() {
         let gpu = identity::gpu_uuid(index, device.model());
-        let can_open = |gi: usize, ci: usize| nodes::can_open(sim.directory(), index, gi, ci);
+        let can_open = |gi: usize, ci: usize| nodes::can_open(sim.site(), index, gi, ci);
         for (instance, compute, ..) in
             device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci))
         {
@@ -102,7 +102,7 @@ nvml_api! {
         let gpu = gpu(device)?;
         let devices = gpu.device().mig_devices();
         let numbered = devices.get(index as usize);
-        let can_open = |gi: usize, ci: usize| nodes::can_open(gpu.sim.directory(), gpu.index, gi, ci);
+        let can_open = |gi: usize, ci: usize| nodes::can_open(gpu.sim.site(), gpu.index, gi, ci);
         let found = numbered.filter(|(gi, ci, ..)| can_open(*gi, *ci));
         let (instance, compute, ..) = found.ok_or(NvmlError::NOT_FOUND)?;
         Ok(out.set(of_mig_device(gpu.index, *instance, *compute))?)

@@ -5,15 +5,18 @@ use std::fs;
 
 use super::session::sim;
 use super::{NvmlError, NvmlResult, nvml_api};
-use crate::ffi::{Out, TextBuffer};
-
-const DRIVER_VERSION: &str = "550.163.01";
-const NVML_VERSION: &str = "12.550.163.01";
-const CUDA_VERSION: i32 = 12040;
+use crate::ffi::{Out, TextBuffer, open_configured};
 
 /// Writes a whole text or nothing.
 pub(super) fn write(buffer: TextBuffer, capacity: u32, text: &str) -> NvmlResult {
     if buffer.write(capacity as usize, text)? { Ok(()) } else { Err(NvmlError::INSUFFICIENT_SIZE) }
+}
+
+/// The driver's version and its CUDA's: these may be asked before `nvmlInit`.
+fn versions() -> NvmlResult<(String, i32)> {
+    let sim = sim().or_else(|_| open_configured().map_err(|_| NvmlError::DRIVER_NOT_LOADED))?;
+    let state = sim.lock();
+    Ok((state.driver().to_owned(), state.cuda_version()))
 }
 
 /// The program a process was started as.
@@ -52,15 +55,17 @@ pub(crate) extern "C" fn nvmlErrorString(error: i32) -> *const c_char {
 
 nvml_api! {
     fn nvmlSystemGetDriverVersion(text: TextBuffer, length: u32) {
-        sim()?;
-        write(text, length, DRIVER_VERSION)
+        write(text, length, sim()?.lock().driver())
     }
 
-    fn nvmlSystemGetNVMLVersion(text: TextBuffer, length: u32) { write(text, length, NVML_VERSION) }
+    fn nvmlSystemGetNVMLVersion(text: TextBuffer, length: u32) {
+        let (driver, cuda) = versions()?;
+        write(text, length, &format!("{}.{driver}", cuda / 1000))
+    }
 
-    fn nvmlSystemGetCudaDriverVersion(version: Out<i32>) { Ok(version.set(CUDA_VERSION)?) }
+    fn nvmlSystemGetCudaDriverVersion(version: Out<i32>) { Ok(version.set(versions()?.1)?) }
 
-    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<i32>) { Ok(version.set(CUDA_VERSION)?) }
+    fn nvmlSystemGetCudaDriverVersion_v2(version: Out<i32>) { Ok(version.set(versions()?.1)?) }
 
     fn nvmlSystemGetProcessName(pid: u32, text: TextBuffer, length: u32) {
         text.write(length as usize, &process_name(pid).ok_or(NvmlError::NOT_FOUND)?)?;

@@ -1,23 +1,31 @@
 //! Creating, opening and locking the state file.
 
 use std::cell::UnsafeCell;
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Seek as _};
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::layout::State;
-use super::liveness::LockFile;
+use super::layout::{MAX_PROCESSES, State};
+use super::liveness::Keeper;
+use super::site::Site;
 use crate::spec::{self, SpecDevice};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 3;
+const VERSION: u64 = 4;
+/// Long enough for the directories of tests and people.
+const HOME_LEN: usize = 512;
+
+/// A device node shows whole sectors only.
+const FILE_BYTES: u64 = (size_of::<Region>() as u64).next_multiple_of(4096);
 
 /// The file as mapped. Magic and version are written before the file gets its name and never change.
 #[repr(C)]
@@ -27,6 +35,9 @@ struct Region {
     /// The kernel's boot id. Locks and processes do not survive a reboot, the file does.
     boot_id: UnsafeCell<[u8; 36]>,
     mutex: UnsafeCell<libc::pthread_mutex_t>,
+    /// The directory in which the machine was made, NUL-terminated. Never changes.
+    home: [u8; HOME_LEN],
+    keepers: [Keeper; MAX_PROCESSES],
     state: UnsafeCell<State>,
 }
 
@@ -40,81 +51,99 @@ pub enum OpenError {
         "{dir} already simulates {has}, not {asked}: use another CANTLE_SIM_DIR, or remove {dir} when no task runs"
     )]
     OtherSpec { dir: PathBuf, has: String, asked: String },
-    #[error("{0}/state is not a simulated machine of this version: remove it when no task runs")]
+    #[error("{0} is not a simulated machine of this version: remove it when no task runs")]
     Foreign(PathBuf),
+    #[error("the directory {0} is too long; at most {max} bytes are possible", max = HOME_LEN - 1)]
+    LongName(PathBuf),
     #[error(transparent)]
     Spec(#[from] spec::SpecError),
     #[error("simulated GPUs in {dir}: {source}")]
     Io { dir: PathBuf, source: io::Error },
 }
 
-/// A simulated machine, mapped into this process. Lives until the process ends (see [`LockFile`]).
+/// A simulated machine, mapped into this process. Lives until the process ends.
 pub struct Sim {
-    dir: PathBuf,
+    site: Site,
     region: &'static Region,
-    pub(super) locks: LockFile,
 }
 
-// SAFETY: all interior mutability of `Region` is reached through `Sim::lock`, whose mutex excludes threads as well as
-// processes, or (boot id) under a file lock.
+// SAFETY: all interior mutability of `Region` is atomic (keepers), reached through `Sim::lock`, whose mutex excludes threads
+// as well as processes, or (boot id) under a file lock.
 unsafe impl Sync for Sim {}
 // SAFETY: nothing in a `Sim` belongs to one thread.
 unsafe impl Send for Sim {}
 
-/// Machines opened by this process, by device and inode of the state file. Never emptied.
+/// Machines opened by this process, by device and inode (or device number) of the state. Never emptied.
 static OPENED: Mutex<Vec<((u64, u64), &'static Sim)>> = Mutex::new(Vec::new());
 
 impl Sim {
-    /// Opens the machine in `dir`. With a spec, creates it if there is none and refuses one made from another spec.
-    pub fn open(dir: &Path, spec: Option<&str>) -> Result<&'static Self, OpenError> {
+    /// Opens the machine at `site`. With a spec, creates it in its directory if there is none, and refuses one made from
+    /// another spec.
+    pub fn open(site: &Site, spec: Option<&str>) -> Result<&'static Self, OpenError> {
         let devices = spec.map(spec::parse).transpose()?;
-        let in_dir = |source| OpenError::Io { dir: dir.to_owned(), source };
-        let file = match open_shared(&dir.join("state"), false) {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+        let path = site.state();
+        let failed = |source| OpenError::Io { dir: site.name().to_owned(), source };
+        let file = match (open_shared(&path, false), site) {
+            (Err(e), Site::Directory(dir)) if e.kind() == io::ErrorKind::NotFound => {
                 let devices = devices.as_ref().ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
-                create(dir, devices).map_err(in_dir)?;
-                open_shared(&dir.join("state"), false)
+                if dir.as_os_str().len() >= HOME_LEN {
+                    return Err(OpenError::LongName(dir.to_owned()));
+                }
+                create(dir, devices).map_err(failed)?;
+                open_shared(&path, false)
             }
-            other => other,
+            (other, _) => other,
         };
-        let sim = Self::opened(dir, &file.map_err(in_dir)?)?;
+        let sim = Self::opened(site, &file.map_err(failed)?)?;
         if let Some(asked) = devices {
             let has = sim.lock().spec();
             if has != asked {
                 let (has, asked) = (spec::format(&has), spec::format(&asked));
-                return Err(OpenError::OtherSpec { dir: dir.to_owned(), has, asked });
+                return Err(OpenError::OtherSpec { dir: site.name().to_owned(), has, asked });
             }
         }
         Ok(sim)
     }
 
-    fn opened(dir: &Path, file: &File) -> Result<&'static Self, OpenError> {
-        let in_dir = |source| OpenError::Io { dir: dir.to_owned(), source };
-        let meta = file.metadata().map_err(in_dir)?;
-        let key = (meta.dev(), meta.ino());
+    fn opened(site: &Site, file: &File) -> Result<&'static Self, OpenError> {
+        let failed = |source| OpenError::Io { dir: site.name().to_owned(), source };
+        let meta = file.metadata().map_err(failed)?;
+        // All nodes of one device are one machine, wherever they lie.
+        let is_node = meta.file_type().is_block_device();
+        let key = if is_node { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
         let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         if let Some((_, sim)) = opened.iter().find(|(k, _)| *k == key) {
             return Ok(sim);
         }
-        if meta.len() != size_of::<Region>() as u64 {
-            return Err(OpenError::Foreign(dir.to_owned()));
+        let length = (&*file).seek(io::SeekFrom::End(0)).map_err(failed)?;
+        if length != FILE_BYTES {
+            return Err(OpenError::Foreign(site.name().to_owned()));
         }
-        // SAFETY: the file is exactly one `Region` long and nothing truncates it; the mapping is never undone.
-        let region: &'static Region = unsafe { &*map(file).map_err(in_dir)? };
+        // SAFETY: the file holds at least one `Region` and nothing truncates it; the mapping is never undone.
+        let region: &'static Region = unsafe { &*map(file).map_err(failed)? };
         if region.magic != MAGIC || region.version != VERSION {
-            return Err(OpenError::Foreign(dir.to_owned()));
+            return Err(OpenError::Foreign(site.name().to_owned()));
         }
-        let locks = open_shared(&dir.join("locks"), true).map_err(in_dir)?;
-        region.reset_after_reboot(file).map_err(in_dir)?;
-        let sim: &'static Self =
-            Box::leak(Box::new(Self { dir: dir.to_owned(), region, locks: LockFile(locks.into()) }));
+        region.reset_after_reboot(file).map_err(failed)?;
+        let sim: &'static Self = Box::leak(Box::new(Self { site: site.clone(), region }));
         opened.push((key, sim));
         Ok(sim)
     }
 
-    /// Where the machine lives.
-    pub fn directory(&self) -> &Path {
-        &self.dir
+    /// Where the machine's parts are.
+    pub fn site(&self) -> &Site {
+        &self.site
+    }
+
+    /// The directory in which the machine was made, where its scripted faults are; inside a container it may not be there.
+    pub fn home(&self) -> &Path {
+        let end = self.region.home.iter().position(|byte| *byte == 0).unwrap_or(HOME_LEN);
+        Path::new(OsStr::from_bytes(&self.region.home[..end]))
+    }
+
+    /// Says whether the process in `slot` lives.
+    pub(super) fn keeper(&self, slot: usize) -> &'static Keeper {
+        &self.region.keepers[slot]
     }
 
     /// Takes the machine's lock.
@@ -138,9 +167,14 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Where the machine lives.
-    pub fn directory(&self) -> &'static Path {
-        self.sim.directory()
+    /// Where the machine's parts are.
+    pub fn site(&self) -> &'static Site {
+        self.sim.site()
+    }
+
+    /// The GPUs that this process can open.
+    pub fn accessible(&self) -> Vec<usize> {
+        (0..self.devices().len()).filter(|gpu| self.site().can_open(*gpu)).collect()
     }
 }
 
@@ -181,6 +215,7 @@ impl Region {
             let state = unsafe { &mut *self.state.get() };
             let spec = state.spec();
             init_mutex(self.mutex.get())?;
+            self.keepers.iter().for_each(Keeper::reset);
             state.power_on(&spec);
             fence(Ordering::SeqCst);
             // SAFETY: as above; written last, so that whoever sees it sees the rest.
@@ -218,27 +253,31 @@ fn create(dir: &Path, spec: &[SpecDevice]) -> io::Result<()> {
         fs::create_dir_all(dir)?;
         fs::set_permissions(dir, Permissions::from_mode(0o1777))?;
     }
+    let home = std::path::absolute(dir)?;
     let attempt = ATTEMPT.fetch_add(1, Ordering::Relaxed);
     let temporary = dir.join(format!(".state.{}.{attempt}", std::process::id()));
-    let result =
-        write_new(&temporary, spec).and_then(|()| match fs::hard_link(&temporary, dir.join("state")) {
+    let result = write_new(&temporary, &home, spec).and_then(|()| {
+        match fs::hard_link(&temporary, dir.join("state")) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             other => other,
-        });
+        }
+    });
     fs::remove_file(&temporary)?;
     result
 }
 
-fn write_new(path: &Path, spec: &[SpecDevice]) -> io::Result<()> {
+fn write_new(path: &Path, home: &Path, spec: &[SpecDevice]) -> io::Result<()> {
     // A leftover of a killed process with our pid is nobody's.
     let _ = fs::remove_file(path);
     let file = open_shared(path, true)?;
-    file.set_len(size_of::<Region>() as u64)?;
+    file.set_len(FILE_BYTES)?;
     let region = map(&file)?;
-    // SAFETY: the file is one `Region` long, zeroed (a valid value), and only this process knows it.
+    // SAFETY: the file holds one `Region`, zeroed (a valid value), and only this process knows it.
     let r = unsafe { &mut *region };
     r.magic = MAGIC;
     r.version = VERSION;
+    let home = home.as_os_str().as_bytes();
+    r.home[..home.len()].copy_from_slice(home);
     *r.boot_id.get_mut() = boot_id().unwrap_or([0; 36]);
     init_mutex(r.mutex.get())?;
     r.state.get_mut().power_on(spec);

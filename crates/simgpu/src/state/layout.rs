@@ -2,6 +2,7 @@
 
 use crate::models::{MODELS, Model};
 use crate::spec::{MAX_DEVICES, SpecDevice};
+use crate::version::{DEFAULT_DRIVER, cuda_of};
 
 /// Memory domains of one GPU: the whole GPU, and one per GPU instance (MIG).
 pub const MAX_DOMAINS: usize = 16;
@@ -14,6 +15,9 @@ pub const MAX_COMPUTE_INSTANCES: usize = 8;
 /// Processes that can hold a context at one time.
 pub const MAX_PROCESSES: usize = 1024;
 
+/// Room for the driver's version and its final NUL.
+pub(super) const DRIVER_LEN: usize = 16;
+
 /// Everything behind the lock. Plain integers only: any bytes are a valid value.
 #[repr(C)]
 pub struct State {
@@ -23,6 +27,8 @@ pub struct State {
     pub slot_end: u32,
     /// Generation of the next registered process; never 0.
     pub next_generation: u64,
+    /// The driver's version, NUL-terminated.
+    pub driver: [u8; DRIVER_LEN],
     /// The GPUs; those from `device_count` on are unused.
     pub devices: [Device; MAX_DEVICES],
     /// The processes.
@@ -87,15 +93,18 @@ impl Compute {
 pub struct Slot {
     /// 0 while the slot is free; else unique in the life of the machine.
     pub generation: u64,
-    /// The process in its own pid namespace; the kernel's lock table knows it in the reader's.
+    /// The process in its own pid namespace.
     pub pid: u32,
+    /// When it started, in clock ticks since boot: with the pid, its name in every namespace.
+    pub start_ticks: u64,
     /// Granules held in each domain of each device.
     pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
 }
 
 impl Slot {
     /// A slot nobody uses.
-    pub const FREE: Self = Self { generation: 0, pid: 0, held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES] };
+    pub const FREE: Self =
+        Self { generation: 0, pid: 0, start_ticks: 0, held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES] };
 }
 
 impl Device {
@@ -127,10 +136,31 @@ impl State {
         self.device_count = spec.len() as u32;
         self.slot_end = 0;
         self.next_generation = 1;
+        if self.driver[0] == 0 {
+            self.set_driver(DEFAULT_DRIVER);
+        }
         for (device, &spec) in self.devices.iter_mut().zip(spec) {
             *device = Device::new(spec);
         }
         self.slots = [Slot::FREE; MAX_PROCESSES];
+    }
+
+    /// The driver's version.
+    pub fn driver(&self) -> &str {
+        let text = self.driver.split(|byte| *byte == 0).next().unwrap_or_default();
+        std::str::from_utf8(text).unwrap_or(DEFAULT_DRIVER)
+    }
+
+    /// Another version from now on; the caller knows that it is one ([`cuda_of`](crate::version::cuda_of)).
+    pub fn set_driver(&mut self, version: &str) {
+        self.driver = [0; DRIVER_LEN];
+        let len = version.len().min(DRIVER_LEN - 1);
+        self.driver[..len].copy_from_slice(&version.as_bytes()[..len]);
+    }
+
+    /// The CUDA version that belongs to the driver.
+    pub fn cuda_version(&self) -> i32 {
+        cuda_of(self.driver()).unwrap_or(0)
     }
 
     /// The GPUs of the machine.

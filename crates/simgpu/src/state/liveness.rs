@@ -1,50 +1,106 @@
-//! Who is alive: each registered process holds a POSIX record lock on its slot's byte of the `locks` file.
+//! Who is alive: each registered process has a thread that holds the *keeper* of its slot, a word in the machine's memory
+//! that the kernel writes when the thread ends (a robust futex, see `set_robust_list(2)`).
 //!
-//! The kernel drops such a lock when the process dies in any way, and at `exec` (the descriptor is close-on-exec), and a
-//! forked child does not inherit it: exactly the life of a CUDA context. It works across pid namespaces, and asking for
-//! the holder gives its pid in the namespace of whoever asks. The price: a process that closes a descriptor it did not
-//! open loses its device memory, as it would with the real driver's descriptors.
+//! The thread ends with its process, however that dies, and at `exec`; a forked child has no such thread. That is exactly
+//! the life of a CUDA context, and it needs neither a file descriptor nor a pid, so it works across containers.
 
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::mpsc;
 
-/// The `locks` file of a machine. Never closed while the process lives: closing *any* descriptor of the file would drop
-/// the process's locks on it.
-#[derive(Debug)]
-pub(super) struct LockFile(pub(super) OwnedFd);
+/// The thread that holds the word, as the kernel keeps it (`FUTEX_TID_MASK`). The kernel sets it to 0 when the thread ends.
+const OWNER: u32 = 0x3fff_ffff;
+/// The thread does nothing but wait.
+const STACK_BYTES: usize = 64 << 10;
 
-impl LockFile {
-    /// Takes the byte of `slot` for this process. Fails if another process has it.
-    pub(super) fn take(&self, slot: usize) -> io::Result<()> {
-        self.control(libc::F_SETLK, &mut byte_lock(slot))
+/// A word that says whether one process lives. Lies in memory that all processes share.
+#[repr(C)]
+#[derive(Debug, Default)]
+pub(super) struct Keeper {
+    /// The kernel's list of what the thread holds: an address in the process that holds this keeper, meaningless elsewhere.
+    next: AtomicU64,
+    word: AtomicU32,
+}
+
+/// `struct robust_list_head`.
+#[repr(C)]
+struct RobustList {
+    next: u64,
+    word_offset: i64,
+    pending: u64,
+}
+
+impl Keeper {
+    /// Whether a living process holds it.
+    pub(super) fn is_held(&self) -> bool {
+        self.word.load(Ordering::Acquire) & OWNER != 0
     }
 
-    /// The pid, as seen from this process's namespace (0: not visible from here), of the process that holds `slot`;
-    /// `None` if no one does. Finds this process's own lock too.
-    pub(super) fn holder(&self, slot: usize) -> Option<u32> {
-        let mut lock = byte_lock(slot);
-        // The open-file-description form conflicts with every POSIX lock, ours included. If the question fails,
-        // answer "alive": memory kept too long is a nuisance, memory taken from a living process is wrong.
-        match self.control(libc::F_OFD_GETLK, &mut lock) {
-            Ok(()) if lock.l_type == libc::F_UNLCK as i16 => None,
-            Ok(()) => Some(u32::try_from(lock.l_pid).unwrap_or(0)),
-            Err(_) => Some(0),
+    /// Nobody holds it: for a machine that has just been switched on.
+    pub(super) fn reset(&self) {
+        self.word.store(0, Ordering::Release);
+    }
+
+    /// Holds it until this process ends. The caller knows that nobody else does.
+    pub(super) fn hold(&'static self) -> io::Result<()> {
+        let (ready, is_held) = mpsc::channel();
+        let _signals = SignalsBlocked::new();
+        std::thread::Builder::new()
+            .name("cuda-keeper".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || self.hold_in_this_thread(&ready))?;
+        is_held.recv().unwrap_or_else(|_| Err(io::Error::other("the keeper's thread ended")))
+    }
+
+    fn hold_in_this_thread(&'static self, ready: &mpsc::Sender<io::Result<()>>) {
+        let mut list = RobustList {
+            next: std::ptr::from_ref(&self.next).addr() as u64,
+            word_offset: offset_of!(Self, word) as i64 - offset_of!(Self, next) as i64,
+            pending: 0,
+        };
+        // The end of a list is its head.
+        self.next.store((&raw mut list).addr() as u64, Ordering::Release);
+        // SAFETY: `list` lives as long as the thread, which never returns once the kernel knows the list; the thread holds no
+        // mutex of glibc's that would need glibc's own list.
+        let rc = unsafe { libc::syscall(libc::SYS_set_robust_list, &raw mut list, size_of::<RobustList>()) };
+        if rc != 0 {
+            let _ = ready.send(Err(io::Error::last_os_error()));
+            return;
         }
-    }
-
-    fn control(&self, command: i32, lock: &mut libc::flock) -> io::Result<()> {
-        // SAFETY: the descriptor is open and `lock` is a valid `struct flock` for the duration of the call.
-        let rc = unsafe { libc::fcntl(self.0.as_raw_fd(), command, &raw mut *lock) };
-        if rc == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        // SAFETY: gettid has no preconditions and can't fail.
+        let thread = unsafe { libc::syscall(libc::SYS_gettid) };
+        self.word.store(thread as u32 & OWNER, Ordering::Release);
+        let _ = ready.send(Ok(()));
+        loop {
+            // SAFETY: pause has no preconditions.
+            unsafe { libc::pause() };
+        }
     }
 }
 
-fn byte_lock(slot: usize) -> libc::flock {
-    libc::flock {
-        l_type: libc::F_WRLCK as i16,
-        l_whence: libc::SEEK_SET as i16,
-        l_start: slot as libc::off_t,
-        l_len: 1,
-        l_pid: 0,
+/// All signals are blocked in this thread, and so in those that it starts, until this is dropped: a program's signals are
+/// for the program's own threads.
+struct SignalsBlocked {
+    before: libc::sigset_t,
+}
+
+impl SignalsBlocked {
+    fn new() -> Self {
+        // SAFETY: both sets are live locals; a zeroed `sigset_t` is a valid (empty) one.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self { before }
+        }
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled in by the call above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }

@@ -1,13 +1,15 @@
-//! The state of the simulated machine, shared by all processes through one mapped file.
+//! The state of the simulated machine, shared by all processes through one mapped file or device node.
 //!
 //! One robust mutex in the file guards everything. A process can be killed at any instruction: the kernel then marks the
 //! mutex, the next owner recomputes the totals from the per-process figures, and nothing drifts. What a dead process held
-//! is given back by [`Sim::swept`], which recognises the dead by a lock that only the living hold (see `liveness`).
+//! is given back by [`Sim::swept`], which recognises the dead by a word that the kernel writes for them (see `liveness`).
 
 mod file;
 mod layout;
 mod liveness;
+mod pids;
 mod process;
+mod site;
 
 pub use file::{Guard, OpenError, Sim};
 pub use layout::{
@@ -15,3 +17,4 @@ pub use layout::{
     WHOLE_GPU,
 };
 pub use process::{ConsumeError, Registration};
+pub use site::Site;

@@ -2,6 +2,7 @@
 
 use super::file::{Guard, Sim};
 use super::layout::{MAX_PROCESSES, Slot};
+use super::pids;
 
 /// Why memory could not be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -9,7 +10,7 @@ pub enum ConsumeError {
     /// The free memory of the domain does not suffice; nothing was taken.
     #[error("out of device memory")]
     OutOfMemory,
-    /// The process closed the driver's descriptors and with them lost everything it held.
+    /// The machine was switched on anew while the process ran.
     #[error("the process's registration is gone")]
     Lost,
     /// Every slot is held by a living process.
@@ -38,17 +39,18 @@ impl Sim {
     fn try_register(&'static self) -> Option<Registration> {
         let mut state = self.lock();
         let slot = self.take_free_slot(&state)?;
+        self.keeper(slot).hold().ok()?;
         let generation = state.next_generation;
         state.next_generation += 1;
         state.slot_end = state.slot_end.max(slot as u32 + 1);
-        state.slots[slot] = Slot { generation, pid: std::process::id(), ..Slot::FREE };
+        let (pid, start_ticks) = (std::process::id(), pids::own_start_ticks());
+        state.slots[slot] = Slot { generation, pid, start_ticks, ..Slot::FREE };
         Some(Registration { sim: self, slot, generation })
     }
 
-    /// A free slot whose lock byte this process now holds.
     fn take_free_slot(&self, state: &Guard) -> Option<usize> {
         let mut free = (0..MAX_PROCESSES).filter(|&slot| state.slots[slot].generation == 0);
-        free.find(|&slot| self.locks.take(slot).is_ok())
+        free.find(|&slot| !self.keeper(slot).is_held())
     }
 }
 
@@ -98,7 +100,7 @@ impl Sim {
     pub fn is_alive(&'static self, slot: usize, generation: u64) -> bool {
         slot < MAX_PROCESSES
             && self.lock().slots[slot].generation == generation
-            && self.locks.holder(slot).is_some()
+            && self.keeper(slot).is_held()
     }
 
     /// Gives back what dead processes hold, and takes the lock. Liveness is asked under the lock: a witness must not see a
@@ -106,7 +108,7 @@ impl Sim {
     pub fn swept(&'static self) -> Guard {
         let mut state = self.lock();
         for (slot, _) in state.in_use(None) {
-            if self.locks.holder(slot).is_none() {
+            if !self.keeper(slot).is_held() {
                 state.release_slot(slot);
             }
         }
@@ -118,8 +120,7 @@ impl Sim {
     /// meanwhile is recognised by its generation.
     fn sweep(&'static self, own: Option<usize>) {
         let in_use = self.lock().in_use(own);
-        let dead: Vec<_> =
-            in_use.into_iter().filter(|(slot, _)| self.locks.holder(*slot).is_none()).collect();
+        let dead: Vec<_> = in_use.into_iter().filter(|(slot, _)| !self.keeper(*slot).is_held()).collect();
         if dead.is_empty() {
             return;
         }
@@ -141,7 +142,7 @@ impl Guard {
 
     /// The pid of the process in `slot`, as seen from this process's pid namespace where possible.
     pub fn pid_of(&self, slot: usize) -> u32 {
-        self.sim.locks.holder(slot).filter(|&pid| pid != 0).unwrap_or(self.slots[slot].pid)
+        pids::seen_from_here(&self.slots[slot])
     }
 
     fn try_take(&mut self, slot: usize, device: usize, domain: usize, granules: u64) -> bool {

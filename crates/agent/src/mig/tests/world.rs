@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use cantle_driver::{Driver as _, Mig as _, Source, sim};
+use cantle_driver::{Driver as _, Installation, Mig as _, simulated};
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuRequest, GpuUuid, Holder, Lease, QueueSpec, QueueWant, TaskId};
 use cantle_sched::{Policy, Queue, Waiting, audit, plan};
@@ -65,8 +65,8 @@ pub(super) struct World {
 impl World {
     pub(super) fn new(spec: &str, lib_dir: &Path) -> Self {
         let state = tempfile::tempdir().unwrap();
-        sim::create(state.path(), spec, lib_dir).unwrap();
-        let source = Source::Sim { dir: state.path().to_owned(), lib_dir: lib_dir.to_owned() };
+        simulated::create(state.path(), spec, lib_dir).unwrap();
+        let source = Installation::in_folder(state.path().to_owned(), lib_dir.to_owned());
         let driver = Mortal::new(cantle_driver::open(&source).unwrap());
         let node = Node::open(&Node::dir_for(&source)).unwrap();
         let gpus = driver.gpus().unwrap();
@@ -242,7 +242,7 @@ impl World {
     }
 
     fn truth(&self) -> Vec<Found> {
-        let truth = sim::truth_json(self.state.path(), &self.lib_dir).unwrap();
+        let truth = simulated::truth_json(self.state.path(), &self.lib_dir).unwrap();
         let truth: Value = serde_json::from_str(&truth).unwrap();
         let of_gpu = |gpu: &Value| {
             let found: Vec<Found> = serde_json::from_value(gpu["mig"].clone()).unwrap();

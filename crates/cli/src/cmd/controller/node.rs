@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use cantle_driver::Installation;
 use cantle_kube::classic::{self, PluginConfig};
 use cantle_kube::{NodeConfig, dra};
 use cantle_model::GpuList;
@@ -60,7 +61,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
     }
     let config = NodeConfig {
         node: args.node,
-        source: context.places.source()?,
+        installation: Installation::of_this_machine(),
         lib_dir: context.places.lib.clone(),
         kubelet_dir: args.kubelet_dir,
         cdi_dir: args.cdi_dir,

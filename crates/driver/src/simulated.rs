@@ -1,7 +1,5 @@
-//! The simulated GPUs from outside: making them and asking what they really hold.
-//!
-//! The simulated `libcuda.so.1` exports three control functions of its own for this; the cli can't depend on the room
-//! that builds it, because that room is a library to be loaded by other programs.
+//! For tests: simulated GPUs in a folder, made and asked what they really hold. The simulated libraries export functions of
+//! their own for this.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -9,7 +7,9 @@ use std::path::Path;
 
 use libloading::{Library, Symbol};
 
-use crate::libraries::sim_libraries;
+use nvml_wrapper_sys::bindings::NvmlLib;
+
+use crate::libraries::{CUDA_SONAME, Libraries, Library as DriverLibrary, NVML_SONAME};
 use crate::{DriverError, Result};
 
 type Use = unsafe extern "C" fn(*const c_char) -> i32;
@@ -34,7 +34,7 @@ pub fn create(dir: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
     Err(DriverError::Sim(String::from_utf8_lossy(&message[..end]).into_owned()))
 }
 
-/// What the simulated driver holds, as JSON: the outside witness of every test (`cantle sim truth`).
+/// What the simulated driver holds, as JSON: the outside witness of every test .
 ///
 /// # Errors
 /// If there are no simulated GPUs in `dir`.
@@ -62,8 +62,36 @@ pub fn truth_json(dir: &Path, lib_dir: &Path) -> Result<String> {
     }
 }
 
+pub(crate) fn libraries(lib_dir: &Path) -> Result<Libraries> {
+    let library = |soname: &str| {
+        let real = lib_dir.join("sim").join(soname);
+        if !real.is_file() {
+            return Err(DriverError::NoSimDriver(real));
+        }
+        Ok(DriverLibrary { names: vec![real.clone()], real })
+    };
+    Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
+}
+
+/// Loads the library and tells this copy of it where its state is, before it is initialised.
+pub(crate) fn nvml(dir: &Path, lib_dir: &Path) -> Result<NvmlLib> {
+    let path = libraries(lib_dir)?.nvml.real;
+    let failed = |why: String| DriverError::Load { path: path.clone(), why };
+    // SAFETY: our own library; it has no constructors.
+    let lib = unsafe { NvmlLib::new(&path) }.map_err(|why| failed(why.to_string()))?;
+    let dir_text = c_path(dir)?;
+    // SAFETY: the simulated driver declares the function so.
+    let select = unsafe { lib.__library.get::<Use>(b"cantle_sim_use\0") };
+    let select = select.map_err(|why| failed(why.to_string()))?;
+    // SAFETY: the string is NUL-terminated and outlives the call.
+    match unsafe { select(dir_text.as_ptr()) } {
+        0 => Ok(lib),
+        code => Err(DriverError::Sim(format!("cannot use {} (code {code})", dir.display()))),
+    }
+}
+
 fn load(lib_dir: &Path) -> Result<Library> {
-    let path = sim_libraries(lib_dir)?.cuda.real;
+    let path = libraries(lib_dir)?.cuda.real;
     // SAFETY: our own library; it has no constructors.
     unsafe { Library::new(&path) }.map_err(|why| DriverError::Load { path, why: why.to_string() })
 }
@@ -79,4 +107,16 @@ fn c_path(path: &Path) -> Result<CString> {
 
 fn c_string(bytes: &[u8]) -> Result<CString> {
     CString::new(bytes).map_err(|why| DriverError::Sim(why.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_simulated_driver_is_named() {
+        let error = libraries(Path::new("/nowhere")).unwrap_err();
+        assert_eq!(error, DriverError::NoSimDriver("/nowhere/sim/libcuda.so.1".into()));
+        assert!(error.to_string().contains("make build"));
+    }
 }

@@ -1,0 +1,111 @@
+//! `/dev` of the machine: what this machine has, and the driver's nodes.
+
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use nix::sys::stat::{Mode, SFlag, mknod};
+
+use crate::hardware::Hardware;
+use crate::layout::Layout;
+use crate::mounts::{Stage, bind};
+use crate::{Result, step};
+
+/// As the driver's nodes are: for everybody.
+const MODE: u32 = 0o666;
+/// Nodes that stand for a MIG instance may be read only.
+const CAPABILITY_MODE: u32 = 0o444;
+
+/// What the machine's nodes lead to.
+pub(crate) enum Backing {
+    /// A block device: its nodes are real ones, which container engines pass on and the kernel guards.
+    Device(u64),
+    /// The state itself, bound to each name: all that can be had without root.
+    File(PathBuf),
+}
+
+impl Backing {
+    pub(crate) fn of(device: Option<&File>, state: &Path) -> Result<Self> {
+        match device {
+            Some(device) => Ok(Self::Device(step("look at the loop device", || device.metadata())?.rdev())),
+            None => {
+                step("open it to all", || fs::set_permissions(state, Permissions::from_mode(MODE)))?;
+                Ok(Self::File(state.to_owned()))
+            }
+        }
+    }
+
+    fn make(&self, path: &Path, mode: u32) -> Result<()> {
+        match self {
+            Self::Device(number) => {
+                step(&format!("make {}", path.display()), || node(path, *number, SFlag::S_IFBLK, mode))
+            }
+            Self::File(state) => {
+                step(&format!("make {}", path.display()), || File::create(path).map(drop))?;
+                bind(state, path)
+            }
+        }
+    }
+}
+
+pub(crate) fn put(stage: &Stage, layout: Layout, hardware: &Hardware, backing: &Backing) -> Result<()> {
+    let dir = stage.folder("dev")?;
+    for entry in step("read /dev", || fs::read_dir("/dev"))? {
+        let entry = step("read /dev", || entry)?;
+        // A driver that is installed is not this machine's.
+        if !entry.file_name().to_string_lossy().starts_with("nvidia") {
+            copy(&entry.path(), &dir.join(entry.file_name()), backing)?;
+        }
+    }
+    if layout == Layout::Wsl {
+        backing.make(&dir.join("dxg"), MODE)?;
+    } else {
+        let own = (0..hardware.gpus.len()).map(|minor| format!("nvidia{minor}"));
+        let shared = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset"].map(str::to_owned);
+        for name in own.chain(shared) {
+            backing.make(&dir.join(name), MODE)?;
+        }
+        step("make nvidia-caps", || fs::create_dir(dir.join("nvidia-caps")))?;
+        for name in &hardware.capability_nodes {
+            backing.make(&dir.join("nvidia-caps").join(name), CAPABILITY_MODE)?;
+        }
+    }
+    bind(&dir, Path::new("/dev"))
+}
+
+/// Makes `path` appear as `copy`. Nodes are made again, because a mount for each would burden every later namespace;
+/// without root they can only be mounted.
+fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
+    let what = format!("copy {}", path.display());
+    let meta = match fs::symlink_metadata(path) {
+        Ok(meta) => meta,
+        // Gone since the folder was read.
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(why) => return step(&what, || Err(why)),
+    };
+    let kind = meta.file_type();
+    if kind.is_symlink() {
+        return step(&what, || symlink(fs::read_link(path)?, copy));
+    }
+    if kind.is_dir() {
+        step(&what, || fs::create_dir(copy))?;
+        return bind(path, copy);
+    }
+    let is_node = kind.is_char_device() || kind.is_block_device();
+    if is_node && matches!(backing, Backing::Device(_)) {
+        let kind = if kind.is_char_device() { SFlag::S_IFCHR } else { SFlag::S_IFBLK };
+        return step(&what, || {
+            node(copy, meta.rdev(), kind, meta.mode() & 0o7777)?;
+            std::os::unix::fs::chown(copy, Some(meta.uid()), Some(meta.gid()))
+        });
+    }
+    step(&what, || File::create(copy).map(drop))?;
+    bind(path, copy)
+}
+
+fn node(path: &Path, number: u64, kind: SFlag, mode: u32) -> io::Result<()> {
+    mknod(path, kind, Mode::from_bits_truncate(mode), number)?;
+    // The mode was cut by our umask.
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}

@@ -1,0 +1,126 @@
+//! An empty shared library: what stands for those libraries of the driver that nobody calls here, and for its 32-bit copies.
+
+/// Size of the words of its class, and what `e_machine` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Class {
+    /// i386.
+    Small,
+    /// This machine's.
+    Own,
+}
+
+const PT_LOAD: u64 = 1;
+const PT_DYNAMIC: u64 = 2;
+const ET_DYN: u16 = 3;
+const DT_HASH: u64 = 4;
+const DT_STRTAB: u64 = 5;
+const DT_SYMTAB: u64 = 6;
+const DT_STRSZ: u64 = 10;
+const DT_SYMENT: u64 = 11;
+const DT_SONAME: u64 = 14;
+const READABLE: u64 = 4;
+
+/// A library with this name and no symbols, as in the ELF specification (System V ABI, chapters 4 and 5).
+pub(crate) fn empty_library(soname: &str, class: Class) -> Vec<u8> {
+    let is_small = class == Class::Small;
+    let word = if is_small { 4 } else { 8 };
+    let (header, segment, symbol) = if is_small { (52, 32, 16) } else { (64, 56, 24) };
+    // In order: header, two segments, dynamic section, symbol table with its empty first entry, hash table, names.
+    let dynamic = header + 2 * segment;
+    let symbols = dynamic + 7 * 2 * word;
+    let hash = symbols + symbol;
+    let names = hash + 4 * 4;
+    let end = names + 1 + soname.len() as u64 + 1;
+
+    let mut out = Out { bytes: Vec::new(), word };
+    out.bytes.extend([0x7f, b'E', b'L', b'F', if is_small { 1 } else { 2 }, 1, 1, 0]);
+    out.bytes.resize(16, 0);
+    out.half(ET_DYN);
+    out.half(if is_small { 3 } else { machine() });
+    out.int(1);
+    [0, header, 0].into_iter().for_each(|value| out.word(value));
+    out.int(0);
+    for half in [header, segment, 2, 0, 0, 0] {
+        out.half(half as u16);
+    }
+    out.segment(PT_LOAD, 0, end, 0x1000);
+    out.segment(PT_DYNAMIC, dynamic, 7 * 2 * word, word);
+    let entries = [
+        (DT_HASH, hash),
+        (DT_STRTAB, names),
+        (DT_SYMTAB, symbols),
+        (DT_STRSZ, end - names),
+        (DT_SYMENT, symbol),
+        (DT_SONAME, 1),
+        (0, 0),
+    ];
+    for (tag, value) in entries {
+        out.word(tag);
+        out.word(value);
+    }
+    out.bytes.resize(hash as usize, 0);
+    // One bucket and one symbol, the empty one.
+    [1, 1, 0, 0].into_iter().for_each(|value| out.int(value));
+    out.bytes.push(0);
+    out.bytes.extend(soname.bytes());
+    out.bytes.push(0);
+    out.bytes
+}
+
+const fn machine() -> u16 {
+    if cfg!(target_arch = "aarch64") { 183 } else { 62 }
+}
+
+struct Out {
+    bytes: Vec<u8>,
+    word: u64,
+}
+
+impl Out {
+    fn half(&mut self, value: u16) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn int(&mut self, value: u32) {
+        self.bytes.extend(value.to_le_bytes());
+    }
+
+    fn word(&mut self, value: u64) {
+        self.bytes.extend(&value.to_le_bytes()[..self.word as usize]);
+    }
+
+    /// The fields of a segment's header stand in another order in each class.
+    fn segment(&mut self, kind: u64, start: u64, len: u64, align: u64) {
+        self.int(kind as u32);
+        if self.word == 8 {
+            self.int(READABLE as u32);
+        }
+        [start, start, start, len, len].into_iter().for_each(|value| self.word(value));
+        if self.word == 4 {
+            self.int(READABLE as u32);
+        }
+        self.word(align);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The loader of this machine takes it.
+    #[test]
+    fn it_can_be_loaded() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("libempty.so.1");
+        std::fs::write(&path, empty_library("libempty.so.1", Class::Own)).unwrap();
+        // SAFETY: a library without code.
+        unsafe { libloading::Library::new(&path) }.unwrap();
+    }
+
+    #[test]
+    fn the_small_one_is_of_the_other_class() {
+        let small = empty_library("libcuda.so.1", Class::Small);
+        assert_eq!((small[4], small[18]), (1, 3));
+        assert!(small.windows(13).any(|bytes| bytes == b"libcuda.so.1\0"));
+    }
+}

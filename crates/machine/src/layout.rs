@@ -1,0 +1,82 @@
+//! Where distributions and installers put the driver's files.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// One way to install a driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// Debian and Ubuntu: `/usr/lib/x86_64-linux-gnu`, 32-bit copies in `/usr/lib/i386-linux-gnu`.
+    #[default]
+    Debian,
+    /// Red Hat, SUSE, Fedora: `/usr/lib64`, 32-bit copies in `/usr/lib`.
+    Rhel,
+    /// NVIDIA's GPU Operator: a root file system of the driver's own at `/run/nvidia/driver`, not known to the loader.
+    DriverContainer,
+    /// Windows' subsystem for Linux: `/usr/lib/wsl/lib`, and `/dev/dxg` is the only device node.
+    Wsl,
+}
+
+impl Layout {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Debian, Self::Rhel, Self::DriverContainer, Self::Wsl];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Debian => "debian",
+            Self::Rhel => "rhel",
+            Self::DriverContainer => "driver-container",
+            Self::Wsl => "wsl",
+        }
+    }
+
+    /// The folder of the libraries.
+    pub(crate) fn library_dir(self) -> String {
+        let arch = std::env::consts::ARCH;
+        match self {
+            Self::Debian => format!("/usr/lib/{arch}-linux-gnu"),
+            Self::Rhel => "/usr/lib64".to_owned(),
+            Self::DriverContainer => format!("/run/nvidia/driver/usr/lib/{arch}-linux-gnu"),
+            Self::Wsl => "/usr/lib/wsl/lib".to_owned(),
+        }
+    }
+
+    /// The folder of the 32-bit copies, where the layout has them.
+    pub(crate) const fn small_library_dir(self) -> Option<&'static str> {
+        match self {
+            Self::Debian => Some("/usr/lib/i386-linux-gnu"),
+            Self::Rhel => Some("/usr/lib"),
+            Self::DriverContainer | Self::Wsl => None,
+        }
+    }
+
+    /// The folder of the driver's programs.
+    pub(crate) const fn program_dir(self) -> &'static str {
+        match self {
+            Self::Debian | Self::Rhel => "/usr/bin",
+            Self::DriverContainer => "/run/nvidia/driver/usr/bin",
+            Self::Wsl => "/usr/lib/wsl/lib",
+        }
+    }
+
+    /// Whether the dynamic loader finds the libraries by itself.
+    pub(crate) fn is_in_loader_cache(self) -> bool {
+        self != Self::DriverContainer
+    }
+}
+
+impl fmt::Display for Layout {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Layout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let names = Self::ALL.map(Self::name).join(", ");
+        let found = Self::ALL.into_iter().find(|layout| layout.name() == text);
+        found.ok_or_else(|| format!("\"{text}\" is no layout of a driver; known: {names}"))
+    }
+}

@@ -1,0 +1,141 @@
+//! A machine with simulated GPUs, as an installed driver makes GPUs appear: libraries in the distribution's folders and in
+//! the loader's cache, nodes in `/dev`, `/proc/driver/nvidia`. All of it exists in a mount namespace only, and whoever runs
+//! in there finds a machine with GPUs: no variable and no option says that they are simulated.
+//!
+//! ```text
+//! <home>/state       the GPUs; what `/dev/nvidiactl` and all other nodes of the machine lead to
+//! <home>/lock        held shared by everybody in the machine
+//! <home>/run         the machine's /run/cantle: leases belong to GPUs
+//! <home>/driver/…    the libraries of one version in one layout, and the loader's cache
+//! <home>/mnt         where they are put together, inside the namespace
+//! ```
+
+mod dev;
+mod elf;
+mod hardware;
+mod layout;
+mod libraries;
+mod loop_device;
+mod mounts;
+mod namespace;
+mod procfs;
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::fd::AsFd as _;
+use std::path::{Path, PathBuf};
+
+use rustix::io::{FdFlags, fcntl_setfd};
+
+pub use hardware::{Hardware, truth_json};
+pub use layout::Layout;
+
+/// The GPUs of a machine for which none were named.
+pub const DEFAULT_GPUS: &str = "1xA100-40GB";
+
+/// Why there is no such machine.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each variant's text says it")]
+pub enum MachineError {
+    #[error("the simulated driver is missing: {0}; run make build")]
+    NoDriver(PathBuf),
+    #[error("simulated GPUs: {0}")]
+    Gpus(String),
+    #[error("\"{0}\" is no driver that can be simulated; expected a version such as 550.163.01, from 470 on")]
+    Version(String),
+    #[error("a machine with simulated GPUs needs root or user namespaces: {0}")]
+    NoNamespace(io::Error),
+    #[error("cannot make a machine with simulated GPUs: {step}: {why}")]
+    Step { step: String, why: io::Error },
+}
+
+type Result<T> = std::result::Result<T, MachineError>;
+
+/// What machine is wanted.
+#[derive(Clone, Debug)]
+pub struct Machine {
+    /// Where its parts are kept; a machine that is there already is entered again.
+    pub home: PathBuf,
+    /// Its GPUs, e.g. `3xA100-40GB,1xT4-16GB`; none: those that are there, or [`DEFAULT_GPUS`].
+    pub gpus: Option<String>,
+    /// The driver's version; none: the one it has, or 550.163.01.
+    pub driver: Option<String>,
+    /// Where the driver's files lie.
+    pub layout: Layout,
+    /// Folder with the simulated driver, below `sim`.
+    pub lib_dir: PathBuf,
+}
+
+/// Moves the calling process, which must have one thread only, into the machine; what it executes from now on runs there.
+/// The machine stays as it is while anything runs in it.
+///
+/// # Errors
+/// If the machine can't be had here, or is in use with other GPUs.
+pub fn enter(machine: &Machine) -> Result<()> {
+    let Machine { home, lib_dir, .. } = machine;
+    step("make its folder", || fs::create_dir_all(home.join("run")))?;
+    let lock = step("open its lock", || {
+        OpenOptions::new().read(true).write(true).create(true).truncate(false).open(home.join("lock"))
+    })?;
+    make_gpus(machine, &lock)?;
+    step("lock it", || lock.lock_shared())?;
+    let hardware = hardware::read(home, lib_dir)?;
+    let files = libraries::prepare(home, lib_dir, machine.layout, &hardware.driver)?;
+
+    let is_root = namespace::enter()?;
+    let stage = mounts::Stage::new(&home.join("mnt"))?;
+    let state = home.join("state");
+    // Before /dev is covered: the node of a new loop device appears in the machine's own.
+    let device = if is_root { loop_device::attach(&state)? } else { None };
+    libraries::put(&stage, &files)?;
+    dev::put(&stage, machine.layout, &hardware, &dev::Backing::of(device.as_ref(), &state)?)?;
+    procfs::put(&stage, &hardware)?;
+    mounts::put_node_directory(&home.join("run"))?;
+    stage.close()?;
+    if !is_root {
+        namespace::drop_capabilities()?;
+    }
+    // Whatever runs in the machine holds both: the state is not replaced, the device not detached, while somebody does.
+    inherit(lock)?;
+    device.map_or(Ok(()), inherit)
+}
+
+/// Makes the GPUs that were asked for. A machine in which nothing runs any more may get others.
+fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
+    let Machine { home, lib_dir, .. } = machine;
+    let state = home.join("state");
+    let asked = machine.gpus.as_deref().or((!state.exists()).then_some(DEFAULT_GPUS));
+    if let Some(asked) = asked {
+        let made = hardware::create(home, asked, lib_dir);
+        match (made, lock.try_lock()) {
+            (Ok(()), _) => {}
+            (Err(_), Ok(())) if state.exists() => {
+                step("switch it off", || switch_off(home))?;
+                hardware::create(home, asked, lib_dir)?;
+            }
+            (Err(why), Ok(()) | Err(TryLockError::WouldBlock | TryLockError::Error(_))) => return Err(why),
+        }
+    }
+    match &machine.driver {
+        Some(version) => hardware::set_driver(home, version, lib_dir),
+        None => Ok(()),
+    }
+}
+
+/// Forgets the GPUs and who had slices of them.
+fn switch_off(home: &Path) -> io::Result<()> {
+    fs::remove_file(home.join("state"))?;
+    fs::remove_dir_all(home.join("run"))?;
+    fs::create_dir(home.join("run"))
+}
+
+/// Keeps a file open in this process and all that it starts.
+fn inherit(file: File) -> Result<()> {
+    step("keep it", || Ok(fcntl_setfd(file.as_fd(), FdFlags::empty())?))?;
+    std::mem::forget(file);
+    Ok(())
+}
+
+fn step<T>(step: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+    f().map_err(|why| MachineError::Step { step: step.to_owned(), why })
+}

@@ -1,0 +1,188 @@
+//! The driver's libraries under their real names, and the loader's cache that knows them.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::elf::{Class, empty_library};
+use crate::layout::Layout;
+use crate::mounts::{Stage, bind};
+use crate::{MachineError, Result, step};
+
+/// The libraries that do something, by their stems.
+const HOOKED: [&str; 2] = ["libcuda", "libnvidia-ml"];
+/// Others that lie beside them: their names up to `.so`, and the number of their interface. They are empty here.
+const COMPANIONS: [(&str, &str); 7] = [
+    ("libnvidia-ptxjitcompiler", "1"),
+    ("libnvidia-nvvm", "4"),
+    ("libnvidia-opencl", "1"),
+    ("libnvidia-encode", "1"),
+    ("libnvcuvid", "1"),
+    ("libcudadebugger", "1"),
+    ("libnvidia-gpucomp", ""),
+];
+const CACHE: &str = "/etc/ld.so.cache";
+const CACHE_CONFIG: &str = "/etc/ld.so.conf";
+
+/// A driver's files, ready to be put in place.
+#[derive(Debug)]
+pub(crate) struct Files {
+    layout: Layout,
+    /// Holds everything below the root that it will have.
+    tree: PathBuf,
+}
+
+/// Lays out the files of one version in one layout below `home`, unless they are there already.
+pub(crate) fn prepare(home: &Path, lib_dir: &Path, layout: Layout, version: &str) -> Result<Files> {
+    let tree = home.join("driver").join(format!("{layout}-{version}"));
+    let files = Files { layout, tree };
+    if !files.are_current(lib_dir) {
+        step("lay out the driver's files", || files.lay_out(lib_dir, version))?;
+    }
+    Ok(files)
+}
+
+/// Makes the files appear in this namespace.
+pub(crate) fn put(stage: &Stage, files: &Files) -> Result<()> {
+    for dir in files.folders() {
+        let more = files.below(&dir);
+        if more.is_dir() && !has_all(&more, Path::new(&dir)) {
+            put_folder(stage, &more, Path::new(&dir))?;
+        }
+    }
+    if !files.layout.is_in_loader_cache() {
+        return Ok(());
+    }
+    let config = Path::new("/etc/ld.so.conf.d");
+    if config.is_dir() {
+        stage.overlay(&files.below("/etc/ld.so.conf.d"), config)?;
+    }
+    bind(&files.loader_cache()?, Path::new(CACHE))
+}
+
+/// Whether the files are there already, because a folder above has been put in place.
+fn has_all(more: &Path, target: &Path) -> bool {
+    let names = fs::read_dir(more).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
+    names.into_iter().all(|name| target.join(name).symlink_metadata().is_ok())
+}
+
+/// A folder that is missing here is made in a copy of the nearest one above it.
+fn put_folder(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
+    let (mut there, mut more) = (target.to_owned(), more.to_owned());
+    while !there.is_dir() || (there.starts_with("/run") && there != Path::new("/run")) {
+        there.pop();
+        more.pop();
+    }
+    // What runs on this machine has its sockets there; a copy of them is of no use.
+    if there == Path::new("/run") {
+        step("make /run/nvidia", || fs::create_dir_all("/run/nvidia"))?;
+        return bind(&more.join("nvidia"), Path::new("/run/nvidia"));
+    }
+    stage.overlay(&more, &there)
+}
+
+impl Files {
+    fn below(&self, path: &str) -> PathBuf {
+        self.tree.join(path.trim_start_matches('/'))
+    }
+
+    fn folders(&self) -> Vec<String> {
+        let mut dirs = vec![self.layout.library_dir()];
+        dirs.extend(self.layout.small_library_dir().map(str::to_owned));
+        dirs.extend(Some(self.layout.program_dir().to_owned()).filter(|dir| !dirs.contains(dir)));
+        // Of two folders one of which holds the other, the outer one comes first.
+        dirs.sort();
+        dirs
+    }
+
+    /// Files of an older build, or half of them, are laid out again.
+    fn are_current(&self, lib_dir: &Path) -> bool {
+        let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+        let built = HOOKED.iter().map(|stem| time(&lib_dir.join(format!("sim/{stem}.so.1")))).max().flatten();
+        let program = time(&lib_dir.join("sim/nvidia-smi"));
+        time(&self.tree.join("complete")).is_some_and(|made| Some(made) > built.max(program))
+    }
+
+    fn lay_out(&self, lib_dir: &Path, version: &str) -> io::Result<()> {
+        let fresh = self.tree.with_extension(format!("{}.new", std::process::id()));
+        let files = Self { layout: self.layout, tree: fresh };
+        let dir = files.below(&self.layout.library_dir());
+        fs::create_dir_all(&dir)?;
+        for stem in HOOKED {
+            fs::copy(lib_dir.join(format!("sim/{stem}.so.1")), dir.join(format!("{stem}.so.{version}")))?;
+            symlink(format!("{stem}.so.{version}"), dir.join(format!("{stem}.so.1")))?;
+            symlink(format!("{stem}.so.1"), dir.join(format!("{stem}.so")))?;
+        }
+        for (stem, interface) in COMPANIONS {
+            let file = format!("{stem}.so.{version}");
+            let soname = if interface.is_empty() { file.clone() } else { format!("{stem}.so.{interface}") };
+            fs::write(dir.join(&file), empty_library(&soname, Class::Own))?;
+            if soname != file {
+                symlink(&file, dir.join(soname))?;
+            }
+        }
+        if let Some(small) = self.layout.small_library_dir() {
+            let dir = files.below(small);
+            fs::create_dir_all(&dir)?;
+            for stem in HOOKED {
+                let soname = format!("{stem}.so.1");
+                fs::write(dir.join(format!("{stem}.so.{version}")), empty_library(&soname, Class::Small))?;
+                symlink(format!("{stem}.so.{version}"), dir.join(soname))?;
+            }
+        }
+        files.lay_out_programs(lib_dir)?;
+        if self.layout.is_in_loader_cache() {
+            let config = files.below("/etc/ld.so.conf.d");
+            fs::create_dir_all(&config)?;
+            let dirs: Vec<String> =
+                [Some(self.layout.library_dir()), self.layout.small_library_dir().map(str::to_owned)]
+                    .into_iter()
+                    .flatten()
+                    .collect();
+            fs::write(config.join("nvidia.conf"), dirs.join("\n") + "\n")?;
+        }
+        fs::write(files.tree.join("complete"), "")?;
+        // Somebody else may be quicker; theirs is the same.
+        let _ = fs::remove_dir_all(&self.tree);
+        fs::rename(&files.tree, &self.tree).or_else(|why| {
+            let _ = fs::remove_dir_all(&files.tree);
+            if self.tree.join("complete").exists() { Ok(()) } else { Err(why) }
+        })
+    }
+
+    /// NVIDIA's own program, where the installation has it beside the simulated driver.
+    fn lay_out_programs(&self, lib_dir: &Path) -> io::Result<()> {
+        let program = lib_dir.join("sim/nvidia-smi");
+        if !program.is_file() {
+            return Ok(());
+        }
+        let dir = self.below(self.layout.program_dir());
+        fs::create_dir_all(&dir)?;
+        fs::copy(program, dir.join("nvidia-smi")).map(drop)
+    }
+
+    /// The cache for this machine's libraries and the driver's; made in here, where both are seen.
+    fn loader_cache(&self) -> Result<PathBuf> {
+        let cache = self.tree.join("ld.so.cache");
+        let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
+        if time(&cache).is_some_and(|made| Some(made) > time(Path::new(CACHE))) {
+            return Ok(cache);
+        }
+        let fresh = self.tree.join(format!("ld.so.cache.{}", std::process::id()));
+        let ran = step("run ldconfig", || {
+            let find = |path: &&str| Path::new(path).is_file();
+            let ldconfig =
+                ["/sbin/ldconfig", "/usr/sbin/ldconfig"].into_iter().find(find).unwrap_or("ldconfig");
+            // -X: no link of this machine is touched.
+            Command::new(ldconfig).arg("-X").arg("-C").arg(&fresh).arg("-f").arg(CACHE_CONFIG).output()
+        })?;
+        if !ran.status.success() {
+            let why = io::Error::other(String::from_utf8_lossy(&ran.stderr).trim().to_owned());
+            return Err(MachineError::Step { step: "run ldconfig".to_owned(), why });
+        }
+        step("keep the loader's cache", || fs::rename(&fresh, &cache))?;
+        Ok(cache)
+    }
+}

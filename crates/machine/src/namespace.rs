@@ -1,0 +1,40 @@
+//! The mount namespace, and for others than root the user namespace that allows it.
+
+use std::fs;
+use std::path::Path;
+
+use nix::mount::MsFlags;
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{getegid, geteuid};
+use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
+
+use crate::mounts::mount;
+use crate::{MachineError, Result, step};
+
+/// Gives this process a mount namespace of its own. True if it may do there what root may.
+pub(crate) fn enter() -> Result<bool> {
+    let refused = |why: nix::Error| MachineError::NoNamespace(why.into());
+    let (user, group) = (geteuid(), getegid());
+    let is_root = user.is_root();
+    if is_root {
+        unshare(CloneFlags::CLONE_NEWNS).map_err(refused)?;
+    } else {
+        unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS).map_err(refused)?;
+        step("keep the user in the user namespace", || {
+            fs::write("/proc/self/setgroups", "deny")?;
+            fs::write("/proc/self/uid_map", format!("{user} {user} 1"))?;
+            fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
+        })?;
+    }
+    // What is mounted outside later may come in, nothing goes out.
+    mount(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_SLAVE, None)?;
+    Ok(is_root)
+}
+
+/// A user namespace gives its maker every right in it. An ordinary user of a machine has none.
+pub(crate) fn drop_capabilities() -> Result<()> {
+    let none = CapabilitySet::empty();
+    step("drop the rights in the user namespace", || {
+        Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
+    })
+}

@@ -1,0 +1,29 @@
+//! What an installed driver shows of its machine outside its libraries, as JSON: for whoever makes a machine of it.
+
+use crate::identity::{gpu_uuid, pci_bus};
+use crate::mig::nodes;
+use crate::state::{Guard, Sim};
+
+/// Versions, GPUs and the device nodes of MIG instances.
+pub(crate) fn hardware_json(sim: &'static Sim) -> String {
+    let state = sim.lock();
+    let count = state.devices().len();
+    let gpus: Vec<String> = (0..count).map(|index| gpu_json(&state, index)).collect();
+    let has_mig = state.devices().iter().any(|device| device.model().mig.is_some());
+    let (names, minors) = if has_mig { nodes::all(count) } else { nodes::all(0) };
+    let names: Vec<String> = names.iter().map(|name| format!("\"{name}\"")).collect();
+    format!(
+        r#"{{"driver":"{}","cuda":{},"gpus":[{}],"capability_nodes":[{}],"mig_minors":"{}"}}"#,
+        state.driver(),
+        state.cuda_version(),
+        gpus.join(","),
+        names.join(","),
+        minors.replace('\n', "\\n"),
+    )
+}
+
+fn gpu_json(state: &Guard, index: usize) -> String {
+    let model = state.devices()[index].model();
+    let (uuid, bus) = (gpu_uuid(index, model), pci_bus(index));
+    format!(r#"{{"model":"{}","uuid":"{uuid}","pci":"0000:{bus:02x}:00.0"}}"#, model.name)
+}

@@ -1,0 +1,61 @@
+//! A process's pid in the namespace of whoever asks. A process knows only its pid in its own namespace; the kernel says the
+//! others in `/proc`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::Mutex;
+
+use super::layout::Slot;
+
+/// What was found before, by generation of the slot: a process never changes its pid.
+static KNOWN: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
+/// More processes than a machine has slots; older entries are of the dead.
+const KEPT: usize = 4096;
+
+/// When this process started, in clock ticks since the machine's boot. 0 without `/proc`.
+pub(super) fn own_start_ticks() -> u64 {
+    start_ticks("self").unwrap_or(0)
+}
+
+/// The pid of the process in `slot` as this process sees it; its own pid where it can't be seen from here.
+pub(super) fn seen_from_here(slot: &Slot) -> u32 {
+    let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(pid) = known.get(&slot.generation) {
+        return *pid;
+    }
+    let pid = search(slot).unwrap_or(slot.pid);
+    if known.len() >= KEPT {
+        known.clear();
+    }
+    known.insert(slot.generation, pid);
+    pid
+}
+
+fn search(slot: &Slot) -> Option<u32> {
+    let is_it = |pid: u32| {
+        start_ticks(&pid.to_string()) == Some(slot.start_ticks) && innermost(pid) == Some(slot.pid)
+    };
+    if is_it(slot.pid) {
+        return Some(slot.pid);
+    }
+    let all = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    all.into_iter().find(|pid| is_it(*pid))
+}
+
+/// Field 22 of `/proc/PID/stat`. The second field, the program's name, may hold anything; it ends at the last parenthesis.
+fn start_ticks(pid: &str) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The pid in the process's own namespace.
+fn innermost(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("NSpid:"))?
+        .split_ascii_whitespace()
+        .next_back()?
+        .parse()
+        .ok()
+}
