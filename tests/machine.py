@@ -4,13 +4,14 @@ Each has its own file systems where a machine is fresh: `/run` (as distributions
 keeps is where it keeps it at a customer's."""
 
 import atexit
-import ctypes
 import json
 import os
 import pathlib
 import shutil
 import subprocess
+import sys
 import tempfile
+import threading
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 DIST = ROOT / "dist"
@@ -20,16 +21,16 @@ STATE = pathlib.Path("/var/lib/cantle")
 # The driver's files are the same in all machines of a test run: they are laid out once.
 _driver_files = None
 
-FRESH = """
-set -e
-mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs /run
-mkdir -p /run/lock && chmod 1777 /run/lock
-mkdir -p /var/lib/cantle
-mount -t tmpfs -o mode=755 tmpfs /var/lib/cantle
-mkdir -p /var/lib/cantle/sim/driver
-mount --bind "$1" /var/lib/cantle/sim/driver
-shift
-exec "$@"
+# Who has opened the device keeps it open until his end: a process of its own, that the machine can go away with its test.
+WITNESS = """
+import ctypes, sys
+ask = ctypes.CDLL(sys.argv[1]).cantle_sim_truth_json
+ask.restype = ctypes.c_ssize_t
+text = ctypes.create_string_buffer(1 << 20)
+for _ in sys.stdin:
+    length = ask(sys.argv[2].encode(), text, ctypes.c_size_t(len(text)))
+    assert 0 < length < len(text), length
+    print(text.value.decode(), flush=True)
 """
 
 
@@ -41,31 +42,52 @@ def driver_files():
     return _driver_files
 
 
+class Witness:
+    """Reads the GPUs' memory through the device node of a machine whose files are below `root`."""
+
+    def __init__(self, root, layout="debian"):
+        node = "/dev/dxg" if layout == "wsl" else "/dev/nvidiactl"
+        self.outside = pathlib.Path(tempfile.mkdtemp(prefix="cantle-machine-"))
+        (self.outside / "state").symlink_to(f"{str(root).rstrip('/')}{node}")
+        self._child, self._asking = None, threading.Lock()
+
+    def truth(self):
+        with self._asking:
+            if self._child is None:
+                command = [sys.executable, "-c", WITNESS, str(DIST / "lib/cantle/sim/libcuda.so.1"), str(self.outside)]
+                self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            print(file=self._child.stdin, flush=True)
+            return json.loads(self._child.stdout.readline())["gpus"]
+
+    def end(self):
+        if self._child is not None:
+            self._child.communicate()
+        shutil.rmtree(self.outside, ignore_errors=True)
+
+
 class Machine:
+    """With `gpus` None there are none, and no driver."""
+
     def __init__(self, gpus, layout="debian", driver=None):
         version = ["--driver", driver] if driver else []
-        machine = [str(CANTLE), "sim", "machine", "--layout", layout, "--gpus", gpus, *version, "--"]
-        hold = ["sh", "-c", "echo ready; exec sleep infinity"]
-        command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", FRESH, "sh", driver_files(), *machine, *hold]
+        options = ["--layout", layout, "--gpus", gpus, *version] if gpus else []
+        command = [ROOT / "tests/machine.sh", driver_files(), *options]
         env = {name: value for name, value in os.environ.items() if not name.startswith("CANTLE_")}
-        self.holder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=env)
+        self.holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
         if self.holder.stdout.readline().strip() != "ready":
             raise RuntimeError(f"no machine with {gpus}: exit code {self.holder.wait()}")
         # The same namespace from outside.
         self.root = pathlib.Path(f"/proc/{self.holder.pid}/root")
-        # The witness reads the GPUs' memory through the machine's own device node.
-        self.outside = pathlib.Path(tempfile.mkdtemp(prefix="cantle-machine-"))
-        (self.outside / "state").symlink_to(f"/proc/{self.holder.pid}/root{self.control_node(layout)}")
-
-    @staticmethod
-    def control_node(layout):
-        return "/dev/dxg" if layout == "wsl" else "/dev/nvidiactl"
+        self._witness = Witness(self.root, layout)
 
     def command(self, *words, user=None):
         """The command line that runs `words` on this machine, as root or as another user."""
         enter = ["nsenter", f"--mount=/proc/{self.holder.pid}/ns/mnt", "--"]
-        other = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
-        return [*enter, *other, *map(str, words)]
+        return [*enter, *self.as_user(user), *map(str, words)]
+
+    @staticmethod
+    def as_user(user):
+        return ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", "--"] if user else []
 
     def path(self, inside):
         """Where a file of the machine is, seen from the test."""
@@ -81,17 +103,32 @@ class Machine:
 
     def truth(self):
         """What the driver itself holds of each GPU, asked outside of any slice and without anything of cantle's."""
-        lib = ctypes.CDLL(str(DIST / "lib/cantle/sim/libcuda.so.1"))
-        ask = lib.cantle_sim_truth_json
-        ask.restype = ctypes.c_ssize_t
-        size = 1 << 20
-        text = ctypes.create_string_buffer(size)
-        length = ask(str(self.outside).encode(), text, ctypes.c_size_t(size))
-        assert 0 < length < size, length
-        return json.loads(text.value)["gpus"]
+        return self._witness.truth()
+
+    def used(self, gpu=0):
+        """Bytes that the driver has given out of one GPU."""
+        return self.truth()[gpu]["used_bytes"]
+
+    def leave(self):
+        self._witness.end()
 
     def stop(self):
+        self.leave()
         self.holder.kill()
         self.holder.wait()
+        self.holder.stdin.close()
         self.holder.stdout.close()
-        shutil.rmtree(self.outside, ignore_errors=True)
+
+
+class Here(Machine):
+    """The machine that the test itself runs on: whoever started the test made it, and ends it."""
+
+    def __init__(self, layout="debian"):
+        self.root = pathlib.Path("/")
+        self._witness = Witness(self.root, layout)
+
+    def command(self, *words, user=None):
+        return [*self.as_user(user), *map(str, words)]
+
+    def stop(self):
+        self.leave()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What cantle adds to a container's start and end: `docker run` and `cantle run` of the same image and program, in turn.
 
-Needs root, dockerd and debootstrap; starts an engine of its own and stops it again.
+Needs root, dockerd and debootstrap; starts an engine of its own, on a machine with GPUs, and stops it again.
 """
 
 import os
@@ -14,6 +14,10 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from machine import CANTLE, Machine  # noqa: E402
+
 ENGINE = ROOT / "tests/docker/engine.sh"
 IMAGE = "cantle-test:base"
 PAIRS = 20
@@ -26,12 +30,11 @@ def milliseconds(command, env):
     return (time.monotonic_ns() - began) / 1e6
 
 
-def measure(home):
+def measure(machine, home):
     socket = f"unix://{home}/engine/docker.sock"
     env = {"PATH": os.environ["PATH"], "HOME": home, "DOCKER_HOST": socket}
-    env |= {"CANTLE_STATE_DIR": f"{home}/state", "CANTLE_SIM_DIR": f"{home}/sim", "CANTLE_SIM_GPUS": "1xA100-40GB"}
-    plain = ["docker", "run", "--rm", "--network", "none", IMAGE, "true"]
-    ours = [str(ROOT / "dist/bin/cantle"), "-q", "run", "--gpu", "0.5", "--image", IMAGE, "--network", "none", "--", "true"]
+    plain = machine.command("docker", "run", "--rm", "--network", "none", IMAGE, "true")
+    ours = machine.command(CANTLE, "-q", "run", "--gpu", "0.5", "--image", IMAGE, "--network", "none", "--", "true")
     milliseconds(plain, env)
     milliseconds(ours, env)  # the first run also measures the context; a node does that once
     # Whoever comes second may find something warm: each is first in half of the pairs.
@@ -56,11 +59,13 @@ def main():
         print("container: skipped, it needs root, dockerd and debootstrap (tests/docker/run.sh installs them)")
         return True
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        machine = Machine("1xA100-40GB")
         try:
-            subprocess.run([ENGINE, "start", f"{home}/engine"], check=True)
-            overhead = measure(home)
+            subprocess.run(machine.command(ENGINE, "start", f"{home}/engine"), check=True)
+            overhead = measure(machine, home)
         finally:
-            subprocess.run([ENGINE, "stop", f"{home}/engine"], check=True)
+            subprocess.run(machine.command(ENGINE, "stop", f"{home}/engine"), check=True)
+            machine.stop()
     if overhead > OVERHEAD_MS_MAX:
         print(f"container: {overhead:.0f} ms is more than {OVERHEAD_MS_MAX:.0f} ms", file=sys.stderr)
     return overhead <= OVERHEAD_MS_MAX

@@ -9,6 +9,8 @@
 enum { LIVE = 1000 };
 
 static int counts(const char *mapping) {
+    /* The driver's, or the shim in its place, lies among the system's. */
+    if (strstr(mapping, "/libcuda.so.")) return 1;
     return !strstr(mapping, "/lib/x86_64-linux-gnu/") && !strstr(mapping, "/lib64/") && !strstr(mapping, "/cantle/slice/usage");
 }
 

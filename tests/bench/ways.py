@@ -3,11 +3,15 @@
 import os
 import pathlib
 import subprocess
+import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = ROOT / "tests/bench"
-SIM = ROOT / "dist/lib/cantle/sim"
-CANTLE = str(ROOT / "dist/bin/cantle")
+# What programs are linked with; they find the machine's own.
+STUB = ROOT / "dist/lib/cantle/sim/libcuda.so.1"
+sys.path.insert(0, str(ROOT / "tests"))
+
+from machine import CANTLE, Machine  # noqa: E402
 
 
 def gcc(*words):
@@ -22,22 +26,25 @@ def figures(command, env):
 
 
 def measure(home, program, turns):
-    """The ways take turns; each figure is the least of its turns."""
+    """The ways take turns on one machine; each figure is the least of its turns."""
     binary, floor = f"{home}/{program}", f"{home}/floor.so"
-    gcc("-o", binary, HERE / f"{program}.c", SIM / "libcuda.so.1")
+    gcc("-o", binary, HERE / f"{program}.c", STUB)
     gcc("-shared", "-fPIC", "-o", floor, HERE / "floor.c")
-    env = {"PATH": os.environ["PATH"], "HOME": home, "CANTLE_STATE_DIR": f"{home}/state"}
-    env |= {"CANTLE_SIM_DIR": f"{home}/sim", "CANTLE_SIM_GPUS": "1xA100-40GB"}
+    env = {"PATH": os.environ["PATH"], "HOME": home}
     ways = {
-        "alone": ([binary], env | {"LD_LIBRARY_PATH": str(SIM)}),
-        "floor": ([binary], env | {"LD_LIBRARY_PATH": str(SIM), "LD_PRELOAD": floor}),
-        "cantle": ([CANTLE, "-q", "run", "--gpu", "0.5", "--", binary], env),
+        "alone": [binary],
+        "floor": ["env", f"LD_PRELOAD={floor}", binary],
+        "cantle": [CANTLE, "-q", "run", "--gpu", "0.5", "--", binary],
     }
     least = {way: {} for way in ways}
-    for _ in range(turns):
-        for way, (command, environment) in ways.items():
-            for name, value in figures(command, environment).items():
-                least[way][name] = min(value, least[way].get(name, value))
+    machine = Machine("1xA100-40GB")
+    try:
+        for _ in range(turns):
+            for way, words in ways.items():
+                for name, value in figures(machine.command(*words), env).items():
+                    least[way][name] = min(value, least[way].get(name, value))
+    finally:
+        machine.stop()
     return least
 
 

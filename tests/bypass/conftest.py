@@ -1,24 +1,34 @@
-"""Programs that take GPU memory in every way we know, inside a slice and outside, with the simulated driver as witness."""
+"""Programs that take GPU memory in every way we know, inside a slice and outside, on a machine with a driver that is the witness."""
 
-import ctypes
 import json
 import os
 import pathlib
+import platform
 import select
 import shutil
 import subprocess
+import sys
 import sysconfig
+import tempfile
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 HERE = pathlib.Path(__file__).resolve().parent
-CANTLE = ROOT / "dist/bin/cantle"
-SIM = ROOT / "dist/lib/cantle/sim"
+sys.path.insert(0, str(HERE.parent))
+
+import machine as machines  # noqa: E402
+from machine import CANTLE, ROOT  # noqa: E402
+
+# What programs are linked with; they find the machine's own.
+STUB = ROOT / "dist/lib/cantle/sim/libcuda.so.1"
+# Where the machine's driver is, as Debian has it.
+LIBCUDA = pathlib.Path(f"/usr/lib/{platform.machine()}-linux-gnu/libcuda.so.1")
 MIB = 1 << 20
 GRANULE = 2 * MIB
 LIMIT = 4096 * MIB
 GPU = "1xA100-40GB"
+# An ordinary user.
+NOBODY = 65534
 # What the simulated driver takes for a context on it.
 CONTEXT = 416 * MIB
 # NVIDIA's CUDA runtime, as tests/requirements.txt installs it; the package is for CUDA 12.
@@ -26,25 +36,30 @@ CUDART = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/lib"
 
 
 def pytest_collection_modifyitems(items):
-    missing = [str(path) for path in (CANTLE, SIM / "libcuda.so.1") if not path.exists()]
-    if missing:
+    missing = [str(path) for path in (CANTLE, STUB) if not path.exists()]
+    reason = f"not built: {', '.join(missing)}" if missing else "needs root, to make a machine" if os.geteuid() != 0 else None
+    if reason:
         for item in items:
-            item.add_marker(pytest.mark.skip(reason=f"not built: {', '.join(missing)}"))
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(scope="session")
-def programs(tmp_path_factory):
-    """The test programs, compiled."""
-    out = tmp_path_factory.mktemp("programs")
-    libcuda = str(SIM / "libcuda.so.1")
+def programs():
+    """The test programs, compiled. Not in pytest's own folder, which other sessions of it close to other users."""
+    with tempfile.TemporaryDirectory(prefix="cantle-programs-") as folder:
+        os.chmod(folder, 0o755)
+        compile_into(pathlib.Path(folder))
+        yield pathlib.Path(folder)
 
+
+def compile_into(out):
     def compile(source, target, *flags, compiler="gcc"):
         command = [compiler, "-O1", "-Wall", "-Wextra", "-o", out / target, HERE / source, *flags]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
     for name in ("access", "allocate", "churn", "processes"):
-        compile(f"{name}.c", name, "-Wl,--no-as-needed", libcuda, "-ldl", "-lpthread")
+        compile(f"{name}.c", name, "-Wl,--no-as-needed", str(STUB), "-ldl", "-lpthread")
     compile("access.c", "access_unlinked", "-ldl", "-lpthread")
     if shutil.which("musl-gcc"):
         compile("musl.c", "musl", compiler="musl-gcc")
@@ -56,70 +71,28 @@ def programs(tmp_path_factory):
         compile("runtime.c", "runtime_static", exported, str(CUDART / "libcudart_static.a"), "-ldl", "-lpthread", "-lrt")
     compile("self_calling_nvml.c", "libnvidia-ml.so.1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
     compile("plugin.c", "looks_up.so", "-shared", "-fPIC", "-ldl")
-    compile("plugin.c", "is_linked.so", "-shared", "-fPIC", "-DLINKED", libcuda)
-    return out
+    compile("plugin.c", "is_linked.so", "-shared", "-fPIC", "-DLINKED", str(STUB))
 
 
-class Machine:
-    """A simulated machine of one GPU in a private folder."""
+class Machine(machines.Machine):
+    """A machine, and the programs that are started on it."""
 
-    def __init__(self, home):
-        self.sim = home / "sim"
-        self.sim.mkdir()
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "CANTLE_STATE_DIR": str(home / "state"),
-            "CANTLE_SIM_DIR": str(self.sim),
-            "CANTLE_SIM_GPUS": GPU,
-        }
+    def __init__(self, home, gpus=GPU, **more):
+        super().__init__(gpus, **more)
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(home)}
 
-    def boot(self):
-        """Makes the simulated GPUs; else the first program that uses them does, which another user may not."""
-        code = "import ctypes, sys; sys.exit(ctypes.CDLL(sys.argv[1]).cuInit(0))"
-        subprocess.run(["python3", "-c", code, str(SIM / "libcuda.so.1")], env=self.env, check=True)
-
-    def truth(self):
-        """What the simulated driver itself holds of the one GPU, asked outside of any slice."""
-        return self.truths()[0]
-
-    def truths(self):
-        """The same of all GPUs."""
-        code = (
-            "import ctypes, sys; lib = ctypes.CDLL(sys.argv[1]); f = lib.cantle_sim_truth_json; f.restype = ctypes.c_ssize_t\n"
-            "d = sys.argv[2].encode(); n = f(d, None, 0); b = ctypes.create_string_buffer(n + 1); f(d, b, n + 1)\n"
-            "print(b.value.decode())"
-        )
-        done = subprocess.run(
-            ["python3", "-c", code, str(SIM / "libcuda.so.1"), str(self.sim)], capture_output=True, text=True, check=True
-        )
-        return json.loads(done.stdout)["gpus"]
-
-    def used(self):
-        """Bytes that the simulated driver has given out of the one GPU: as `truth`, fast enough to look on."""
-        if not (self.sim / "state").exists():
-            return 0
-        lib, text = ctypes.CDLL(str(SIM / "libcuda.so.1")), ctypes.create_string_buffer(1 << 20)
-        lib.cantle_sim_truth_json.restype = ctypes.c_ssize_t
-        length = lib.cantle_sim_truth_json(str(self.sim).encode(), text, len(text))
-        assert 0 < length < len(text), length
-        return json.loads(text.value)["gpus"][0]["used_bytes"]
-
-    def start(self, command, slice_bytes=LIMIT, env=None):
+    def start(self, command, slice_bytes=LIMIT, env=None, user=None):
         """Starts a program, in a slice of so many bytes or (None) with the whole GPU to itself."""
-        command = [str(word) for word in command]
-        env = {**self.env, **(env or {})}
-        if slice_bytes is None:
-            env["LD_LIBRARY_PATH"] = str(SIM)
-        else:
-            command = [str(CANTLE), "run", "--gpu-memory", f"{slice_bytes // MIB}Mi", "--", *command]
-        pipe = subprocess.PIPE
-        return Running(subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True), self)
+        if slice_bytes is not None:
+            command = [CANTLE, "run", "--gpu-memory", f"{slice_bytes // MIB}Mi", "--", *command]
+        pipe, env = subprocess.PIPE, {**self.env, **(env or {})}
+        child = subprocess.Popen(self.command(*command, user=user), env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        return Running(child)
 
 
 class Running:
-    def __init__(self, child, machine):
-        self.child, self.machine = child, machine
+    def __init__(self, child):
+        self.child = child
 
     def record(self):
         """The program's one line. It stays alive, so that others can look, until `end`."""
@@ -140,17 +113,19 @@ class Running:
 
 
 @pytest.fixture
-def machine(tmp_path):
-    return Machine(tmp_path)
+def machine(request, tmp_path):
+    """A machine with one GPU, or what `@pytest.mark.parametrize("machine", …, indirect=True)` says."""
+    machine = Machine(tmp_path, getattr(request, "param", GPU))
+    yield machine
+    machine.stop()
 
 
 @pytest.fixture
-def open_to_all(machine, programs):
-    """Lets programs of other users reach the machine's files and the test programs."""
-    machine.boot()
-    for folder in (machine.sim, programs):
-        for private in [folder, *folder.parents][:4]:
-            private.chmod(private.stat().st_mode | 0o055)
+def home_of_nobody():
+    """The folder of an ordinary user."""
+    with tempfile.TemporaryDirectory(prefix="cantle-home-") as home:
+        os.chown(home, NOBODY, NOBODY)
+        yield home
 
 
 def assert_held_to_its_slice(running, machine, limit=LIMIT):
@@ -158,12 +133,12 @@ def assert_held_to_its_slice(running, machine, limit=LIMIT):
     record = running.record()
     assert record["refused"] == 2, record
     assert record["total"] == limit
-    used = machine.truth()["used_bytes"]
+    used = machine.used()
     assert used <= limit, f"{used} bytes of the GPU are in use in a slice of {limit}"
     assert record["free"] == limit - used, "what is charged is not what the driver gave"
     assert record["free"] < 80 * MIB, "refused although there was room"
     running.end()
-    assert machine.truth()["used_bytes"] == 0
+    assert machine.used() == 0
 
 
 def assert_not_held(running):

@@ -5,15 +5,13 @@ import shutil
 
 import pytest
 
-from conftest import CANTLE, CONTEXT, CUDART, GPU, LIMIT, SIM, assert_held_to_its_slice, assert_not_held
+from conftest import CANTLE, CONTEXT, CUDART, LIBCUDA, LIMIT, NOBODY, assert_held_to_its_slice, assert_not_held
 from paths import LINKED, LOADED
-
-NOBODY = "65534"
 
 
 def command(programs, way):
     program = "access" if way in LINKED else "access_unlinked"
-    return [programs / program, way, LIMIT, SIM / "libcuda.so.1", programs]
+    return [programs / program, way, LIMIT, LIBCUDA, programs]
 
 
 @pytest.mark.parametrize("way", LINKED + LOADED)
@@ -27,8 +25,7 @@ def test_outside(machine, programs, way):
 
 
 def test_with_an_empty_environment(machine, programs):
-    clean = ["env", "-i", f"CANTLE_SIM_DIR={machine.sim}", f"CANTLE_SIM_GPUS={GPU}", f"LD_LIBRARY_PATH={SIM}"]
-    assert_held_to_its_slice(machine.start([*clean, *command(programs, "dlopen")]), machine)
+    assert_held_to_its_slice(machine.start(["env", "-i", *command(programs, "dlopen")]), machine)
 
 
 @pytest.mark.parametrize("variable", ["CANTLE_SLICE_DIR=/nowhere", "GPU_MEMORY_LIMIT=1", "LD_PRELOAD=", "CANTLE_SLICE=other"])
@@ -77,64 +74,53 @@ def test_finds_no_driver(machine, programs, program, way, slice_bytes):
     """The driver's library has no versions for `dlvsym`, and needs glibc: musl's loader can't load it."""
     if not (programs / program).exists():
         pytest.skip("musl-gcc is not here: tests/setup.sh installs it")
-    machine.boot()
-    words = command(programs, way) if way == "dlvsym" else [programs / program, SIM / way if way == "path" else way]
+    words = command(programs, way) if way == "dlvsym" else [programs / program, LIBCUDA if way == "path" else way]
     running = machine.start(words, slice_bytes)
     out, err = running.child.communicate(timeout=60)
     assert running.child.returncode == 3 and out == "", (out, err)
-    assert machine.truth()["used_bytes"] == 0
+    assert machine.used() == 0
 
 
-as_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-
-@as_root
 @pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv")
-def test_as_another_user(machine, programs, open_to_all):
+def test_as_another_user(machine, programs):
     """A program that the task starts as another user: the environment may be gone, the mounts are not."""
-    as_nobody = ["setpriv", "--reuid", NOBODY, "--clear-groups", *command(programs, "dlopen")]
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", "--clear-groups", *command(programs, "dlopen")]
     assert_held_to_its_slice(machine.start(as_nobody), machine)
 
 
 @pytest.fixture
-def setuid(programs, open_to_all):
+def setuid(programs):
     """A program that runs as another user, with loader and libraries on guard: LD_* variables have no effect."""
     program = programs / "setuid"
     shutil.copy(programs / "access_unlinked", program)
-    os.chown(program, int(NOBODY), int(NOBODY))
+    os.chown(program, NOBODY, NOBODY)
     program.chmod(0o4755)
     return program
 
 
-@as_root
 def test_setuid(machine, programs, setuid):
     assert_held_to_its_slice(machine.start([setuid, *command(programs, "full_path")[1:]]), machine)
 
 
-@as_root
 def test_setuid_outside(machine, programs, setuid):
     assert_not_held(machine.start([setuid, *command(programs, "full_path")[1:]], slice_bytes=None))
 
 
-def with_sudo(machine, words):
-    kept = [f"{name}={machine.env[name]}" for name in ("CANTLE_SIM_DIR", "CANTLE_SIM_GPUS")]
-    return ["sudo", "-n", "-u", f"#{NOBODY}", *kept, *words]
+def with_sudo(words):
+    return ["sudo", "-n", "-u", f"#{NOBODY}", *words]
 
 
-@as_root
 @pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
-def test_sudo(machine, programs, open_to_all):
+def test_sudo(machine, programs):
     """sudo clears the environment."""
-    assert_held_to_its_slice(machine.start(with_sudo(machine, command(programs, "full_path"))), machine)
+    assert_held_to_its_slice(machine.start(with_sudo(command(programs, "full_path"))), machine)
 
 
-@as_root
 @pytest.mark.skipif(not shutil.which("sudo"), reason="sudo is not here: tests/setup.sh installs it")
-def test_sudo_outside(machine, programs, open_to_all):
-    assert_not_held(machine.start(with_sudo(machine, command(programs, "full_path")), slice_bytes=None))
+def test_sudo_outside(machine, programs):
+    assert_not_held(machine.start(with_sudo(command(programs, "full_path")), slice_bytes=None))
 
 
-@as_root
 @pytest.mark.parametrize("clean", [[], ["env", "-u", "CANTLE_SLICE"]])
 def test_nested_run(machine, programs, clean):
     """A slice can't be cut again, nor left by asking for another one: there is one line about it, and nothing is started."""
@@ -143,7 +129,7 @@ def test_nested_run(machine, programs, clean):
     out, err = running.child.communicate(timeout=60)
     assert running.child.returncode == 8 and out == "", (out, err)
     assert err.count("a slice can't be cut again") == 1, err
-    assert machine.truth()["used_bytes"] == 0
+    assert machine.used() == 0
 
 
 def test_what_a_nested_run_could_have_got(machine, programs):

@@ -24,7 +24,7 @@ def test_is_given_back(machine, programs, kind):
     running = machine.start([programs / "allocate", kind, LIMIT])
     record = running.record()
     assert record["refused"] == 0 and record["granted"] >= 2 * LIMIT, record
-    used = machine.truth()["used_bytes"]
+    used = machine.used()
     assert record["free"] == LIMIT - used and used < LIMIT // 2, "something stays charged"
     running.end()
 

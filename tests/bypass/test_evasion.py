@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from conftest import CONTEXT, HERE, LIMIT, MIB, SIM
+from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, MIB
 
 HELD = 2000
 # Per process over the limit, in MiB.
@@ -16,13 +16,10 @@ TOLERATED = 64
 CONTEXT_MIB = CONTEXT // MIB
 REAL = "/run/cantle/real/libcuda.so.1"
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="without root there is only preload: test_preload.py")
-
-
 @pytest.fixture
-def copy(tmp_path):
+def copy(machine, tmp_path):
     """The driver's library, in the task's own files."""
-    return shutil.copy(SIM / "libcuda.so.1", tmp_path / "libcuda.so.1")
+    return shutil.copy(machine.path(LIBCUDA), tmp_path / "libcuda.so.1")
 
 
 def evader(way, programs, copy):
@@ -44,7 +41,7 @@ def neighbour(machine):
     assert neighbour.child.stdout.readline() == "holding\n"
     yield neighbour
     assert neighbour.child.poll() is None
-    assert machine.truth()["used_bytes"] == (CONTEXT_MIB + HELD) * MIB
+    assert machine.used() == (CONTEXT_MIB + HELD) * MIB
     neighbour.end()
 
 

@@ -16,7 +16,7 @@ def test_opening_a_neighbours_memory_costs_nothing(machine, way):
     running = machine.start([sys.executable, HERE / "share.py", way, HELD])
     record = running.record()
     assert record["opened"] == 0, "refused, although nothing new is taken"
-    used = machine.truth()["used_bytes"]
+    used = machine.used()
     assert used == (HELD + 2 * CONTEXT_MIB) * MIB
     assert LIMIT - record["free"] == used
     running.end()

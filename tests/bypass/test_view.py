@@ -121,11 +121,10 @@ for find, words in [(n.nvmlDeviceGetHandleByUUID, [uuid]), (n.nvmlDeviceGetHandl
 NOT_FOUND = "6"
 
 
+@pytest.mark.parametrize("machine", ["2xA100-40GB"], indirect=True)
 @pytest.mark.parametrize("slice_bytes", [LIMIT, None])
 def test_a_gpu_outside_of_the_slice_has_no_handle(machine, slice_bytes):
-    machine.env["CANTLE_SIM_GPUS"] = "2xA100-40GB"
-    machine.boot()
-    uuids = [gpu["uuid"] for gpu in machine.truths()]
+    uuids = [gpu["uuid"] for gpu in machine.truth()]
     python = [TOOLS / "python", "-c", FIND]
     seen = [machine.start([*python, uuid], slice_bytes).child.communicate(timeout=60)[0].split() for uuid in uuids]
     visible = [[uuid] * 3 for uuid in uuids]
@@ -144,8 +143,8 @@ def test_tools_show_the_slice(machine, neighbour, tool):
 
 def test_the_neighbour_is_there(machine, neighbour):
     """The outside witness of the tests above: two slices share the GPU."""
-    assert len(machine.truth()["processes"]) == 1
+    assert len(machine.truth()[0]["processes"]) == 1
     running = machine.start(HOLD)
     assert running.child.stdout.readline() == "holding\n"
-    assert sorted(p["used_bytes"] // MIB for p in machine.truth()["processes"]) == [CONTEXT_MIB + HELD, CONTEXT_MIB + 2000]
+    assert sorted(p["used_bytes"] // MIB for p in machine.truth()[0]["processes"]) == [CONTEXT_MIB + HELD, CONTEXT_MIB + 2000]
     running.end()

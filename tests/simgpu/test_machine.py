@@ -51,7 +51,7 @@ def test_sixteen_processes_create_one_machine(machine):
     started = [subprocess.Popen([sys.executable, "-c", code], env=machine.env) for _ in range(16)]
     assert [process.wait() for process in started] == [0] * 16
     assert len(machine.truth()) == 3
-    assert sorted(path.name for path in (machine.folder / "sim").iterdir()) == ["locks", "state"]
+    assert sorted(path.name for path in (machine.folder / "sim").iterdir()) == ["state"]
 
 
 def test_control_functions(machine, tmp_path):

@@ -42,6 +42,19 @@ def test_allocation_alone_notices_a_death(machine):
     assert survivor(f"alloc({39 * GIB})")[0] == 0
 
 
+def test_closed_descriptors_lose_nothing(machine):
+    """Daemons close what they did not open."""
+    client = machine.client()
+    client("context()"), client(f"alloc({GIB})")
+    assert client("os.closerange(3, 1 << 16)") is None
+    assert client("len(os.listdir('/proc/self/fd'))") == 4, "something is open beside the three of the client and this look"
+    assert machine.used() == CONTEXT + GIB
+    assert machine.client()(f"context() or alloc({39 * GIB})[0]") == 2, "its memory was given to another"
+    assert client(f"alloc({GIB})")[0] == 0 and machine.used() == 2 * CONTEXT + 2 * GIB
+    client.kill()
+    assert machine.used() == CONTEXT, "what is left is the other process's context"
+
+
 def test_exec_gives_memory_back(machine):
     client = machine.client()
     client("context()"), client(f"alloc({GIB})")

@@ -5,6 +5,7 @@ mod arch;
 mod build_shim;
 mod deps;
 mod dist;
+mod machine_path;
 mod suites;
 mod verify_shim;
 
@@ -17,6 +18,7 @@ const USAGE: &str = "usage: cargo xtask <command>
   arch          check the arrows between the rooms and the dependencies of the pure ones
   deps          check licences and banned crates against deny.toml
   dist [shim]   build everything, or only the filter libraries, into dist/
+  machine-path  check that no suite switches simulation on and no product code asks for it
   verify-shim   check dist/lib/cantle/shim: libraries needed, glibc version, exported names, panics, size
   test [SUITE]  run the test suites (all, or those named); `test --list` names them";
 
@@ -27,6 +29,7 @@ fn main() -> ExitCode {
         ["arch"] => arch::check(),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(),
+        ["machine-path"] => machine_path::check(),
         ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
         ["verify-shim"] => verify_shim::run(&root().join("dist")),
         ["test", suites @ ..] => suites::run(suites),

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
@@ -38,6 +39,7 @@ const SUITES: &[Suite] = &[
             ],
             &["cargo", "xtask", "arch"],
             &["cargo", "xtask", "deps"],
+            &["cargo", "xtask", "machine-path"],
         ],
     },
     Suite { name: "shim", steps: &[&["cargo", "xtask", "verify-shim"]] },
@@ -115,9 +117,12 @@ pub(crate) fn run(names: &[&str]) -> Result<()> {
     let mut total = Count::default();
     for suite in SUITES.iter().filter(|s| wanted(s.name)) {
         println!("==> {}", suite.name);
+        let began = Instant::now();
         let count = run_suite(suite, &logs)?;
-        println!("{}: {count}", suite.name);
-        lines.push(format!("{:<10} {count}", suite.name));
+        let seconds = began.elapsed().as_secs();
+        let time = format!("{} min {:02} s", seconds / 60, seconds % 60);
+        println!("{}: {count}\n{} took {time}", suite.name, suite.name);
+        lines.push(format!("{:<10} {time:>12}  {count}", suite.name));
         total += count;
     }
     println!("\n{}\ntotal: {total}", lines.join("\n"));

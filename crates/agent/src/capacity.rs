@@ -8,7 +8,8 @@ use crate::clock::now_ms;
 use crate::members::Members;
 use crate::{AgentError, mig};
 
-/// The state to plan on: `gpus` of the node called `name`, with the leases that stand and the queues that wait.
+/// The state to plan on: `gpus` of the node called `name`, with the leases that stand, those of other
+/// users among them, and the queues that wait.
 pub(crate) fn state(
     driver: &dyn Driver,
     node: &crate::Node,
@@ -17,7 +18,8 @@ pub(crate) fn state(
     leases: &[Lease],
     queues: Vec<Queue>,
 ) -> State {
-    let members = Members::of(node, leases);
+    let neighbours = node.neighbours();
+    let members = Members::of(node, leases).and(&neighbours);
     let gpu_state = |gpu: &Gpu| {
         let mut state = GpuState::new(gpu.clone());
         // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
@@ -33,7 +35,7 @@ pub(crate) fn state(
         running.slices.retain(|slice| counts(&gpus, slice));
         running
     };
-    let running = leases.iter().map(running).collect();
+    let running = leases.iter().chain(&neighbours).map(running).collect();
     State::new(vec![Node::new(name, gpus)], running, queues)
 }
 

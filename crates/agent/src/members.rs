@@ -34,11 +34,13 @@ impl Members {
     /// Of these leases. Orphans within a task stay its descendants: whoever answers for a task is its subreaper.
     pub(crate) fn of(node: &Node, leases: &[Lease]) -> Self {
         let region = |lease: &Lease| Some((file_id(&node.slice_dir(&lease.id))?, lease.id.clone()));
-        let holders = leases.iter().flat_map(|lease| {
-            let holders = [Some(lease.owner), lease.leader].into_iter().flatten();
-            holders.filter(cantle_runtime::alive).map(|holder| (holder.pid, lease.id.clone()))
-        });
-        Self { regions: leases.iter().filter_map(region).collect(), roots: holders.collect() }
+        Self { regions: leases.iter().filter_map(region).collect(), roots: holders(leases).collect() }
+    }
+
+    /// And of leases of other users, whose regions only they can see.
+    pub(crate) fn and(mut self, leases: &[Lease]) -> Self {
+        self.roots.extend(holders(leases));
+        self
     }
 
     /// The lease that process `pid` belongs to.
@@ -58,6 +60,13 @@ impl Members {
         }
         None
     }
+}
+
+fn holders(leases: &[Lease]) -> impl Iterator<Item = (u32, LeaseId)> {
+    leases.iter().flat_map(|lease| {
+        let holders = [Some(lease.owner), lease.leader].into_iter().flatten();
+        holders.filter(cantle_runtime::alive).map(|holder| (holder.pid, lease.id.clone()))
+    })
 }
 
 fn file_id(region: &Path) -> Option<FileId> {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ pub(crate) const NVML_SONAME: &str = "libnvidia-ml.so.1";
 
 /// Folders where installers put the driver's libraries, besides those of `/etc/ld.so.conf*`: distributions, the
 /// container toolkit (`/usr/local/nvidia`), GKE, and CUDA's forward-compatibility packages.
-const USUAL_DIRS: [&str; 13] = [
+const USUAL_DIRS: [&str; 18] = [
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib/aarch64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu/nvidia/current",
@@ -27,6 +28,12 @@ const USUAL_DIRS: [&str; 13] = [
     "/usr/local/nvidia/lib",
     "/opt/nvidia/lib64",
     "/run/nvidia/driver/usr/lib/x86_64-linux-gnu",
+    "/run/nvidia/driver/usr/lib/aarch64-linux-gnu",
+    "/run/nvidia/driver/usr/lib64",
+    // NixOS; Container-Optimized OS; Bottlerocket.
+    "/run/opengl-driver/lib",
+    "/home/kubernetes/bin/nvidia/lib64",
+    "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib",
 ];
 
 /// One library of the driver.
@@ -66,7 +73,8 @@ pub(crate) fn find(soname: &str) -> Option<PathBuf> {
 /// The nodes through which programs speak with the GPUs of these minor numbers, as far as they exist.
 pub(crate) fn device_nodes(minors: &[u32]) -> Vec<PathBuf> {
     let own = minors.iter().map(|minor| format!("nvidia{minor}"));
-    let shared = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"].map(str::to_owned);
+    // The last one is all there is in Windows' subsystem for Linux.
+    let shared = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "dxg"].map(str::to_owned);
     let nodes = own.chain(shared).map(|name| Path::new("/dev").join(name));
     nodes.filter(|node| node.exists()).collect()
 }
@@ -138,14 +146,22 @@ fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Libra
         for name in [versioned.as_str(), soname, unversioned] {
             let path = dir.join(name);
             let Ok(target) = path.canonicalize() else { continue };
-            // The installed build goes before a compatibility build, which only has another version's name.
-            if real.is_none() {
+            // The installed build goes before a compatibility build, which only has another version's name. A 32-bit copy is
+            // none that programs of this machine's class could load.
+            if real.is_none() && !is_small(&target) {
                 real = Some(target.clone());
             }
             names.extend([path, target]);
         }
     }
     Some(Library { real: real?, names: names.into_iter().collect() })
+}
+
+/// Whether this is an ELF file of the 32-bit class.
+fn is_small(file: &Path) -> bool {
+    const SMALL: [u8; 5] = [0x7f, b'E', b'L', b'F', 1];
+    let mut head = [0; SMALL.len()];
+    fs::File::open(file).and_then(|mut file| file.read_exact(&mut head)).is_ok() && head == SMALL
 }
 
 #[cfg(test)]
@@ -190,6 +206,20 @@ mod tests {
             ]
         );
         assert_eq!(find_in(&library_dirs(&root), NVML_SONAME, "550.1"), None);
+    }
+
+    #[test]
+    fn a_small_copy_has_a_name_and_is_not_the_library() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().canonicalize().unwrap();
+        file(&root, "usr/lib/libcuda.so.550.1");
+        fs::write(root.join("usr/lib/libcuda.so.550.1"), b"\x7fELF\x01").unwrap();
+        file(&root, "opt/odd/libcuda.so.550.1");
+        fs::create_dir_all(root.join("etc/ld.so.conf.d")).unwrap();
+        fs::write(root.join("etc/ld.so.conf.d/odd.conf"), "/opt/odd\n").unwrap();
+        let found = find_in(&library_dirs(&root), CUDA_SONAME, "550.1").unwrap();
+        assert_eq!(found.real, root.join("opt/odd/libcuda.so.550.1"));
+        assert_eq!(found.names.len(), 2, "both are covered");
     }
 
     #[test]

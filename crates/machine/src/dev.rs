@@ -2,14 +2,14 @@
 
 use std::fs::{self, File, Permissions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _, symlink};
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use nix::sys::stat::{Mode, SFlag, mknod};
 
 use crate::hardware::Hardware;
 use crate::layout::Layout;
-use crate::mounts::{Stage, bind};
+use crate::mounts::{Stage, bind, mirror};
 use crate::{Result, step};
 
 /// As the driver's nodes are: for everybody.
@@ -49,10 +49,22 @@ impl Backing {
     }
 }
 
-pub(crate) fn put(stage: &Stage, layout: Layout, hardware: &Hardware, backing: &Backing) -> Result<()> {
+pub(crate) fn put(
+    stage: &Stage,
+    layout: Layout,
+    hardware: &Hardware,
+    backing: &Backing,
+    shared_memory: &Path,
+) -> Result<()> {
     let dir = stage.folder("dev")?;
     for entry in step("read /dev", || fs::read_dir("/dev"))? {
         let entry = step("read /dev", || entry)?;
+        if entry.file_name() == "shm" {
+            let copy = dir.join("shm");
+            step("make shm", || fs::create_dir(&copy))?;
+            bind(shared_memory, &copy)?;
+            continue;
+        }
         // A driver that is installed is not this machine's.
         if !entry.file_name().to_string_lossy().starts_with("nvidia") {
             copy(&entry.path(), &dir.join(entry.file_name()), backing)?;
@@ -85,13 +97,6 @@ fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
         Err(why) => return step(&what, || Err(why)),
     };
     let kind = meta.file_type();
-    if kind.is_symlink() {
-        return step(&what, || symlink(fs::read_link(path)?, copy));
-    }
-    if kind.is_dir() {
-        step(&what, || fs::create_dir(copy))?;
-        return bind(path, copy);
-    }
     let is_node = kind.is_char_device() || kind.is_block_device();
     if is_node && matches!(backing, Backing::Device(_)) {
         let kind = if kind.is_char_device() { SFlag::S_IFCHR } else { SFlag::S_IFBLK };
@@ -100,8 +105,7 @@ fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
             std::os::unix::fs::chown(copy, Some(meta.uid()), Some(meta.gid()))
         });
     }
-    step(&what, || File::create(copy).map(drop))?;
-    bind(path, copy)
+    mirror(path, copy)
 }
 
 fn node(path: &Path, number: u64, kind: SFlag, mode: u32) -> io::Result<()> {

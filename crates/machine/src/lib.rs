@@ -6,6 +6,7 @@
 //! <home>/state       the GPUs; what `/dev/nvidiactl` and all other nodes of the machine lead to
 //! <home>/lock        held shared by everybody in the machine
 //! <home>/run         the machine's /run/cantle: leases belong to GPUs
+//! <home>/shm         its /dev/shm, for the same reason
 //! <home>/driver/…    the libraries of one version in one layout, and the loader's cache
 //! <home>/mnt         where they are put together, inside the namespace
 //! ```
@@ -20,9 +21,10 @@ mod mounts;
 mod namespace;
 mod procfs;
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io;
 use std::os::fd::AsFd as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -88,7 +90,8 @@ pub fn enter(machine: &Machine) -> Result<()> {
     // Before /dev is covered: the node of a new loop device appears in the machine's own.
     let device = if is_root { loop_device::attach(&state)? } else { None };
     libraries::put(&stage, &files)?;
-    dev::put(&stage, machine.layout, &hardware, &dev::Backing::of(device.as_ref(), &state)?)?;
+    let backing = dev::Backing::of(device.as_ref(), &state)?;
+    dev::put(&stage, machine.layout, &hardware, &backing, &shared_memory(home)?)?;
     procfs::put(&stage, &hardware)?;
     mounts::put_node_directory(&home.join("run"))?;
     stage.close()?;
@@ -125,8 +128,19 @@ fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
 /// Forgets the GPUs and who had slices of them.
 fn switch_off(home: &Path) -> io::Result<()> {
     fs::remove_file(home.join("state"))?;
+    let _ = fs::remove_dir_all(home.join("shm"));
     fs::remove_dir_all(home.join("run"))?;
     fs::create_dir(home.join("run"))
+}
+
+/// The folder that is `/dev/shm` in the machine.
+fn shared_memory(home: &Path) -> Result<PathBuf> {
+    let dir = home.join("shm");
+    step("make its shared memory", || {
+        fs::create_dir_all(&dir)?;
+        fs::set_permissions(&dir, Permissions::from_mode(0o1777))
+    })?;
+    Ok(dir)
 }
 
 /// Keeps a file open in this process and all that it starts.

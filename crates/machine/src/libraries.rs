@@ -1,14 +1,14 @@
 //! The driver's libraries under their real names, and the loader's cache that knows them.
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::elf::{Class, empty_library};
 use crate::layout::Layout;
-use crate::mounts::{Stage, bind};
+use crate::mounts::{Stage, bind, mirror};
 use crate::{MachineError, Result, step};
 
 /// The libraries that do something, by their stems.
@@ -77,10 +77,30 @@ fn put_folder(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
     }
     // What runs on this machine has its sockets there; a copy of them is of no use.
     if there == Path::new("/run") {
-        step("make /run/nvidia", || fs::create_dir_all("/run/nvidia"))?;
+        if let Err(why) = fs::create_dir_all("/run/nvidia") {
+            if why.kind() != io::ErrorKind::PermissionDenied {
+                return step("make /run/nvidia", || Err(why));
+            }
+            put_run(stage)?;
+        }
         return bind(&more.join("nvidia"), Path::new("/run/nvidia"));
     }
     stage.overlay(&more, &there)
+}
+
+/// A `/run` with a folder for the driver, for who can't make one in the machine's. All else in it is the machine's.
+fn put_run(stage: &Stage) -> Result<()> {
+    let run = stage.folder("run")?;
+    for entry in step("read /run", || fs::read_dir("/run"))? {
+        let entry = step("read /run", || entry)?;
+        mirror(&entry.path(), &run.join(entry.file_name()))?;
+    }
+    step("make /run/nvidia", || {
+        fs::create_dir(run.join("nvidia"))?;
+        // Ordinary users make nothing there.
+        fs::set_permissions(&run, Permissions::from_mode(0o555))
+    })?;
+    bind(&run, Path::new("/run"))
 }
 
 impl Files {

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, umount2};
@@ -75,6 +76,22 @@ pub(crate) fn put_node_directory(run: &Path) -> Result<()> {
 
 pub(crate) fn bind(source: &Path, target: &Path) -> Result<()> {
     mount(Some(source), target, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)
+}
+
+/// Makes `path` appear as `copy` too. Sockets stay the same sockets.
+pub(crate) fn mirror(path: &Path, copy: &Path) -> Result<()> {
+    let what = format!("copy {}", path.display());
+    let kind = match fs::symlink_metadata(path) {
+        Ok(meta) => meta.file_type(),
+        // Gone since the folder was read.
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(why) => return step(&what, || Err(why)),
+    };
+    if kind.is_symlink() {
+        return step(&what, || symlink(fs::read_link(path)?, copy));
+    }
+    step(&what, || if kind.is_dir() { fs::create_dir(copy) } else { File::create(copy).map(drop) })?;
+    bind(path, copy)
 }
 
 pub(crate) fn mount(

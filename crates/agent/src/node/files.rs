@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::Path;
 
 use serde::Serialize;
@@ -24,13 +24,27 @@ pub(crate) enum Keep {
 /// # Errors
 /// Names the file that could not be written.
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, keep: Keep) -> Result<(), AgentError> {
-    let text = serde_json::to_vec(value).map_err(|e| AgentError::file(path, &io::Error::other(e)))?;
-    write_whole(path, &text, keep).map_err(|e| AgentError::file(path, &e))
+    write_with_mode(path, value, keep, 0o600)
 }
 
-fn write_whole(path: &Path, bytes: &[u8], keep: Keep) -> io::Result<()> {
+/// As [`write_json`], for everybody to read.
+///
+/// # Errors
+/// Names the file that could not be written.
+pub(crate) fn write_open_json<T: Serialize>(path: &Path, value: &T, keep: Keep) -> Result<(), AgentError> {
+    write_with_mode(path, value, keep, 0o644)
+}
+
+fn write_with_mode<T: Serialize>(path: &Path, value: &T, keep: Keep, mode: u32) -> Result<(), AgentError> {
+    let text = serde_json::to_vec(value).map_err(|e| AgentError::file(path, &io::Error::other(e)))?;
+    write_whole(path, &text, keep, mode).map_err(|e| AgentError::file(path, &e))
+}
+
+fn write_whole(path: &Path, bytes: &[u8], keep: Keep, mode: u32) -> io::Result<()> {
     let beside = path.with_extension("new");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&beside)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(&beside)?;
+    // The mode was cut by our umask.
+    file.set_permissions(fs::Permissions::from_mode(mode))?;
     file.write_all(bytes)?;
     if keep == Keep::Always {
         file.sync_all()?;

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! lock                     flock: whoever holds it may read, decide and write
-//! leases/<lease>.json      one per grant, on disk before the slice exists and until it is gone
+//! leases/<lease>.json      one per grant, on disk before the slice exists and until it is gone; all users may read them
 //! slices/<lease>/          the accounting region of the lease: limits, usage; task → the files of its task
 //! agents/<worker>.json     which GPUs a daemon answers for
 //! mig/<gpu>.{json,lock}    which MIG instances are ours, and who may change them
@@ -17,11 +17,14 @@
 
 mod claim;
 pub(crate) mod files;
+mod neighbours;
 mod sweep;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, symlink};
+use std::os::unix::fs::{
+    DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, symlink,
+};
 use std::path::{Path, PathBuf};
 
 use cantle_driver::Installation;
@@ -34,7 +37,12 @@ use crate::AgentError;
 
 const TASK_LINK: &str = "task";
 
-const PARTS: [&str; 4] = ["leases", "slices", "agents", "mig"];
+const LEASES: &str = "leases";
+const PARTS: [&str; 4] = [LEASES, "slices", "agents", "mig"];
+
+/// Modes of folders.
+const OPEN: u32 = 0o755;
+const CLOSED: u32 = 0o700;
 
 /// The lease store of the GPUs of one machine (or of one set of simulated GPUs).
 #[derive(Clone, Debug)]
@@ -48,8 +56,7 @@ impl Node {
     pub fn dir_for(installation: &Installation) -> PathBuf {
         match installation.folder() {
             Some(dir) => dir.join("node"),
-            None if own_uid() == 0 => PathBuf::from("/run/cantle/node"),
-            None => PathBuf::from(format!("/tmp/cantle-{}/node", own_uid())),
+            None => neighbours::own_store(),
         }
     }
 
@@ -66,7 +73,7 @@ impl Node {
     pub fn open(dir: &Path) -> Result<Self, AgentError> {
         let node = Self { dir: dir.to_owned() };
         node.make_dirs()?;
-        // Under /tmp anybody could have made it first, and would then decide who gets what.
+        // In a folder for all anybody could have made it first, and would then decide who gets what.
         let owner = fs::metadata(dir).map_err(|e| AgentError::file(dir, &e))?.uid();
         if owner != own_uid() {
             return Err(AgentError::NotOurs { dir: dir.to_owned(), owner });
@@ -103,9 +110,10 @@ impl Node {
             file.lock()?;
             Ok(file)
         };
+        let machine = self.machine_lock()?;
         let file = lock().map_err(|e| AgentError::file(&path, &e))?;
         self.forget_former_boot()?;
-        Ok(Locked { node: self, _file: file })
+        Ok(Locked { node: self, _file: file, _machine: machine })
     }
 
     fn forget_former_boot(&self) -> Result<(), AgentError> {
@@ -123,12 +131,11 @@ impl Node {
     }
 
     fn make_dirs(&self) -> Result<(), AgentError> {
-        let parts = PARTS.iter().map(|part| self.dir.join(part));
-        for dir in parts {
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-            made.map_err(|e| AgentError::file(&dir, &e))?;
-        }
-        Ok(())
+        make_dir(&self.dir, OPEN)?;
+        // Which leases stand concerns everybody on the machine, the rest only their owner.
+        PARTS
+            .iter()
+            .try_for_each(|part| make_dir(&self.dir.join(part), if *part == LEASES { OPEN } else { CLOSED }))
     }
 
     /// The leases at this instant, for looking only: nothing may be decided on them without the lock.
@@ -159,6 +166,7 @@ impl Node {
 pub struct Locked<'a> {
     node: &'a Node,
     _file: File,
+    _machine: Option<File>,
 }
 
 impl Locked<'_> {
@@ -189,7 +197,7 @@ impl Locked<'_> {
     /// # Errors
     /// Names the file that could not be written.
     pub fn put(&self, lease: &Lease) -> Result<(), AgentError> {
-        files::write_json(&self.node.lease_path(&lease.id), lease, Keep::UntilBoot)
+        files::write_open_json(&self.node.lease_path(&lease.id), lease, Keep::UntilBoot)
     }
 
     /// Takes a lease back whose task has ended. Should a process of it be left all the same, it can allocate nothing more.
@@ -209,6 +217,19 @@ impl Locked<'_> {
         files::remove(&self.node.slice_dir(id))?;
         files::remove(&self.node.lease_path(id))
     }
+}
+
+/// Makes a folder with this mode, whatever our umask; one that is there already gets it too.
+fn make_dir(dir: &Path, mode: u32) -> Result<(), AgentError> {
+    let make = || -> io::Result<()> {
+        DirBuilder::new().recursive(true).mode(OPEN).create(dir)?;
+        let meta = fs::metadata(dir)?;
+        if meta.mode() & 0o777 != mode && meta.uid() == own_uid() {
+            fs::set_permissions(dir, fs::Permissions::from_mode(mode))?;
+        }
+        Ok(())
+    };
+    make().map_err(|e| AgentError::file(dir, &e))
 }
 
 fn own_uid() -> u32 {

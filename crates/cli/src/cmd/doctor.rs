@@ -9,7 +9,7 @@ use cantle_runtime::{Engine, EngineError, EngineInfo};
 use clap::Args;
 
 use super::finding::{Finding, Verdict, good, not, report};
-use super::{Context, runtime};
+use super::{Context, bundle, runtime};
 use crate::connect::{Server, local};
 use crate::containers::SocketArgs;
 use crate::error::{CliError, Outcome};
@@ -20,6 +20,9 @@ use crate::place::is_root;
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     socket: SocketArgs,
+    /// Write what a maintainer needs to a file: versions, layouts, symbols, logs; it says what, and leaves secrets out
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "cantle-bundle.txt")]
+    bundle: Option<PathBuf>,
 }
 
 const LIBRARIES: [&str; 6] = [
@@ -41,6 +44,9 @@ pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> Outcome {
     findings.push(enforcement());
     findings.extend(engine(args.socket.resolve()?)?);
     findings.push(server(context));
+    if let Some(file) = &args.bundle {
+        return bundle::write(context, file, &findings);
+    }
     Ok(report(context.printer, &findings))
 }
 

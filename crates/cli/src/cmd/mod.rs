@@ -1,5 +1,6 @@
 //! The commands, one module per family.
 
+pub(crate) mod bundle;
 pub(crate) mod check;
 pub(crate) mod controller;
 pub(crate) mod daemon;

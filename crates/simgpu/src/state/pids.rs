@@ -7,10 +7,14 @@ use std::sync::Mutex;
 
 use super::layout::Slot;
 
-/// What was found before, by generation of the slot: a process never changes its pid.
-static KNOWN: Mutex<BTreeMap<u64, u32>> = Mutex::new(BTreeMap::new());
+/// What was found before: a process never changes its pid. One process may look at several machines, whose generations are
+/// the same numbers.
+static KNOWN: Mutex<BTreeMap<Registered, u32>> = Mutex::new(BTreeMap::new());
 /// More processes than a machine has slots; older entries are of the dead.
 const KEPT: usize = 4096;
+
+/// A process as its slot has it: generation, pid, start.
+type Registered = (u64, u32, u64);
 
 /// When this process started, in clock ticks since the machine's boot. 0 without `/proc`.
 pub(super) fn own_start_ticks() -> u64 {
@@ -19,15 +23,16 @@ pub(super) fn own_start_ticks() -> u64 {
 
 /// The pid of the process in `slot` as this process sees it; its own pid where it can't be seen from here.
 pub(super) fn seen_from_here(slot: &Slot) -> u32 {
+    let registered = (slot.generation, slot.pid, slot.start_ticks);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-    if let Some(pid) = known.get(&slot.generation) {
+    if let Some(pid) = known.get(&registered) {
         return *pid;
     }
     let pid = search(slot).unwrap_or(slot.pid);
     if known.len() >= KEPT {
         known.clear();
     }
-    known.insert(slot.generation, pid);
+    known.insert(registered, pid);
     pid
 }
 

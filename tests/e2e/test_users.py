@@ -1,0 +1,103 @@
+"""Several users on one machine, each with cantle of his own, at default directories: nobody gets what another has."""
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from machine import CANTLE, Machine
+
+ALICE, BOB, ROOT = 20101, 20102, None
+ENV = {"PATH": "/usr/bin:/bin", "HOME": "/tmp"}
+HOLD = "import time, ctypes; ctypes.CDLL('libcuda.so.1').cuInit(0); print('here', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def machine(tmp_path):
+    found = Machine("1xA100-40GB")
+    yield found
+    found.stop()
+
+
+def start(machine, user, *words):
+    """A task that holds its slice until the test ends."""
+    command = machine.command(CANTLE, "run", *words, "--", sys.executable, "-c", HOLD, user=user)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENV, cwd="/")
+    return child
+
+
+def holds(child):
+    line = child.stdout.readline()
+    assert line == "here\n", child.communicate(timeout=20)
+    return child
+
+
+def run(machine, user, *words):
+    command = machine.command(CANTLE, "run", *words, "--", "true", user=user)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=ENV, cwd="/")
+
+
+def end(*children):
+    for child in children:
+        child.terminate()
+        child.communicate()
+
+
+@pytest.mark.parametrize("first, second", [(ALICE, BOB), (ROOT, BOB), (ALICE, ROOT)], ids=["users", "root-first", "user-first"])
+def test_two_users_are_not_given_the_same_memory(machine, first, second):
+    one = holds(start(machine, first, "--gpu", "0.6"))
+    refused = run(machine, second, "--gpu", "0.6")
+    assert refused.returncode == 6, refused.stderr
+    # What is left can be had.
+    two = holds(start(machine, second, "--gpu", "0.4"))
+    assert run(machine, first, "--gpu", "0.125").returncode == 6
+    end(one)
+    # The control: with nobody else there the same request is granted.
+    deadline = time.monotonic() + 20
+    while (done := run(machine, second, "--gpu", "0.6")).returncode == 6 and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert done.returncode == 0, done.stderr
+    end(two)
+
+
+def test_many_users_at_once(machine):
+    """Eight start in the same moment and each asks for a quarter: four get one, four are told that there is no room."""
+    users = [20200 + number for number in range(8)]
+    children = [start(machine, user, "--gpu", "0.25") for user in users]
+    got = [child.stdout.readline() for child in children]
+    assert sorted(got) == [""] * 4 + ["here\n"] * 4, [child.communicate() for child, line in zip(children, got) if not line]
+    for child, line in zip(children, got):
+        if not line:
+            assert child.wait(timeout=20) == 6
+    end(*children)
+
+
+def test_a_user_cannot_take_by_writing_nonsense(machine):
+    """A store that is not its user's, and one that holds no leases, count for nothing."""
+    forged = machine.path(f"/dev/shm/cantle-{ALICE}/node/leases")
+    forged.mkdir(parents=True)
+    lease = {"id": "x", "task": "x", "name": "x", "slices": [], "placed_ms": 0, "owner": {"pid": 1, "start_ticks": 0}}
+    (forged / "x.json").write_text(json.dumps(lease))
+    subprocess.run(machine.command("chown", "-R", str(BOB), f"/dev/shm/cantle-{ALICE}"), check=True)
+    own = machine.path("/dev/shm/cantle-20300/node/leases")
+    own.mkdir(parents=True)
+    (own / "y.json").write_text("nonsense")
+    subprocess.run(machine.command("chown", "-R", "20300", "/dev/shm/cantle-20300"), check=True)
+    done = run(machine, ROOT, "--gpu", "1")
+    assert done.returncode == 0, done.stderr
+    assert "can't read what another user was given" in done.stderr
+
+
+def test_root_does_not_wait_for_a_user_who_holds_the_lock(machine):
+    assert run(machine, ALICE, "--gpu", "0.5").returncode == 0
+    holder = subprocess.Popen(machine.command("flock", "/dev/shm/cantle.lock", "sleep", "60", user=ALICE), cwd="/")
+    time.sleep(0.5)
+    began = time.monotonic()
+    done = run(machine, ROOT, "--gpu", "0.5")
+    assert done.returncode == 0 and time.monotonic() - began < 30, done.stderr
+    assert "somebody holds /dev/shm/cantle.lock" in done.stderr
+    other = run(machine, BOB, "--gpu", "0.5")
+    assert other.returncode != 0 and "/dev/shm/cantle.lock" in other.stderr
+    end(holder)
