@@ -1,4 +1,5 @@
-"""A whole cantle in a private folder: `cantle up` on simulated GPUs, and the commands a user would type."""
+"""A whole cantle on a machine of its own: `cantle up` as root where everything lies where it lies at a customer's, and the
+commands a user would type."""
 
 import json
 import os
@@ -12,30 +13,32 @@ import time
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+from machine import Machine  # noqa: E402
+
 CANTLE = ROOT / "dist/bin/cantle"
 FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
 FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
 
 
 class Cantle:
-    """One installation: its own state, its own simulated GPUs, its own server."""
+    """One installation: its own machine, its own server; a private folder for logs and as the user's home."""
 
-    def __init__(self, home, sim_gpus="3xA100-40GB"):
+    def __init__(self, home, gpus="3xA100-40GB"):
         self.home = home
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "CANTLE_STATE_DIR": str(home / "state"),
-            "CANTLE_SIM_DIR": str(home / "sim"),
-            "CANTLE_SIM_GPUS": sim_gpus,
-        }
+        self.machine = Machine(gpus)
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(home)}
         self.background = []
+
+    def program(self, *words, user=None, **options):
+        """Runs any program on this machine to its end, alone: no cantle stands between it and the GPUs."""
+        command = self.machine.command(*words, user=user)
+        options = {"timeout": 60, "env": self.env} | options
+        return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
     def cli(self, *words, code=0, timeout=60):
         """Runs one command to its end and returns it; its exit code must be `code` (None: any)."""
-        done = subprocess.run(
-            [CANTLE, *map(str, words)], env=self.env, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL
-        )
+        done = self.program(CANTLE, *words, timeout=timeout)
         assert code is None or done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
@@ -48,7 +51,7 @@ class Cantle:
         """Starts a command that stays; it is stopped at the end of the test."""
         out = open(self.home / log, "wb")
         child = subprocess.Popen(
-            [CANTLE, *map(str, words)], env=self.env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
+            self.machine.command(CANTLE, *words), env=self.env, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL
         )
         self.background.append(child)
         return child
@@ -72,7 +75,7 @@ class Cantle:
         return found
 
     def wait_state(self, task, *states, seconds=20):
-        wait_until(lambda: self.task(task)["state"] in states, seconds, f"{task} in {states}: {self.task(task)}")
+        wait_until(lambda: self.task(task)["state"] in states, seconds, lambda: f"{task} in {states}: {self.task(task)}")
         return self.task(task)
 
     def output(self, task):
@@ -83,12 +86,14 @@ class Cantle:
         return [json.loads(line) for line in self.output(task).splitlines() if line.startswith("{")]
 
     def truth(self):
-        return json.loads(self.cli("sim", "truth", "-o", "json").stdout)["gpus"]
+        """What the driver itself holds of each GPU; nothing of cantle's is asked."""
+        return self.machine.truth()
 
     def used(self):
         return [gpu["used_bytes"] for gpu in self.truth()]
 
-    def stop(self):
+    def end(self):
+        """Ends the commands that stay. The machine stays, with all that they leave behind."""
         for child in self.background:
             if child.poll() is None:
                 child.send_signal(signal.SIGTERM)
@@ -98,6 +103,10 @@ class Cantle:
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
+
+    def stop(self):
+        self.end()
+        self.machine.stop()
 
 
 def wait_until(true, seconds, what):
@@ -111,7 +120,7 @@ def wait_until(true, seconds, what):
 
 @pytest.fixture
 def cantle(tmp_path):
-    """An installation with three simulated GPUs."""
+    """An installation with three GPUs."""
     found = Cantle(tmp_path)
     yield found
     found.stop()
@@ -122,10 +131,10 @@ def make_cantle(tmp_path):
     """Installations with other GPUs."""
     made = []
 
-    def make(sim_gpus):
+    def make(gpus):
         home = tmp_path / str(len(made))
         home.mkdir()
-        made.append(Cantle(home, sim_gpus))
+        made.append(Cantle(home, gpus))
         return made[-1]
 
     yield make

@@ -1,15 +1,13 @@
 """`make gpu-test` is for machines with a real GPU; that it runs, finds what it looks for and writes its results is tried here."""
 
 import json
-import os
-import subprocess
 
 from conftest import ROOT
 
 
-def test_it_writes_what_it_found(tmp_path):
-    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "CANTLE_SIM_GPUS": "1xH100-80GB", "OUT": str(tmp_path / "out")}
-    done = subprocess.run([ROOT / "tests/gpu/run.sh"], env=env, capture_output=True, text=True, timeout=300)
+def test_it_writes_what_it_found(make_cantle, tmp_path):
+    box = make_cantle("1xH100-80GB")
+    done = box.program("make", "-C", ROOT, "gpu-test", env=box.env | {"OUT": str(tmp_path / "out")}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (result,) = tmp_path.joinpath("out").glob("*-nvidia-h100-80gb-hbm3-driver550.163.01-simulated.json")
     record = json.loads(result.read_text())

@@ -1,7 +1,6 @@
 """What the command line says about itself: the reference, the manual pages, and what a shell offers at Tab."""
 
 import re
-import subprocess
 
 from conftest import CANTLE, ROOT
 
@@ -9,9 +8,7 @@ from conftest import CANTLE, ROOT
 def offered(cantle, *words):
     """What bash is offered for the last of these words."""
     env = cantle.env | {"COMPLETE": "bash", "_CLAP_IFS": "\n", "_CLAP_COMPLETE_INDEX": str(len(words))}
-    asked = subprocess.run(
-        [CANTLE, "--", "cantle", *words], env=env, capture_output=True, text=True, timeout=20, check=True
-    )
+    asked = cantle.program(CANTLE, "--", "cantle", *words, env=env, timeout=20, check=True)
     assert asked.stderr == ""
     return asked.stdout.split()
 

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import textwrap
 import time
@@ -13,6 +12,7 @@ import urllib.request
 import pytest
 
 from conftest import CANTLE, FILL, FOUR_QUEUES, ROOT, wait_until
+from machine import STATE
 
 MIB = 1 << 20
 CONTEXT = 416 * MIB
@@ -54,7 +54,11 @@ def names_of_slices(cantle, gpu=0):
 
 
 def faults(cantle, *lines):
-    (cantle.home / "sim/faults").write_text("".join(f"{line}\n" for line in lines))
+    cantle.machine.faults("".join(f"{line}\n" for line in lines))
+
+
+def faults_to_come(cantle):
+    return cantle.machine.path(STATE / "sim/faults").read_text()
 
 
 def foreign(cantle, profile, start, size):
@@ -68,20 +72,17 @@ def foreign(cantle, profile, start, size):
         gi = n.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, {profile}, ctypes.byref(place))
         n.nvmlGpuInstanceCreateComputeInstance(gi, 0)
     """
-    env = dict(cantle.env, LD_LIBRARY_PATH=str(ROOT / "dist/lib/cantle/sim"))
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], env=env, check=True, timeout=60)
+    cantle.program(sys.executable, "-c", textwrap.dedent(script), check=True)
 
 
 def test_a_task_sees_its_instance_and_nothing_else(mig):
-    mig.truth()
     foreign(mig, profile=19, start=0, size=1)
     (other,) = instances(mig)
     seen = json.loads(mig.cli("run", "--mig-profile", "1g.5gb", "--", *SEEN).stdout)
     assert seen["cuda"].startswith("MIG-") and seen["cuda"] == seen["nvidia"]
     assert seen["nvml"] == [seen["cuda"]] != [other["uuid"]]
     assert seen["cuda"] in [found["uuid"] for found in instances(mig)], "it is kept for the next task"
-    outside = subprocess.run(SEEN, env={**mig.env, "CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": "",
-                             "LD_LIBRARY_PATH": str(ROOT / "dist/lib/cantle/sim")}, capture_output=True, text=True, check=True)
+    outside = mig.program(*SEEN, env={**mig.env, "CUDA_VISIBLE_DEVICES": "", "NVIDIA_VISIBLE_DEVICES": ""}, check=True)
     assert len(json.loads(outside.stdout)["nvml"]) == 2, "without cantle both are seen"
 
 
@@ -122,7 +123,6 @@ def test_free_instances_are_used_again_or_make_way(mig):
 
 
 def test_instances_of_others_are_left_alone(mig):
-    mig.truth()
     foreign(mig, profile=19, start=0, size=1)
     before = instances(mig)
     assert "needs 1 GPU, free 0.875 of GPU 0" in mig.cli("run", "--gpus", "1", "--", "true", code=6).stderr
@@ -133,7 +133,6 @@ def test_instances_of_others_are_left_alone(mig):
 
 
 def test_a_half_made_instance_is_undone(mig):
-    mig.truth()
     faults(mig, "nvmlGpuInstanceCreateComputeInstance error=20 once")
     failed = mig.cli("run", "--mig-profile", "1g.5gb", "--", "true", code=7)
     start = int(re.search(r"MIG instance 1g.5gb at (\d) of GPU 0 can't be had", failed.stderr)[1])
@@ -154,7 +153,6 @@ def test_an_instance_that_will_not_go_away_is_named(mig):
 
 
 def test_instances_of_others_are_used_as_they_are(mig):
-    mig.truth()
     foreign(mig, profile=14, start=2, size=2)
     foreign(mig, profile=19, start=0, size=1)
     before = instances(mig)
@@ -179,7 +177,6 @@ def test_instances_of_others_are_used_as_they_are(mig):
 
 
 def test_an_instance_that_is_not_there_is_refused(mig, make_cantle):
-    mig.truth()
     assert "0:0: there is no such MIG instance; none is there" in mig.cli("run", "--gpus", "0:0", "--", "true", code=2).stderr
     foreign(mig, profile=19, start=0, size=1)
     (only,) = instances(mig)
@@ -196,7 +193,6 @@ def test_an_instance_that_is_not_there_is_refused(mig, make_cantle):
 
 def test_daemons_that_use_instances_as_they_are(mig):
     """As ClearML's agent is used on MIG GPUs: `--dynamic-gpus --gpus 0:0,0:1`, a queue's "1" means an instance."""
-    mig.truth()
     for start in (0, 1, 2):
         foreign(mig, profile=19, start=start, size=1)
     before = instances(mig)
@@ -230,10 +226,9 @@ KILLED_IN = [
 def test_killed_at_any_step_nothing_leaks(mig, call):
     if call == "nvmlGpuInstanceDestroy":
         mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
-    mig.truth()
     faults(mig, f"{call} delay_ms=60000 once")
     child = mig.start("run", "--mig-profile", "3g.20gb" if call != "nvmlGpuInstanceDestroy" else "7g.40gb", "--", "true")
-    wait_until(lambda: call not in (mig.home / "sim/faults").read_text(), 20, lambda: mig.log("cantle.log"))
+    wait_until(lambda: call not in faults_to_come(mig), 20, lambda: mig.log("cantle.log"))
     child.kill()
     child.wait()
     mig.cli("run", "--timeout", "20", "--gpus", "1", "--", "true")
@@ -274,7 +269,6 @@ def test_plan_and_status_show_what_stays(mig):
 
 
 def test_a_daemon_cuts_instances_and_leaves_none(mig):
-    mig.truth()
     foreign(mig, profile=19, start=0, size=1)
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
     assert len(places(mig)) == 2
@@ -311,7 +305,7 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
 
 @pytest.mark.parametrize("gpus", ["3xA100-40GB:mig", "2xA100-40GB:mig,1xA100-40GB"])
 def test_four_queues_on_mig_gpus(make_cantle, gpus):
-    """The documentation's example, with memory enforced by the (simulated) hardware where the GPU is in MIG mode."""
+    """The documentation's example, with memory enforced by the hardware where the GPU is in MIG mode."""
     cantle = make_cantle(gpus)
     cantle.up("--queue", *FOUR_QUEUES, "--gpus", "0-2")
     dual = cantle.submit("dual_gpus", *FILL, "--hold", "300")
@@ -351,11 +345,10 @@ def test_whole_gpus_wait_for_one_without_mig_by_policy(make_cantle):
 def test_a_stalled_gpu_holds_up_nobody(make_cantle, call):
     """One of eight GPUs does not answer, while it makes an instance or when it is asked; the others take tasks all the same."""
     cantle = make_cantle("8xA100-40GB:mig")
-    cantle.truth()
     up = cantle.up("--queue", "default=task")
     faults(cantle, f"{call} delay_ms=120000 once")
     slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
-    wait_until(lambda: "delay_ms" not in (cantle.home / "sim/faults").read_text(), 20, lambda: cantle.log())
+    wait_until(lambda: "delay_ms" not in faults_to_come(cantle), 20, lambda: cantle.log())
     answers_again = time.monotonic() + 110
     quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(7)]
     for task in quick:
@@ -370,7 +363,6 @@ def test_a_stalled_gpu_holds_up_nobody(make_cantle, call):
 
 
 def test_a_slow_gpu_gives_its_task_an_instance_in_the_end(mig):
-    mig.truth()
     faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=5000 once")
     began = time.monotonic()
     mig.cli("run", "--mig-profile", "7g.40gb", "--", "true")
@@ -408,17 +400,13 @@ def test_other_gpus_by_what_their_driver_says(make_cantle, gpus, profiles):
         assert json.loads(done.stdout)["total_bytes"] == memory
 
 
-def test_the_script_for_owners_of_a_card_runs(mig):
-    mig.truth()
+def test_the_script_for_owners_of_a_card_runs(mig, make_cantle):
     script = [sys.executable, str(ROOT / "tests/gpu/mig_verify.py"), "--cantle", str(CANTLE)]
-    env = dict(mig.env, LD_LIBRARY_PATH=str(ROOT / "dist/lib/cantle/sim"))
-    done = subprocess.run(script, env=env, capture_output=True, text=True, timeout=180)
+    done = mig.program(*script, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["as_expected"] and report["calls"]["nvmlDeviceCreateGpuInstanceWithPlacement"]["calls"] == 2 * len(report["instances"])
-    off = subprocess.run(
-        script, env=dict(env, CANTLE_SIM_GPUS="1xT4-16GB", CANTLE_SIM_DIR=str(mig.home / "other")), capture_output=True, text=True
-    )
+    off = make_cantle("1xT4-16GB").program(*script)
     assert off.returncode == 1 and "is not in MIG mode" in off.stderr
 
 
@@ -449,12 +437,11 @@ def test_exactly_one_task_makes_room_for_a_more_important_one(mig):
 
 
 def test_an_agent_killed_while_it_makes_an_instance(mig):
-    mig.truth()
     up = mig.up("--queue", "q=task")
     port = re.search(r"cantle is up: http://127.0.0.1:(\d+)", mig.log())[1]
     faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=60000 once")
     task = mig.submit("q", "true", flags=["--mig-profile", "3g.20gb"])
-    wait_until(lambda: "delay_ms" not in (mig.home / "sim/faults").read_text(), 20, lambda: mig.log())
+    wait_until(lambda: "delay_ms" not in faults_to_come(mig), 20, lambda: mig.log())
     up.kill()
     up.wait()
     assert [found["uuid"] for found in instances(mig)] == [None], "half made"

@@ -157,7 +157,7 @@ def test_a_task_moves_for_one_that_fits_nowhere_else(cantle):
     cantle.cli("stop", whole, *halves)
     for task in (whole, *halves):
         cantle.wait_state(task, "stopped")
-    cantle.stop()
+    cantle.end()
 
     halves, whole = scattered("--consolidate")
     for task in (whole, *halves):

@@ -62,7 +62,7 @@ def watchdog_actions(cantle):
 def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, policy):
     cantle = make_cantle("1xA100-40GB")
     copy = tmp_path / "private-copy.so"
-    shutil.copy(ROOT / "dist/lib/cantle/sim/libcuda.so.1", copy)
+    shutil.copy(cantle.machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1"), copy)
     cantle.up("--queue", "half=0.5", "--watchdog", policy, "--metrics-listen", "127.0.0.1:0")
     task = cantle.submit("half", "python3", EVADER, copy, 1024)
     wait_until(lambda: events(cantle, task, "watch"), 30, lambda: cantle.log())

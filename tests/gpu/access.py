@@ -54,11 +54,11 @@ def record_of(command, env, look=lambda: None):
 
 def try_all(bench, home):
     """Names of the paths that were held to the slice, that were not, and that this driver does not have."""
-    libcuda = bench.libcuda or path_of_libcuda()
+    libcuda = path_of_libcuda()
     build(home, libcuda)
     held, broken, absent = [], {}, []
     for name, command in commands(home, libcuda):
-        outside, _ = record_of(command, bench.alone)
+        outside, _ = record_of(command, bench.env)
         if not outside:
             absent.append(name)
             continue

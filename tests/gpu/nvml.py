@@ -8,8 +8,10 @@ class MemoryInfo(ctypes.Structure):
 
 
 class Nvml:
-    def __init__(self, library="libnvidia-ml.so.1"):
-        self.lib = ctypes.CDLL(library)
+    def __init__(self):
+        self.lib = ctypes.CDLL("libnvidia-ml.so.1")
+        # What was measured on a simulated GPU must not pass for anything else.
+        self.simulated = hasattr(self.lib, "cantle_sim_truth_json")
         self._check(self.lib.nvmlInit_v2(), "nvmlInit")
         self.device = ctypes.c_void_p()
         self._check(self.lib.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)), "nvmlDeviceGetHandleByIndex")

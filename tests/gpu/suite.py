@@ -25,7 +25,6 @@ FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
 MIB = 1 << 20
 GIB = 1 << 30
 OUTPUT = {"capture_output": True, "text": True, "timeout": 120}
-SIMULATED = "CANTLE_SIM_GPUS" in os.environ
 
 
 class Skip(Exception):
@@ -33,18 +32,12 @@ class Skip(Exception):
 
 
 class Bench:
-    """The card, the witness, and a private state directory."""
+    """The card, the witness, and cantle as it is without any setting."""
 
     def __init__(self, home):
         self.home = home
-        self.env = dict(os.environ, CANTLE_STATE_DIR=f"{home}/state", HOME=home)
-        self.alone = dict(self.env)
-        if SIMULATED:
-            self.env["CANTLE_SIM_DIR"] = self.alone["CANTLE_SIM_DIR"] = os.environ["CANTLE_SIM_DIR"]
-            self.alone["LD_LIBRARY_PATH"] = str(ROOT / "dist/lib/cantle/sim")
-        self.nvml = Nvml(str(ROOT / "dist/lib/cantle/sim/libnvidia-ml.so.1") if SIMULATED else "libnvidia-ml.so.1")
-        # On real GPUs the loader knows.
-        self.libcuda = str(ROOT / "dist/lib/cantle/sim/libcuda.so.1") if SIMULATED else None
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith("CANTLE_")} | {"HOME": home}
+        self.nvml = Nvml()
         self.total = self.nvml.memory().total
 
     def half(self):
@@ -88,7 +81,7 @@ def a_slice_is_all_there_is(bench):
 
 def without_cantle_nothing_refuses(bench):
     most = bench.half() + GIB
-    done = subprocess.run([*FILL, "--at-most", str(most)], env=bench.alone, capture_output=True, text=True, check=True)
+    done = subprocess.run([*FILL, "--at-most", str(most)], env=bench.env, capture_output=True, text=True, check=True)
     record = json.loads(done.stdout.splitlines()[0])
     assert record["refused_code"] == 0 and record["allocated_bytes"] > bench.half(), record
     return {"allocated_bytes": record["allocated_bytes"]}
@@ -148,7 +141,7 @@ ALLOCATORS = {
 
 def workload(bench, name, env=None):
     """Runs it in half of the GPU, then alone as the control, and gives what both saw."""
-    if SIMULATED and name != "graph":
+    if bench.nvml.simulated and name != "graph":
         raise Skip("simulated GPUs run no kernels")
     command, env = [sys.executable, WORKLOADS, name], env or {}
     with bench.watched() as used:
@@ -156,7 +149,7 @@ def workload(bench, name, env=None):
     if inside.returncode == NOT_INSTALLED:
         raise Skip(inside.stderr.splitlines()[-1])
     assert inside.returncode == 0, f"exit {inside.returncode}: {inside.stderr[-2000:]}"
-    outside = subprocess.run(command, env={**bench.alone, **env}, check=True, **OUTPUT)
+    outside = subprocess.run(command, env={**bench.env, **env}, check=True, **OUTPUT)
     inside, outside = json.loads(inside.stdout.splitlines()[-1]), json.loads(outside.stdout.splitlines()[-1])
     assert inside["total"] == bench.half() and inside["over"] == "refused", inside
     assert outside["total"] > bench.half(), outside
@@ -214,14 +207,11 @@ def judge(check, bench):
 def main():
     out = pathlib.Path(sys.argv[1])
     with tempfile.TemporaryDirectory(prefix="cantle-gpu-") as home:
-        if SIMULATED:
-            os.environ["CANTLE_SIM_DIR"] = f"{home}/sim"
-            subprocess.run([CANTLE, "run", "--gpu", "0.5", "--", "true"], check=True, capture_output=True)
         bench = Bench(home)
         results = [judge(check, bench) for check in CHECKS]
         record = {
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "simulated": SIMULATED,
+            "simulated": bench.nvml.simulated,
             **bench.nvml.describe(),
             "cantle": bench.run("--version").stdout.strip(),
             "results": results,

@@ -12,7 +12,7 @@ use super::entry::{Entry, Stage};
 const DOUBT: Duration = Duration::from_secs(10);
 
 /// How the server's reason begins for a task that an agent gives back.
-const PUT_BACK: &str = "put back: ";
+pub(super) const PUT_BACK: &str = "put back: ";
 
 impl Agent {
     pub(crate) async fn settle_unsettled(&mut self) -> Result<(), WireError> {

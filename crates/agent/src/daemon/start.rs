@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cantle_clearml::quotas::{Fleet, WaitingTask};
 use cantle_clearml::{Error as WireError, Listing, TaskRequest, cantle, queues, subcode, tasks};
-use cantle_model::{LeaseId, QueueId, TaskId};
+use cantle_model::{LeaseId, QueueId, TaskId, TaskStatus};
 use cantle_sched::{Eviction, Plan, Queue, Reason, Start, Wait, Waiting};
 use tokio::time::Instant;
 use tracing::field::Empty;
@@ -16,6 +16,7 @@ use super::Agent;
 use super::entry::{Entry, Stage};
 use super::meter::count;
 use super::queues::{Lines, Queued};
+use super::settle::PUT_BACK;
 use crate::clock::now_ms;
 use crate::job::{Job, JobDir, Outcome};
 use crate::launch::new_lease;
@@ -248,8 +249,6 @@ impl Agent {
     async fn begin(&mut self, lease: &LeaseId) -> Result<(), WireError> {
         let Some(entry) = self.entries.get(lease) else { return Ok(()) };
         let task = entry.job.task.0.clone();
-        let found = self.link.call(&tasks::GetById { task: task.clone() }).await;
-        let Some(found) = self.unless_refused(lease, found)? else { return Ok(()) };
         let report = self.task_report(lease, None);
         let reported = self.link.call_extended(&report).await;
         if let Err(error) = &reported
@@ -260,6 +259,15 @@ impl Agent {
             return self.return_task(lease, &queue, &task, &why).await;
         }
         if self.unless_refused(lease, reported)?.is_none() {
+            return Ok(());
+        }
+        // As late as can be: the server lets a stopped task be started, so a wish to stop it would be lost.
+        let found = self.link.call(&tasks::GetById { task: task.clone() }).await;
+        let Some(found) = self.unless_refused(lease, found)? else { return Ok(()) };
+        let is_ended = found.task.status.is_some_and(TaskStatus::is_final);
+        if is_ended && !found.task.status_reason.starts_with(PUT_BACK) {
+            tracing::info!(%task, "not started: it was stopped meanwhile");
+            self.forget(lease);
             return Ok(());
         }
         let command = self.write_command(lease, &found.task);
