@@ -1,8 +1,9 @@
-"""Our server in a private folder, and ClearML's own programs set up to use it as their users would."""
+"""Our server on a machine with GPUs, and ClearML's own programs set up to use it as their users would."""
 
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 # Another build can be tested by naming it.
 CANTLE = os.environ.get("CANTLE_BIN", str(ROOT / "dist/bin/cantle"))
 BIN = pathlib.Path(sys.executable).parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+from machine import STATE, Here, Machine  # noqa: E402
+
+GPUS = "3xA100-40GB"
+LEASES = "/run/cantle/node/leases"
 
 
 def wait_until(condition, seconds, what):
@@ -32,21 +39,25 @@ def heed_ctrl_c():
 
 
 class Server:
-    """`cantle server` and the environment in which ClearML's programs find it."""
+    """`cantle server` on a machine, and the environment in which ClearML's programs find it."""
 
     def __init__(self, home, *flags):
         self.home = home
         self.background = []
+        self.machines = []
+        # Where an engine runs, it must be on the same machine; so whoever started it made the machine.
+        self.machine = Here() if os.environ.get("CANTLE_TEST_MACHINE") == "here" else self.another()
+        # Here the machine stays, and with it what was there before.
+        self.data = self.machine.path(STATE / "server")
+        self.is_new = not self.data.exists()
         self.env = {
             "PATH": f"{BIN}:{os.environ['PATH']}",
             "HOME": str(home),
-            "CANTLE_STATE_DIR": str(home / "state"),
-            "CANTLE_SIM_DIR": str(home / "sim"),
             "CLEARML_CONFIG_FILE": str(home / "no.conf"),
             "CLEARML_CACHE_DIR": str(home / "cache"),
         }
         self.start([CANTLE, "server", "--listen", "127.0.0.1:0", *flags], "server.log")
-        file = home / "state/server/credentials.json"
+        file = self.data / "credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 20, "server")
         keys = json.loads(file.read_text())
         self.url = keys["url"]
@@ -85,18 +96,29 @@ class Server:
         events = self.api("events.get_task_log", task=task, batch_size=10000, after=0)["events"]
         return "".join(event["msg"] for event in events)
 
-    def start(self, argv, log, **env):
+    def another(self, gpus=GPUS):
+        """One more machine, on which nothing of cantle's has run yet."""
+        self.machines.append(Machine(gpus))
+        return self.machines[-1]
+
+    def command(self, argv, machine=None):
+        """The command line that runs a program in our folder, on the server's machine or on another one."""
+        return (machine or self.machine).command("env", "-C", self.home, *argv)
+
+    def leases(self):
+        return list(self.machine.path(LEASES).glob("*.json"))
+
+    def start(self, argv, log, machine=None, **env):
         """Starts a program that stays, with a process group of its own; it is stopped at the end."""
         out = open(self.home / log, "ab")
         child = subprocess.Popen(
-            list(map(str, argv)),
+            self.command(argv, machine),
             env=self.env | env,
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             preexec_fn=heed_ctrl_c,
-            cwd=self.home,
         )
         self.background.append(child)
         return child
@@ -104,13 +126,12 @@ class Server:
     def run(self, argv, timeout=120, **env):
         """Runs a program to its end, which must be a good one; its stdout."""
         done = subprocess.run(
-            list(map(str, argv)),
+            self.command(argv),
             env=self.env | env,
             capture_output=True,
             text=True,
             timeout=timeout,
             stdin=subprocess.DEVNULL,
-            cwd=self.home,
         )
         assert done.returncode == 0, f"{argv}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout
@@ -144,6 +165,10 @@ class Server:
     def close(self):
         for child in reversed(self.background):
             self.stop(child)
+        if self.is_new:
+            shutil.rmtree(self.data, ignore_errors=True)
+        for machine in {self.machine, *self.machines}:
+            machine.stop()
 
 
 @pytest.fixture

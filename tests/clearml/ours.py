@@ -4,13 +4,13 @@ import json
 
 from conftest import CANTLE, wait_until
 
-SIM = {"CANTLE_SIM_GPUS": "3xA100-40GB", "CLEARML_WORKER_NAME": "node1"}
+NODE = {"CLEARML_WORKER_NAME": "node1"}
 
 
-def daemon(server, *words, gpus="0-2", log="daemon.log", **env):
+def daemon(server, *words, gpus="0-2", log="daemon.log", machine=None, **env):
     """`cantle daemon` with these words, once it serves."""
     argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", gpus, *words, "--server", server.url]
-    child = server.start(argv, log, **SIM | env)
+    child = server.start(argv, log, machine, **NODE | env)
     pattern = "node1:dgpu*"
     workers = lambda: server.api("workers.get_all", last_seen=60, worker_pattern=pattern)["workers"]
     wait_until(lambda: workers() or child.poll() is not None, 30, "the daemon")

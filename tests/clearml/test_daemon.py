@@ -5,16 +5,15 @@ import subprocess
 
 import pytest
 from conftest import CANTLE, wait_until
-from ours import SIM, command, daemon, ended
+from ours import NODE, command, daemon, ended
 
 ALWAYS = "0-24 SUN-SAT"
 
 
 def cantle(server, *words, code=0, **env):
     """Runs a command of cantle to its end; what it prints."""
-    done = subprocess.run(
-        [CANTLE, *words], env=server.env | SIM | env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL, cwd=server.home
-    )
+    argv, env = server.command([CANTLE, *words]), server.env | NODE | env
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL)
     assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout if code == 0 else done.stderr
 
@@ -55,7 +54,7 @@ def test_an_agent_that_cannot_serve_says_so_before_it_goes_to_the_background(ser
 
 def test_server_keys_and_settings_from_clearml_conf(server):
     server.queue("half_gpu")
-    keys = {"CLEARML_API_HOST", "CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY", "CLEARML_CONFIG_FILE", "CANTLE_STATE_DIR"}
+    keys = {"CLEARML_API_HOST", "CLEARML_API_ACCESS_KEY", "CLEARML_API_SECRET_KEY", "CLEARML_CONFIG_FILE"}
     access, secret = server.env["CLEARML_API_ACCESS_KEY"], server.env["CLEARML_API_SECRET_KEY"]
     (server.home / "clearml.conf").write_text(f"""
 # as clearml-init writes it
@@ -70,11 +69,11 @@ agent.worker_name = from-conf-${{SUFFIX}}
 agent {{ downtime: ["{ALWAYS}"] }}
 """)
     words = ["daemon", "--dynamic-gpus", "--gpus", "0-1", "--queue", "half_gpu=0.5"]
-    env = {name: value for name, value in (server.env | SIM).items() if name not in keys | {"CLEARML_WORKER_NAME"}}
+    env = {name: value for name, value in server.env.items() if name not in keys} | {"SUFFIX": "7"}
     # Nothing else on this machine knows the server.
-    env |= {"SUFFIX": "7", "CANTLE_STATE_DIR": str(server.home / "agent-state")}
+    argv = server.command([CANTLE, *words], server.another())
     out = open(server.home / "conf.log", "wb")
-    child = subprocess.Popen([CANTLE, *words], env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
+    child = subprocess.Popen(argv, env=env, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
     server.background.append(child)
     workers = lambda: [worker["id"] for worker in server.api("workers.get_all", last_seen=60)["workers"]]
     wait_until(lambda: workers() or child.poll() is not None, 30, "the daemon")
@@ -85,7 +84,7 @@ agent {{ downtime: ["{ALWAYS}"] }}
     wait_until(lambda: f"takes no tasks at {ALWAYS}" in reason(), 10, "the reason")
     assert server.status(task) == "queued"
     (server.home / "clearml.conf").write_text("api {\n api_server: x\n")
-    broken = subprocess.run([CANTLE, *words], env=env, capture_output=True, text=True, timeout=30)
+    broken = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30)
     assert broken.returncode == 2 and broken.stderr.count("\n") == 1
     assert "clearml.conf: line 3: the section has no end" in broken.stderr
 
@@ -120,8 +119,7 @@ def test_what_cannot_be_is_one_line(server, words, says):
 
 def serve(server, *words, worker, log, **env):
     """`cantle daemon` with these words, once it serves as this worker."""
-    env = SIM | {"CANTLE_SIM_DIR": server.env["CANTLE_SIM_DIR"]} | env
-    child = server.start([CANTLE, "daemon", *words, "--server", server.url], log, **env)
+    child = server.start([CANTLE, "daemon", *words, "--server", server.url], log, **NODE | env)
     workers = lambda: [w["id"] for w in server.api("workers.get_all", last_seen=60)["workers"]]
     wait_until(lambda: worker in workers() or child.poll() is not None, 30, f"{worker}: {server.text(log)}")
     assert child.poll() is None, server.text(log)
@@ -221,9 +219,10 @@ def test_two_agents_of_one_machine_are_two_nodes(server):
         serve(server, *words, worker=f"node1:dgpu{gpu}", log=f"{gpu}.log")
     tasks = [enqueue(server, "single_gpu", str(n), until(server, "go")) for n in range(3)]
     wait_until(lambda: [server.status(task) for task in tasks] == ["in_progress"] * 3, 30, "three of them")
-    nodes = server.api("cantle.get_nodes")["nodes"]
-    held = {node["node"]: [len(gpu["slices"]) for gpu in node["gpus"]] for node in nodes}
-    assert held == {"node1:dgpu0": [1], "node1:dgpu1-2": [1, 1]}
+    nodes = lambda: server.api("cantle.get_nodes")["nodes"]
+    held = lambda: {node["node"]: [len(gpu["slices"]) for gpu in node["gpus"]] for node in nodes()}
+    # A task is said to run before the slices are reported.
+    wait_until(lambda: held() == {"node1:dgpu0": [1], "node1:dgpu1-2": [1, 1]}, 5, "a slice on each GPU")
     assert server.api("queues.get_by_id", queue=queue)["queue"]["entries"] == []
     (server.home / "go").touch()
     assert ended(server, *tasks) == ["completed"] * 3

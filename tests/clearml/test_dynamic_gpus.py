@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the stand-in for dock
 
 @pytest.fixture
 def dynamic(server):
-    """Starts the stock agent on three simulated GPUs; queues are made as they are named."""
+    """Starts the stock agent on three GPUs; queues are made as they are named."""
     home = server.home
     (home / "bin").mkdir()
     (home / "bin/docker").symlink_to(HERE / "docker")
@@ -31,18 +31,14 @@ def dynamic(server):
             "PATH": f"{home}/bin:{server.env['PATH']}",
             "PYTHONPATH": str(MODULE),
             "CANTLE_BIN": CANTLE,
-            "CANTLE_SIM_GPUS": "3xA100-40GB",
             "CLEARML_WORKER_NAME": "node1",
             "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC": "1",
             "PYTHONUNBUFFERED": "1",
             "FAKE_DOCKER_LOG": str(home / "docker.log"),
-            "FAKE_DOCKER_DRIVER": str(ROOT / "dist/lib/cantle/sim"),
             "FAKE_DOCKER_PROGRAM": str(HERE / "greedy.py"),
             # docker's stand-in gives the container nothing of its environment; the agent passes these on as -e.
             "CLEARML_AGENT_EXTRA_DOCKER_ARGS": f"-e GREEDY_REPORT_DIR={home}/reports",
         }
-        # The machine has its GPUs before anybody uses them.
-        server.run([CANTLE, "sim", "truth"], **env)
         argv = ["clearml-agent", "daemon", "--dynamic-gpus", "--gpus", gpus, "--queue", *queues, "--docker", "--foreground"]
         child = server.start(argv, "agent.log", **env)
         wait_until(lambda: "No tasks in Queues" in server.text("agent.log") or child.poll() is not None, 60, "agent")
@@ -73,6 +69,8 @@ def each_is_held_to_its_slice(server, tasks):
         assert seen["devices"] == devices and seen["total"] == limit, "the task sees its slice"
         assert seen["refusal"] == 2, "CUDA_ERROR_OUT_OF_MEMORY"
         assert limit - 1024 * MIB < seen["taken"] <= limit
+    shared = server.machine.used(gpu=2)
+    assert int(A100_40GB * 0.75) - 2048 * MIB < shared <= int(A100_40GB * 0.75), "the driver says the same of the GPU with two slices"
 
 
 def ended(server, task):
@@ -90,10 +88,10 @@ def test_the_documented_example(server, dynamic):
         lambda: "Not enough free GPUs" in server.text("agent.log") and server.text("agent.log"), 30, "the waiting task"
     )
     each_is_held_to_its_slice(server, tasks)
+    assert len(server.leases()) == 2, "the two fractions have slices"
     (server.home / "reports/go").touch()
     assert all(ended(server, task) == "completed" for task in tasks.values()), server.text("agent.log")
-    leases = list((server.home / "sim/node/leases").glob("*.json"))
-    assert leases == [], "slices end with their containers"
+    assert server.leases() == [], "slices end with their containers"
 
 
 @needs_root

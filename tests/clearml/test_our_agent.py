@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from conftest import CANTLE, wait_until
-from ours import SIM, command, daemon, ended
+from ours import command, daemon, ended
 
 def test_exit_states_and_logs_as_clearml_knows_them(server):
     queue = server.queue("half_gpu")
@@ -161,9 +161,8 @@ def test_each_of_many_tasks_is_started_once_by_one_of_many_agents(server):
     for task in tasks:
         server.api("tasks.enqueue", task=task, queue=queue)
     for n in range(AGENTS):
-        env = {"CLEARML_WORKER_NAME": f"box{n}", "CANTLE_SIM_DIR": str(server.home / f"sim{n}"), "CANTLE_STATE_DIR": str(server.home / f"state{n}")}
         argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0-2", "--queue", "eighth=0.125", "--server", server.url]
-        server.start(argv, f"box{n}.log", **SIM | env)
+        server.start(argv, f"box{n}.log", server.another(), CLEARML_WORKER_NAME=f"box{n}")
     wait_until(lambda: not server.api("queues.get_by_id", queue=queue)["queue"]["entries"], 60 + TASKS, "an empty queue")
     assert ended(server, *tasks, seconds=60 + TASKS) == ["completed"] * TASKS
     lines = [line.split() for line in runs.read_text().splitlines()]

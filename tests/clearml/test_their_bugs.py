@@ -8,7 +8,7 @@ import time
 
 import pytest
 from conftest import CANTLE, wait_until
-from ours import SIM, command, daemon, ended
+from ours import NODE, command, daemon, ended
 
 
 def hold(server, name, then="true"):
@@ -43,7 +43,7 @@ def test_a_range_never_lands_on_a_gpu_in_use(server):
     for queue in ("half", "opp"):
         server.queue(queue)
     argv = [CANTLE, "daemon", "--dynamic-gpus", "--gpus", "0", "--queue", "half=0.5", "opp=0.25-1"]
-    done = subprocess.run(argv, env=server.env | SIM, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2 and "opp=0.25-1: a range is MIN-MAX in whole GPUs" in done.stderr
     daemon(server, "--queue", "half=0.5", "opp=1-3")
     half, opp = enqueue(server, hold(server, "half"), "half"), enqueue(server, hold(server, "opp"), "opp")
@@ -103,7 +103,7 @@ def test_a_task_sees_its_own_gpu_only_and_says_what_it_got(server):
 def test_memory_is_what_the_driver_says(server):
     """Theirs: a table in the agent has the L4 with 48 GB."""
     server.queue("half")
-    daemon(server, "--queue", "half=0.5", gpus="0", CANTLE_SIM_GPUS="1xL4-24GB")
+    daemon(server, "--queue", "half=0.5", gpus="0", machine=server.another("1xL4-24GB"))
     task = enqueue(server, command(server, "t", "sh", "-c", "echo limit=$((GPU_MEMORY_LIMIT >> 20))"), "half")
     assert ended(server, task) == ["completed"]
     wait_until(lambda: "limit=" in server.log_of(task), 10, "the log")
@@ -132,7 +132,7 @@ def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, s
     for queue in ("q", "half", "half_gpu"):
         server.queue(queue)
     argv = [CANTLE, "daemon", "--dynamic-gpus", *(["--gpus", "0-2"] if "--gpus" not in words else []), *words]
-    done = subprocess.run(argv, env=server.env | SIM, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(server.command(argv), env=server.env | NODE, capture_output=True, text=True, timeout=30)
     assert done.returncode == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.stderr
 
 
@@ -143,7 +143,7 @@ def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, s
 def test_the_documented_words_for_gpus_work(server, words, env, named):
     """Theirs: `--gpus 0, 1`, as every page of the documentation has it, is refused."""
     server.queue("q")
-    child = server.start([CANTLE, "daemon", "--dynamic-gpus", *words, "--queue", "q=1"], "daemon.log", **SIM | env)
+    child = server.start([CANTLE, "daemon", "--dynamic-gpus", *words, "--queue", "q=1"], "daemon.log", **NODE | env)
     worker = lambda: [worker["id"] for worker in server.api("workers.get_all", last_seen=60)["workers"]]
     wait_until(lambda: worker() or child.poll() is not None, 30, "the daemon")
     assert worker() == [named], server.text("daemon.log")

@@ -1,7 +1,8 @@
-// A whole cantle in a private folder, and a browser that looks at it.
+// A whole cantle on a machine with GPUs of its own, and a browser that looks at it.
 
 import { spawn, spawnSync } from "node:child_process";
-import { mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
+import { once } from "node:events";
+import { mkdirSync, mkdtempSync, openSync, readFileSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import path from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -28,23 +29,54 @@ export async function until(what, ask, timeout_ms = 20_000) {
   throw new Error(`waited ${timeout_ms} ms for: ${what}${last ? ` (${last.message})` : ""}`);
 }
 
+/** A machine with GPUs as an installed driver makes them appear: nothing on it is told that they are simulated. */
+class Machine {
+  static async start(gpus, driverFiles) {
+    const words = [driverFiles, "--gpus", gpus];
+    const holder = spawn(path.join(ROOT, "tests/machine.sh"), words, { env: { PATH: process.env.PATH }, stdio: ["pipe", "pipe", "inherit"] });
+    // It ends with its output closed and nothing said if there can't be such a machine.
+    const [said] = await Promise.race([once(holder.stdout, "data"), once(holder, "exit")]);
+    if (String(said).trim() !== "ready") throw new Error(`no machine with ${gpus}: ${said}`);
+    // Tests that fail early must still come to their end; the machine goes away with them.
+    for (const each of [holder, holder.stdin, holder.stdout]) each.unref();
+    return new Machine(holder);
+  }
+
+  constructor(holder) {
+    this.holder = holder;
+  }
+
+  /** The command line that runs these words on the machine, in the folder we are in. */
+  command(...words) {
+    return ["nsenter", `--mount=/proc/${this.holder.pid}/ns/mnt`, "--", "env", "-C", process.cwd(), ...words];
+  }
+
+  async stop() {
+    this.holder.ref();
+    const ended = once(this.holder, "exit");
+    this.holder.kill("SIGKILL");
+    await ended;
+  }
+}
+
 export class Cantle {
-  /** Starts `cantle` with these words, e.g. `up --queue default=task`, on a port of its own. */
-  static async start(simGpus, ...words) {
-    const cantle = new Cantle(simGpus, words);
+  /** Starts `cantle` with these words, e.g. `up --queue default=task`, on a port of its own and a machine with these GPUs. */
+  static async start(gpus, ...words) {
+    const home = mkdtempSync(path.join(tmpdir(), "cantle-ui-"));
+    const driverFiles = path.join(home, "driver");
+    mkdirSync(driverFiles);
+    const cantle = new Cantle(home, await Machine.start(gpus, driverFiles), words);
     await cantle.#launch("127.0.0.1:0");
     return cantle;
   }
 
-  constructor(simGpus, words) {
-    this.home = mkdtempSync(path.join(tmpdir(), "cantle-ui-"));
+  constructor(home, machine, words) {
+    this.home = home;
+    this.machine = machine;
     this.words = words;
     this.env = {
       PATH: process.env.PATH,
       HOME: this.home,
-      CANTLE_STATE_DIR: path.join(this.home, "state"),
-      CANTLE_SIM_DIR: path.join(this.home, "sim"),
-      CANTLE_SIM_GPUS: simGpus,
       CANTLE: BINARY,
       ...(process.env.CANTLE_LIB_DIR ? { CANTLE_LIB_DIR: process.env.CANTLE_LIB_DIR } : {}),
     };
@@ -54,7 +86,7 @@ export class Cantle {
     const logFile = path.join(this.home, "log");
     const log = openSync(logFile, "w");
     const [command, ...rest] = this.words;
-    this.child = spawn(BINARY, [command, "--listen", listen, ...rest], { env: this.env, stdio: ["ignore", log, log] });
+    this.child = this.spawn([BINARY, command, "--listen", listen, ...rest], ["ignore", log, log]);
     await until(`cantle ${command} to come up`, () => {
       const text = readFileSync(logFile, "utf8");
       if (!this.#running) throw new Error(text);
@@ -65,9 +97,20 @@ export class Cantle {
     this.keys = { access_key: keys.access_key, secret_key: keys.secret_key };
   }
 
-  /** The answer of a command, and its exit code. */
+  /** Starts a program on the machine. */
+  spawn(words, stdio = "ignore") {
+    const [program, ...rest] = this.machine.command(...words);
+    return spawn(program, rest, { env: this.env, stdio });
+  }
+
+  #run(words) {
+    const [program, ...rest] = this.machine.command(BINARY, ...words);
+    return spawnSync(program, rest, { env: this.env, encoding: "utf8", timeout: 60_000 });
+  }
+
+  /** The answer of a command, which must be a good one. */
   cli(...words) {
-    const done = spawnSync(BINARY, words, { env: this.env, encoding: "utf8", timeout: 60_000 });
+    const done = this.#run(words);
     if (done.status !== 0) throw new Error(`cantle ${words.join(" ")}: exit ${done.status}\n${done.stderr}`);
     return done.stdout.trim();
   }
@@ -121,9 +164,10 @@ export class Cantle {
 
   async close() {
     for (const task of this.#running ? this.json("tasks", "--status", "in_progress") : []) {
-      spawnSync(BINARY, ["stop", task.id], { env: this.env });
+      this.#run(["stop", task.id]);
     }
     await this.stop();
+    await this.machine.stop();
     rmSync(this.home, { recursive: true, force: true });
   }
 }

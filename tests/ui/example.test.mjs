@@ -1,7 +1,6 @@
 // The documented example, seen through the page: four queues, three GPUs, one task that must wait.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { after, before, test } from "node:test";
 import { Cantle, closeBrowser, live, open, until } from "./cantle.mjs";
@@ -121,8 +120,8 @@ test("a stopped task can be requeued and run again", async () => {
 });
 
 test("a GPU in MIG mode, of an agent beside it, is drawn with its instance", async () => {
-  const words = ["daemon", "--dynamic-gpus", "--gpus", "3", "--queue", "mig=task", "--create-queue"];
-  beside = spawn(cantle.env.CANTLE, words, { env: cantle.env, stdio: "ignore" });
+  const words = [cantle.env.CANTLE, "daemon", "--dynamic-gpus", "--gpus", "3", "--queue", "mig=task", "--create-queue"];
+  beside = cantle.spawn(words);
   await until("its queue", () => cantle.json("queues").some((queue) => queue.name === "mig"));
   cantle.cli("submit", "--queue", "mig", "--mig-profile", "3g.40gb", "--name", "instance", "--", "sleep", "600");
   await page.goto(`${cantle.url}/ui/gpus`);

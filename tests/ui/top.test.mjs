@@ -25,7 +25,7 @@ before(async () => {
   cantle = await Cantle.start("2xA100-40GB", "up", "--queue", "half=0.5", "single=1", "dual=2");
   for (const [queue, name] of [["half", "first"], ["half", "second"], ["single", "third"], ["dual", "fourth"]]) cantle.fill(queue, name);
   await until("three to run", () => cantle.json("tasks", "--status", "in_progress").length === 3);
-  tmux("-f", "/dev/null", "new-session", "-d", "-s", "top", "-x", "150", "-y", "24", "sh");
+  tmux("-f", "/dev/null", "new-session", "-d", "-s", "top", "-x", "150", "-y", "24", ...cantle.machine.command("sh"));
   press("cantle_binary() { $CANTLE \"$@\"; }; PS1='ready> '", "Enter");
 });
 

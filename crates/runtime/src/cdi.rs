@@ -173,7 +173,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let specs = dir.path().join("run/cdi");
         spec().write(&specs, "lease-1").unwrap();
-        let text = fs::read_to_string(specs.join("cantle-lease-1.json")).unwrap();
+        let path = specs.join("cantle-lease-1.json");
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        assert_eq!(mode & 0o777, 0o600, "it names what a task has");
+        let text = fs::read_to_string(path).unwrap();
         let expected = serde_json::json!({
             "cdiVersion": "0.5.0",
             "kind": "cantle.dev/slice",

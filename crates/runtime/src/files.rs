@@ -1,7 +1,8 @@
 //! Files of JSON that are there whole or not at all.
 
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use serde::Serialize;
@@ -18,10 +19,10 @@ pub(crate) enum Survives {
     PowerCut,
 }
 
-/// Whole or not at all.
+/// Whole or not at all. Only the owner may read it: a task's variables are among what is written.
 pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, survives: Survives) -> io::Result<()> {
     let fresh = path.with_extension("tmp");
-    let mut file = File::create(&fresh)?;
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
     file.write_all(&serde_json::to_vec(value)?)?;
     if survives == Survives::PowerCut {
         file.sync_data()?;

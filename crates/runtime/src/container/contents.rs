@@ -20,12 +20,16 @@ fn library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH), "/usr/lib64".to_owned()]
 }
 
-/// All of it as edits of a CDI device: for engines that take devices by name, and for Kubernetes.
+/// All of it as edits of a CDI device: for engines that take devices by name, and for Kubernetes. The task's own variables are
+/// not among them: a device's description lies in a file that others than the task may come to read, and they can be secrets.
 #[must_use]
 pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf]) -> Edits {
     let node = |path: &PathBuf| DeviceNode { path: path.clone(), permissions: DEVICE_PERMISSIONS.to_owned() };
     Edits {
-        env: variables(spec).iter().map(|(name, value)| format!("{name}={value}")).collect(),
+        env: variables(&TaskSpec { env: BTreeMap::new(), ..spec.clone() })
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"))
+            .collect(),
         device_nodes: devices.iter().map(node).collect(),
         mounts: mounts(spec, driver_files).into_iter().map(cdi_mount).collect(),
     }

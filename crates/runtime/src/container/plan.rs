@@ -173,7 +173,7 @@ mod tests {
     use crate::{Confinement, DriverLibraries, DriverLibrary};
     use cantle_model::{GpuUuid, LeaseId, Milli, Slice};
 
-    fn planned(way: Way) -> Plan {
+    fn spec() -> TaskSpec {
         let library = |name: &str| DriverLibrary { real: format!("/real/{name}").into(), names: Vec::new() };
         let slice = Slice {
             gpu: GpuUuid("GPU-a".to_owned()),
@@ -181,7 +181,7 @@ mod tests {
             memory_limit_bytes: 20 << 30,
             mig: None,
         };
-        let spec = TaskSpec {
+        TaskSpec {
             lease: LeaseId("lease-1".to_owned()),
             slices: vec![slice],
             argv: vec!["true".into()],
@@ -197,7 +197,10 @@ mod tests {
                 },
                 wish: crate::BackendWish::Auto,
             },
-        };
+        }
+    }
+
+    fn planned(way: Way) -> Plan {
         let container = ContainerSpec {
             task: TaskId::from("task-1"),
             image: "img:1".to_owned(),
@@ -205,7 +208,7 @@ mod tests {
             devices: vec!["/dev/nvidia0".into()],
             driver_files: Vec::new(),
         };
-        plan(&spec, &container, &Admitted::default(), way).unwrap()
+        plan(&spec(), &container, &Admitted::default(), way).unwrap()
     }
 
     #[test]
@@ -225,6 +228,15 @@ mod tests {
         assert_eq!(request.device_ids.as_deref(), Some(&["cantle.dev/slice=lease-1".to_owned()][..]));
         let head = &as_device.log_head;
         assert!(head.contains(" --device=cantle.dev/slice=lease-1 ") && !head.contains("--mount"), "{head}");
+    }
+
+    /// The description of a device lies in a file; the engine is told the task's variables by its socket.
+    #[test]
+    fn a_device_has_none_of_the_tasks_variables() {
+        let env = BTreeMap::from([("CLEARML_API_SECRET_KEY".to_owned(), "secret".into())]);
+        let edits = super::super::slice_edits(&TaskSpec { env, ..spec() }, &[], &[]);
+        let names: Vec<&str> = edits.env.iter().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        assert!(names.contains(&"CANTLE_SLICE") && !names.contains(&"CLEARML_API_SECRET_KEY"), "{names:?}");
     }
 
     #[test]
