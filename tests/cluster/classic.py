@@ -124,9 +124,9 @@ def forget(api, node):
 class ClassicNode(Driver):
     """The device plugin of a node."""
 
-    def __init__(self, plane, home, node, sim_gpus, flags, kubelet_dir, cdi_dir, sim_dir):
+    def __init__(self, plane, home, node, machine, flags, kubelet_dir):
         plugins = ["--path", "classic", "--device-plugin-dir", kubelet_dir / "device-plugins", *flags]
-        super().__init__(plane, home, node, sim_gpus, plugins, kubelet_dir, cdi_dir, sim_dir)
+        super().__init__(plane, home, node, machine, plugins, kubelet_dir)
 
     def annotations(self):
         return self.plane.api.get(f"/api/v1/nodes/{self.node}")["metadata"].get("annotations", {})

@@ -19,7 +19,8 @@ from driver import Driver
 from injector import Injector
 from processes import wait_until
 from queues import Queues, Server
-from worker import Worker
+from worker import KUBELET_DIR, Worker
+from worker_machine import Machine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -59,10 +60,10 @@ def worker(programs, folder, plane):
 
 @pytest.fixture
 def second_worker(programs, folder, plane, worker):
-    """Another node on this machine. What its kubelet mounts, nobody else sees: its pods can have no volumes."""
+    """Another node, on a machine of its own."""
     made = folder / "second"
     made.mkdir()
-    yield from run_worker(programs, made, plane, name="second", is_first=False)
+    yield from run_worker(programs, made, plane, name="second")
     plane.api.delete("/api/v1/nodes/second")
     shutil.rmtree(made)
 
@@ -163,18 +164,26 @@ def injector(plane, tmp_path_factory):
 
 @pytest.fixture
 def make_node(plane, folder):
-    """Starts what runs on a node, a Driver or a kind of it, on simulated GPUs; stopped at the end."""
-    made = []
+    """Starts what runs on a node, a Driver or a kind of it, on a worker's machine or on one that has these GPUs and nothing else;
+    stopped at the end."""
+    made, machines = [], []
 
-    def make(kind, node_name, sim_gpus, *flags, kubelet_dir=None, cdi_dir=None, sim_dir=None):
+    def make(kind, node_name, machine, *flags):
         home = pathlib.Path(tempfile.mkdtemp(prefix="d", dir=folder))
-        folders = (kubelet_dir or home / "kubelet", cdi_dir or home / "cdi", sim_dir or home / "sim")
-        made.append(kind(plane, home, node_name, sim_gpus, flags, *folders))
+        kubelet_dir = KUBELET_DIR
+        if isinstance(machine, str):
+            if os.geteuid() != 0:
+                pytest.skip("a machine with GPUs and a fresh /run needs root")
+            machines.append(Machine(machine))
+            machine, kubelet_dir = machines[-1], home / "kubelet"
+        made.append(kind(plane, home, node_name, machine, flags, kubelet_dir))
         return made[-1].start()
 
     yield make
     for each in made:
         each.remove()
+    for machine in machines:
+        machine.stop()
 
 
 @pytest.fixture
@@ -187,10 +196,8 @@ def make_driver(make_node):
 def start(worker, make_driver):
     """Starts the DRA driver of a node, usually the first; the kubelet knows it when this returns."""
 
-    def start(sim_gpus, *flags, on=worker):
-        on.forget_gpus()
-        folders = {"kubelet_dir": on.kubelet_dir, "cdi_dir": on.cdi_dir, "sim_dir": on.sim_dir}
-        driver = make_driver(on.name, sim_gpus, *flags, **folders)
+    def start(gpus, *flags, on=worker):
+        driver = make_driver(on.name, on.with_gpus(gpus), *flags)
         wait_until(lambda: "registered with the kubelet" in driver.log(), 60, driver.log)
         return driver
 

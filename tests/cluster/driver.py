@@ -1,9 +1,7 @@
 """cantle's DRA driver of a node, as a user starts it, and the outside witness of its GPUs."""
 
-import json
 import os
 import pathlib
-import subprocess
 
 from api import RESOURCE
 from chart import NODE
@@ -14,18 +12,13 @@ CANTLE = ROOT / "dist/bin/cantle"
 
 
 class Driver:
-    def __init__(self, plane, home, node, sim_gpus, flags, kubelet_dir, cdi_dir, sim_dir):
-        self.plane, self.home, self.node, self.cdi_dir, self.sim_dir = plane, home, node, cdi_dir, sim_dir
-        self.env = {
-            "PATH": os.environ["PATH"],
-            "HOME": str(home),
-            "CANTLE_STATE_DIR": str(home / "state"),
-            "CANTLE_SIM_DIR": str(sim_dir),
-            "CANTLE_SIM_GPUS": sim_gpus,
-        }
-        words = ["controller", "node", "--kubeconfig", self.kubeconfig(), "--node", node]
-        words += ["--kubelet-dir", kubelet_dir, "--cdi-dir", cdi_dir, *flags]
-        self.program = Program("driver", home, [CANTLE, *words], self.env)
+    def __init__(self, plane, home, node, machine, flags, kubelet_dir):
+        self.plane, self.home, self.node, self.machine = plane, home, node, machine
+        # Where it is by default; seen from here.
+        self.cdi_dir = machine.path("/run/cdi")
+        words = ["controller", "node", "--kubeconfig", self.kubeconfig(), "--node", node, "--kubelet-dir", kubelet_dir, *flags]
+        env = {"PATH": os.environ["PATH"], "HOME": str(home)}
+        self.program = Program("driver", home, machine.command(CANTLE, *words), env)
 
     def kubeconfig(self):
         """Of the chart's service account on this node, as a pod of the DaemonSet has it."""
@@ -50,18 +43,15 @@ class Driver:
     def devices(self):
         return {device["name"]: device for each in self.slices() for device in each["spec"].get("devices", [])}
 
-    def cli(self, *words):
-        return subprocess.run([CANTLE, *words], env=self.env, check=True, capture_output=True, text=True, timeout=60).stdout
-
     def truth(self):
-        """What the simulated GPUs themselves hold."""
-        return json.loads(self.cli("sim", "truth", "-o", "json"))["gpus"]
+        """What the GPUs themselves hold."""
+        return self.machine.truth()
 
     def leases(self):
-        return sorted((self.sim_dir / "node/leases").glob("*.json"))
+        return leases(self.machine)
 
     def faults(self, script):
-        (self.sim_dir / "faults").write_text(script)
+        self.machine.faults(script)
 
     def log(self):
         return self.program.log()
@@ -74,3 +64,7 @@ class Driver:
         self.stop()
         for each in self.slices():
             self.plane.api.delete(f"{RESOURCE}/resourceslices/{each['metadata']['name']}")
+
+
+def leases(machine):
+    return sorted(machine.path("/run/cantle/node/leases").glob("*.json"))

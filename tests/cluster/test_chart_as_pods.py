@@ -4,13 +4,13 @@
 import contextlib
 import json
 import re
-import subprocess
 
 import chart
 import classic
 
 from api import RESOURCE, node
 from chart import NAMESPACE, ROOT
+from driver import leases
 from processes import wait_until
 from documented import LABELLED
 from test_check import check
@@ -20,11 +20,6 @@ from test_pods import GIB
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 # Those that have one, and their pods at the default values.
 PARTS = ("webhook", "node", "scheduler")
-
-
-def truth(worker):
-    command = [ROOT / "dist/bin/cantle", "--sim-dir", worker.sim_dir, "sim", "truth", "-o", "json"]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)["gpus"]
 
 
 def what_is_wrong(api):
@@ -58,7 +53,6 @@ def installed(plane, values, pods):
     import helm_python
 
     api = plane.api
-    values = {**values, "node": {"extraArgs": ["--sim-gpus", "1xA100-40GB"]}}
 
     def of(version):
         return {**values, **{part: {**values.get(part, {}), "podAnnotations": {"version": version}} for part in PARTS}}
@@ -88,23 +82,22 @@ def installed(plane, values, pods):
 def fractions_through_an_upgrade(api, worker, namespace, upgrade):
     pods = Documented(api, namespace)
     held(pods.fill(LABELLED), 20 << 10)
-    (gpu,) = truth(worker)
+    (gpu,) = worker.machine.truth()
     assert gpu["used_bytes"] <= 20 * GIB and len(gpu["processes"]) == 1
     # All parts are replaced by others; the pod goes on.
     before = pods.get("train-pod")["status"]["containerStatuses"]
     upgrade("next")
     held(pods.fill(LABELLED, "second"), 20 << 10)
     assert pods.get("train-pod")["status"]["containerStatuses"][0]["containerID"] == before[0]["containerID"]
-    assert truth(worker)[0]["used_bytes"] <= 40 * GIB
+    assert worker.machine.truth()[0]["used_bytes"] <= 40 * GIB
     for name in ["train-pod", "second"]:
         pods.delete(name)
         pods.wait_gone(name)
-    leases = worker.sim_dir / "node/leases"
-    wait_until(lambda: not list(leases.glob("*.json")), 60, lambda: list(leases.iterdir()))
+    wait_until(lambda: not leases(worker.machine), 60, lambda: leases(worker.machine))
 
 
 def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
-    worker.forget_gpus()
+    worker.with_gpus("1xA100-40GB")
     with installed(plane, {}, pods=3) as upgrade:
         wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
         fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
@@ -128,7 +121,7 @@ def is_told_of_instances(plane, folder):
 
 
 def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, namespace, tmp_path):
-    worker.forget_gpus()
+    worker.with_gpus("1xA100-40GB")
     try:
         with installed(plane, classic.VALUES, pods=5) as upgrade:
             fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)

@@ -1,4 +1,4 @@
-"""Pods that come and go at random on eight simulated GPUs, half a minute of them (ten in `make soak`), and what must hold at
+"""Pods that come and go at random on eight GPUs, half a minute of them (ten in `make soak`), and what must hold at
 every instant meanwhile. The oracle tries every place of every GPU; the witness is the driver's own list of instances."""
 
 import collections

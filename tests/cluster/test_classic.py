@@ -13,6 +13,7 @@ from processes import wait_until
 from test_churn import check_node
 from test_documented_pods import held
 from test_pods import OUT_OF_MEMORY
+from worker import KUBELET_DIR
 
 GIB = 1 << 30
 
@@ -32,9 +33,8 @@ def start(system, make_node):
 
 @pytest.fixture
 def on_worker(worker, start):
-    def on_worker(sim_gpus, *flags):
-        worker.forget_gpus()
-        node = start(worker.name, sim_gpus, *flags, kubelet_dir=worker.kubelet_dir, cdi_dir=worker.cdi_dir, sim_dir=worker.sim_dir)
+    def on_worker(gpus, *flags):
+        node = start(worker.name, worker.with_gpus(gpus), *flags)
         node.wait_registered()
         return node
 
@@ -97,7 +97,7 @@ def test_a_kubelet_that_restarts_loses_nothing(pods, on_worker, worker):
 def test_a_plugin_killed_between_allocate_and_start(pods, on_worker, worker):
     node = on_worker("1xA100-80GB")
     # What the plugin asks the kubelet then has no answer, so it stays between the two.
-    socket = worker.kubelet_dir / "pod-resources/kubelet.sock"
+    socket = worker.machine.path(KUBELET_DIR / "pod-resources/kubelet.sock")
     away = socket.with_name("away.sock")
     socket.rename(away)
     try:

@@ -1,5 +1,6 @@
 """Real pods on a real kubelet: what the scheduler gave is what they have, and no more."""
 
+import json
 import os
 import time
 
@@ -205,6 +206,12 @@ def test_the_next_driver_takes_over(pods, start):
     pods.create("half", "half", command=("sleep", "600"))
     pods.wait_running("half")
     (spec,) = driver.cdi_dir.glob("cantle-*.json")
+    (device,) = json.loads(spec.read_text())["devices"]
+    nodes = {node["path"] for node in device["containerEdits"]["deviceNodes"]}
+    assert nodes == {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+    files = {mount["hostPath"] for mount in device["containerEdits"]["mounts"]}
+    real = {f"/usr/lib/{os.uname().machine}-linux-gnu/{name}.so.550.163.01" for name in ["libcuda", "libnvidia-ml"]}
+    assert real < files, "the installed driver's own"
     driver.stop()
     driver.start()
     assert spec.exists() and len(driver.leases()) == 1

@@ -32,15 +32,14 @@ def on_worker(system, worker, programs, make_node, tmp_path):
     """Starts both device plugins of the worker node."""
     started = []
 
-    def on_worker(sim_gpus, replicas=None, **sharing):
-        worker.forget_gpus()
-        plugin = NvidiaPlugin(programs / "nvidia-device-plugin", tmp_path, worker.sim_dir, sim_gpus, replicas, **sharing)
+    def on_worker(gpus, replicas=None, **sharing):
+        machine = worker.with_gpus(gpus)
+        plugin = NvidiaPlugin(programs / "nvidia-device-plugin", tmp_path, machine, replicas, **sharing)
         started.append(plugin.program.start())
-        folders = {"kubelet_dir": worker.kubelet_dir, "cdi_dir": worker.cdi_dir, "sim_dir": worker.sim_dir}
-        node = make_node(ClassicNode, worker.name, sim_gpus, "--reservation", **folders)
+        node = make_node(ClassicNode, worker.name, machine, "--reservation")
         node.wait_registered()
-        gpus = int(sim_gpus.split("x")[0]) * (replicas or 1)
-        node.wait_allocatable("nvidia.com/gpu", str(gpus))
+        count = int(gpus.split("x")[0]) * (replicas or 1)
+        node.wait_allocatable("nvidia.com/gpu", str(count))
         return node
 
     yield on_worker

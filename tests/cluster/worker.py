@@ -1,9 +1,8 @@
-"""A worker node: containerd and kubelet, as they are."""
+"""A worker node: containerd and kubelet, as they are, on a machine of their own."""
 
 import json
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import time
@@ -11,14 +10,11 @@ import time
 from control_plane import GATES
 from image import IMAGES
 from processes import Program, free_ports, pids_with, wait_until
+from worker_machine import WorkerMachine
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Of the first node only: run.sh has put them there.
 KUBELET_DIR = pathlib.Path("/var/lib/kubelet")
-CDI_DIR = pathlib.Path("/var/run/cdi")
-SIM_DIR = pathlib.Path("/var/lib/cantle/sim")
-# Every kubelet has its device plugins there, wherever else its folder is; a second one gets a place of its own.
-HIDDEN = ["unshare", "--mount", "sh", "-c", f'mount -t tmpfs tmpfs {KUBELET_DIR}/device-plugins && exec "$@"', "sh"]
+CDI_DIR = pathlib.Path("/run/cdi")
 # With cgroups of version 1 there is one folder for each controller.
 CGROUPS = [path for path in pathlib.Path("/sys/fs/cgroup").iterdir() if path.is_dir() and (path / "cgroup.procs").exists()]
 if pathlib.Path("/sys/fs/cgroup/cgroup.procs").exists():
@@ -46,9 +42,8 @@ state = '{dir}/state'
     default_runtime_name = 'runc'
     [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
       runtime_type = 'io.containerd.runc.v2'
-      base_runtime_spec = '{dir}/base.json'
       [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
-        BinaryName = '{runc}'
+        BinaryName = '{runtime}'
         SystemdCgroup = false
 [plugins.'io.containerd.nri.v1.nri']
   disable = true
@@ -56,17 +51,13 @@ state = '{dir}/state'
 
 
 class Worker:
-    def __init__(self, folder, programs, control_plane, name="worker", is_first=True):
+    def __init__(self, folder, programs, control_plane, name="worker"):
         self.folder, self.programs, self.plane, self.name = folder, programs, control_plane, name
+        self.machine = WorkerMachine()
         self.containerd_dir = folder / "containerd"
-        self.kubelet_dir, self.cdi_dir, self.sim_dir = KUBELET_DIR, CDI_DIR, SIM_DIR
-        self.hidden = [] if is_first else HIDDEN
-        if not is_first:
-            self.kubelet_dir, self.cdi_dir, self.sim_dir = (folder / part for part in ["kubelet", "cdi", "sim"])
         self.port, self.health_port = free_ports(2)
         self.socket = self.containerd_dir / "containerd.sock"
-        for made in [self.containerd_dir / "cni", self.cdi_dir, self.sim_dir]:
-            made.mkdir(parents=True)
+        (self.containerd_dir / "cni").mkdir(parents=True)
         self.cgroup = f"cantle-test-{os.getpid()}-{name}"
         for folder in CGROUPS:
             (folder / self.cgroup).mkdir(exist_ok=True)
@@ -74,29 +65,17 @@ class Worker:
         self.kubelet = self.make_kubelet()
 
     def make_containerd(self):
-        fields = {"dir": self.containerd_dir, "cdi": self.cdi_dir, "pause": IMAGES["pause"], "runc": shutil.which("runc")}
-        fields["cni"] = ROOT / "tests/cluster/cni"
+        here = ROOT / "tests/cluster"
+        fields = {"dir": self.containerd_dir, "cdi": CDI_DIR, "pause": IMAGES["pause"], "cni": here / "cni", "runtime": here / "runtime.sh"}
         config = self.containerd_dir / "config.toml"
         config.write_text(CONTAINERD.format(**fields))
-        pods = {"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "pods"}]}
+        # Pods of all nodes are in one network.
+        plugin = {"type": "pods", "addresses": str(self.plane.folder / "pod-addresses")}
+        pods = {"cniVersion": "1.0.0", "name": "pods", "plugins": [plugin]}
         (self.containerd_dir / "cni/pods.conflist").write_text(json.dumps(pods))
-        (self.containerd_dir / "base.json").write_text(json.dumps(self.base_spec()))
         # It looks for its shim beside itself.
         env = {"PATH": f"{self.programs}:{os.environ['PATH']}", "HOME": str(self.folder)}
-        return Program("containerd", self.folder, [self.programs / "containerd", "--config", config], env)
-
-    def base_spec(self):
-        """What every container begins with. As NVIDIA's container runtime does where it is the default one, it gives all of
-        them the driver and all GPUs; only what cantle puts over that holds a container to its slice."""
-        spec = json.loads(self.ctr("oci", "spec"))
-        # The engine itself leaves this one away.
-        spec["mounts"] = [mount for mount in spec["mounts"] if mount["destination"] != "/run"]
-        bind = lambda source, to, mode: {"type": "bind", "source": str(source), "destination": to, "options": ["rbind", mode]}
-        for name in ["libcuda.so.1", "libnvidia-ml.so.1"]:
-            spec["mounts"].append(bind(ROOT / "dist/lib/cantle/sim" / name, f"/usr/lib/x86_64-linux-gnu/{name}", "ro"))
-        spec["mounts"].append(bind(self.sim_dir, str(self.sim_dir), "rw"))
-        spec["process"]["env"] = [f"CANTLE_SIM_DIR={self.sim_dir}"]
-        return spec
+        return Program("containerd", self.folder, self.machine.command(self.programs / "containerd", "--config", config), env)
 
     def make_kubelet(self):
         certificates, name, leaf = self.plane.certificates, self.name, f"kubelet-{self.name}"
@@ -138,9 +117,9 @@ class Worker:
         }
         path = self.folder / "kubelet.json"
         path.write_text(json.dumps(config))
-        flags = [f"--config={path}", f"--kubeconfig={certificates.kubeconfig(leaf)}", f"--root-dir={self.kubelet_dir}"]
-        flags += [f"--cert-dir={self.kubelet_dir / 'pki'}", f"--hostname-override={name}", "--node-ip=127.0.0.1"]
-        return Program("kubelet", self.folder, [*self.hidden, self.programs / "kubelet", *flags])
+        flags = [f"--config={path}", f"--kubeconfig={certificates.kubeconfig(leaf)}", f"--root-dir={KUBELET_DIR}"]
+        flags += [f"--cert-dir={KUBELET_DIR / 'pki'}", f"--hostname-override={name}", "--node-ip=127.0.0.1"]
+        return Program("kubelet", self.folder, self.machine.command(self.programs / "kubelet", *flags))
 
     def start(self, images):
         self.containerd.start()
@@ -155,10 +134,10 @@ class Worker:
         self.plane.api.merge(f"/api/v1/nodes/{self.name}/status", {"status": {"addresses": addresses}})
         return self
 
-    def forget_gpus(self):
-        """For a test with other ones."""
-        shutil.rmtree(self.sim_dir)
-        self.sim_dir.mkdir()
+    def with_gpus(self, gpus):
+        """The machine, which now has these and no others."""
+        self.machine.insert(gpus)
+        return self.machine
 
     def ctr(self, *words):
         command = [self.programs / "ctr", "--address", self.socket, "--namespace", "k8s.io", *map(str, words)]
@@ -172,7 +151,7 @@ class Worker:
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def stop(self):
-        """Kubelet, then the containers, then containerd; then what they leave: mounts and cgroups."""
+        """Kubelet, then the containers, then containerd; then what they leave: the machine with its mounts, and cgroups."""
         self.kubelet.kill()
         if self.containerd.child and self.containerd.child.poll() is None:
             for task in self.ctr("tasks", "list", "--quiet").split():
@@ -181,15 +160,8 @@ class Worker:
         # The shims outlive it; each has the name of its socket among its words.
         for pid in pids_with(str(self.socket)):
             os.kill(pid, signal.SIGKILL)
-        unmount_below(self.folder)
+        self.machine.stop()
         remove_cgroups(self.cgroup)
-
-
-def unmount_below(folder):
-    mounts = pathlib.Path("/proc/mounts").read_text().splitlines()
-    below = [line.split()[1] for line in mounts if line.split()[1].startswith(f"{folder}/")]
-    for place in sorted(below, reverse=True):
-        subprocess.run(["umount", "--lazy", place], capture_output=True)
 
 
 def remove_cgroups(name):
