@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cantle_model::Lease;
 use nix::fcntl::OFlag;
@@ -23,8 +23,9 @@ const SHARED: &str = "/dev/shm";
 const PREFIX: &str = "cantle-";
 const LOCK: &str = "/dev/shm/cantle.lock";
 /// Decisions take milliseconds. Whoever holds the lock for longer is not deciding.
-const WAIT_MAX: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(2);
+/// Three seconds.
+const LOOKS_MAX: u32 = 1500;
 
 /// Somebody holds the lock for longer than a decision takes.
 static IS_HELD_ON_PURPOSE: AtomicBool = AtomicBool::new(false);
@@ -70,15 +71,17 @@ impl Node {
         let path = Path::new(LOCK);
         let file = open_lock().map_err(|e| AgentError::file(path, &e))?;
         // Once it was waited for in vain, it is only tried.
-        let wait = if IS_HELD_ON_PURPOSE.load(Ordering::Relaxed) { Duration::ZERO } else { WAIT_MAX };
-        let until = Instant::now() + wait;
+        let mut looks = if IS_HELD_ON_PURPOSE.load(Ordering::Relaxed) { 0 } else { LOOKS_MAX };
         loop {
             match file.try_lock() {
                 Ok(()) => {
                     IS_HELD_ON_PURPOSE.store(false, Ordering::Relaxed);
                     return Ok(Some(file));
                 }
-                Err(fs::TryLockError::WouldBlock) if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
+                Err(fs::TryLockError::WouldBlock) if looks > 0 => {
+                    looks -= 1;
+                    std::thread::sleep(LOOK_EVERY);
+                }
                 // Root's decisions do not wait for a user who holds it on purpose.
                 Err(fs::TryLockError::WouldBlock) if own_uid() == 0 => {
                     if !IS_HELD_ON_PURPOSE.swap(true, Ordering::Relaxed) {
