@@ -1,5 +1,5 @@
 # What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
-.PHONY: build demo test bench gpu-test soak screenshots setup clean
+.PHONY: build demo test docker-matrix bench gpu-test soak screenshots setup clean
 
 build:
 	cargo xtask dist
@@ -12,6 +12,10 @@ demo: build
 
 test: build setup
 	cargo xtask test
+
+# Slices in containers of further engines (docs/containers.md); the first time it builds one of them, which takes ten minutes.
+docker-matrix: build setup
+	tests/docker/matrix.sh
 
 bench: build
 	tests/bench/run.sh

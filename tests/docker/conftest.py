@@ -5,6 +5,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 
@@ -16,9 +17,11 @@ HERE = pathlib.Path(__file__).resolve().parent
 spec = importlib.util.spec_from_file_location("installation", ROOT / "tests/e2e/conftest.py")
 installation = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(installation)
+from machine import STATE, Here  # noqa: E402
 
 IMAGE = "cantle-test:base"
-LIBRARIES = ROOT / "dist/lib/cantle"
+NODE = pathlib.Path("/run/cantle/node")
+DRIVER = "/usr/lib/x86_64-linux-gnu"
 LEASE = "cantle.dev/lease"
 
 
@@ -47,6 +50,9 @@ class Engine:
         (found,) = self.client("ps", "--quiet", "--no-trunc", "--filter", f"label=cantle.dev/task={task}").stdout.split()
         return found
 
+    def remove(self, container):
+        self.client("rm", "--force", container, code=None)
+
     def inspect(self, container):
         return json.loads(self.client("inspect", container).stdout)[0]
 
@@ -66,15 +72,56 @@ class Engine:
 
 
 class Cantle(installation.Cantle):
-    """An installation that knows the engine."""
+    """An installation that knows the engine, on the machine that the engine runs on; other tests follow on the same machine.
 
-    def __init__(self, home, sim_gpus, engine):
-        super().__init__(home, sim_gpus)
-        self.env["DOCKER_HOST"] = f"unix://{engine.socket}"
+    It has the GPUs that are named: what the others hold must stay nothing."""
+
+    def __init__(self, home, gpus, engine):
+        self.home, self.gpus, self.engine = home, gpus, engine
+        self.machine = Here()
+        self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "DOCKER_HOST": f"unix://{engine.socket}"}
+        self.background = []
+
+    def up(self, *words, **options):
+        named = () if "--gpus" in words else ("--gpus", ",".join(map(str, self.gpus)))
+        return super().up(*named, *words, **options)
+
+    def used(self):
+        held = super().used()
+        assert not any(each for gpu, each in enumerate(held) if gpu not in self.gpus), held
+        return [held[gpu] for gpu in self.gpus]
 
     def said(self, task):
         """The task's own lines: the agent writes into the same log."""
         return [line for line in self.output(task).splitlines() if not line.startswith("cantle: ")]
+
+    def leases(self):
+        return [path.name for path in (NODE / "leases").glob("*.json")]
+
+    def stop(self):
+        """Takes the containers away; the agent gives back what they had. The machine is as fresh as it was."""
+
+        def nothing_left():
+            left = self.engine.containers()
+            for container in left:
+                self.engine.remove(container)
+            return not left and not self.leases()
+
+        try:
+            installation.wait_until(nothing_left, 60, lambda: f"leases {self.leases()}, containers {self.engine.containers()}")
+        finally:
+            self.end()
+            self.machine.stop()
+            for path in [NODE, *(each for each in STATE.iterdir() if each.name != "sim")]:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def driver(*gpus, folder=DRIVER, caps=()):
+    """Options of `docker run` that do what NVIDIA's runtime does: the driver's libraries and the nodes of these GPUs."""
+    nodes = [*(f"/dev/nvidia{gpu}" for gpu in gpus), "/dev/nvidiactl", "/dev/nvidia-uvm", *caps]
+    names = ("libcuda.so.1", "libnvidia-ml.so.1")
+    libraries = [word for name in names for word in ("-v", f"{DRIVER}/{name}:{folder}/{name}:ro")]
+    return [*libraries, *(word for node in nodes for word in ("--device", str(node)))]
 
 
 @pytest.fixture(scope="session")
@@ -87,16 +134,13 @@ def engine():
 
 @pytest.fixture
 def make_cantle(tmp_path, engine):
-    """An installation with the given simulated GPUs."""
+    """An installation with the given GPUs of the machine."""
     made = []
 
-    def make(sim_gpus):
-        made.append(Cantle(tmp_path, sim_gpus, engine))
+    def make(gpus):
+        made.append(Cantle(tmp_path, gpus, engine))
         return made[-1]
 
     yield make
     for each in made:
         each.stop()
-    # Tasks outlive their agent; these are not to outlive their test.
-    for container in engine.containers():
-        engine.client("rm", "--force", container, code=None)

@@ -47,8 +47,11 @@ start)
     ;;
 restart)
     pid=$(dockerd_pid)
+    containerd=$(cat "$dir/exec/containerd/containerd.pid" 2>/dev/null || echo 0)
     kill -9 "$pid"
     wait_gone "$pid"
+    # Its containerd dies with it, a moment later: whoever starts in that moment takes it for one that runs.
+    [ "$containerd" = 0 ] || wait_gone "$containerd" || true
     begin
     ;;
 stop)

@@ -13,11 +13,15 @@ export CONTAINERS_CONF="$dir/containers.conf" CONTAINERS_STORAGE_CONF="$dir/stor
 
 configure() {
     mkdir -p "$dir"
+    # Where the controller of processes is bound to v1, Podman's own limit would keep every container from starting.
+    pids=
+    if [ "$(stat -fc %T /sys/fs/cgroup)" = cgroup2fs ] && ! grep -qw pids /sys/fs/cgroup/cgroup.controllers; then pids="pids_limit = 0"; fi
     # Limits that need no privilege, no network, cgroups without systemd; runc takes cgroups v1 and v2, and both at once.
     cat >"$CONTAINERS_CONF" <<CONF
 [containers]
 default_ulimits = ["nofile=1024:1024", "nproc=4096:4096"]
 netns = "none"
+$pids
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"

@@ -1,14 +1,17 @@
-"""`cantle up --docker`: the agent's tasks in containers, with the simulated driver and docker's own client as witnesses."""
+"""`cantle up --docker`: the agent's tasks in containers, with the driver and docker's own client as witnesses."""
 
 import base64
 import json
+import pathlib
 import re
 import urllib.request
 
 import registry
-from conftest import IMAGE, ROOT, installation
+from conftest import IMAGE, ROOT, driver, installation
 
 GIB = 1 << 30
+# The machine's GPU whose instances can be asked for.
+MIG = 3
 EXAMPLES = ["-v", f"{ROOT}/examples:/examples:ro"]
 FILL = ["python3", "/examples/fill_slice.py"]
 wait_until = installation.wait_until
@@ -40,7 +43,7 @@ def container_in(cantle, task):
 
 def test_four_queues_on_three_gpus(make_cantle, engine):
     """The example of the documentation, as ClearML's users type it."""
-    cantle = make_cantle("3xA100-40GB")
+    cantle = make_cantle([0, 1, 2])
     queues = installation.FOUR_QUEUES
     cantle.up("--gpus", "0-2", "--docker", IMAGE, *EXAMPLES, "--ipc=host", "--queue", *queues)
     dual = cantle.submit("dual_gpus", *held_until("/tmp/go"))
@@ -77,7 +80,7 @@ def test_four_queues_on_three_gpus(make_cantle, engine):
 
 def test_four_halves_on_two_gpus(make_cantle, engine):
     """A fifth gets the slice of one whose container was taken away from outside."""
-    cantle = make_cantle("2xA100-40GB")
+    cantle = make_cantle([0, 1])
     cantle.up("--gpus", "0,", "1", "--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES)
     tasks = [cantle.submit("half_gpu", *hold(600)) for _ in range(5)]
     for task in tasks[:4]:
@@ -98,7 +101,7 @@ def test_four_halves_on_two_gpus(make_cantle, engine):
 
 def test_a_tasks_own_container(make_cantle, engine):
     """Image, arguments and set-up script of the task go before the daemon's, as with ClearML's agent."""
-    cantle = make_cantle("1xA100-40GB")
+    cantle = make_cantle([0])
     engine.client("tag", IMAGE, "cantle-test:own")
     cantle.env["CLEARML_AGENT_EXTRA_DOCKER_ARGS"] = "-e FOR_ALL='of the daemon'"
     cantle.up("--queue", "q=0.5", "--docker", IMAGE, "-e", "DEFAULT=yes")
@@ -130,7 +133,7 @@ def test_a_tasks_own_container(make_cantle, engine):
 
 def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
     """ClearML's agent does so. This image has no Python packages, so that such a task fails; its container is told before."""
-    cantle = make_cantle("1xA100-40GB")
+    cantle = make_cantle([0])
     cantle.up("--queue", "q=0.5", "--docker", IMAGE, "-e", "A=two words")
     script = {"entry_point": "train.py", "diff": "print(1)", "binary": "python3"}
     sdk = call(cantle, "tasks.create", name="train", type="training", script=script)["id"]
@@ -146,7 +149,7 @@ def test_the_daemons_image_is_written_into_tasks_of_the_sdk(make_cantle):
 
 def test_an_engine_that_hangs_holds_up_nobody_else(make_cantle, engine, tmp_path):
     """The next task waits for the engine; the one on the other GPU goes on, and the agent looks after it."""
-    cantle = make_cantle("2xA100-40GB")
+    cantle = make_cantle([0, 1])
     go = tmp_path / "go"
     go.mkdir()
     cantle.up("--queue", "one=1", "--docker", IMAGE, *EXAMPLES, "-v", f"{go}:/go:ro")
@@ -168,7 +171,7 @@ def test_an_engine_that_hangs_holds_up_nobody_else(make_cantle, engine, tmp_path
 
 
 def test_the_engine_dies_and_comes_back(make_cantle, engine):
-    cantle = make_cantle("1xA100-40GB")
+    cantle = make_cantle([0])
     cantle.up("--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES)
     task = cantle.submit("half_gpu", *held_until("/tmp/go"))
     wait_until(lambda: cantle.used() == [20 * GIB], 60, cantle.used)
@@ -186,7 +189,7 @@ def test_the_engine_dies_and_comes_back(make_cantle, engine):
 
 
 def test_the_agent_dies_and_comes_back(make_cantle, engine):
-    cantle = make_cantle("1xA100-40GB")
+    cantle = make_cantle([0])
     words = ["--queue", "half_gpu=0.5", "--docker", IMAGE, *EXAMPLES]
     agent = cantle.up(*words)
     task = cantle.submit("half_gpu", *held_until("/tmp/go"))
@@ -209,7 +212,7 @@ def test_the_agent_dies_and_comes_back(make_cantle, engine):
 
 
 def test_twenty_at_once(make_cantle, engine, tmp_path):
-    cantle = make_cantle("3xA100-40GB")
+    cantle = make_cantle([0, 1, 2])
     go = tmp_path / "go"
     go.mkdir()
     cantle.up("--queue", "eighth=0.125", "--docker", IMAGE, *EXAMPLES, "-v", f"{go}:/go:ro")
@@ -225,14 +228,14 @@ def test_twenty_at_once(make_cantle, engine, tmp_path):
 
 
 def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine):
-    """Around the filter, at the simulated driver itself: it lets in who has what stands for an instance's device nodes."""
-    cantle = make_cantle("1xA100-40GB:mig")
+    """Around the filter, at the driver itself: it lets in who has the instance's device nodes."""
+    cantle = make_cantle([MIG])
     cantle.up("--queue", "q=task", "--docker", IMAGE)
     tasks = [cantle.submit("q", "sh", "-c", "echo up; sleep 600", flags=["--mig-profile", "1g.5gb"]) for _ in range(2)]
     for task in tasks:
         wait_until(lambda t=task: cantle.said(t) == ["up"], 60, lambda t=task: cantle.output(t))
     uuids = lambda: {piece["task"]: piece["mig"]["uuid"] for piece in cantle.json("gpus")[0]["slices"]}  # noqa: E731
-    wait_until(lambda: sorted(filter(None, map(uuids().get, tasks))) == sorted(i["uuid"] for i in cantle.truth()[0]["mig"]), 20, uuids)
+    wait_until(lambda: sorted(filter(None, map(uuids().get, tasks))) == sorted(i["uuid"] for i in cantle.truth()[MIG]["mig"]), 20, uuids)
     held = uuids()
     init = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).cuInit(0))"
     nodes = {}
@@ -245,19 +248,19 @@ def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine
             for task in (own, other)
         ]
         assert opened == ["0", "100"], "CUDA_ERROR_NO_DEVICE for the neighbour's"
-        nodes[own] = engine.client("exec", container, "ls", "/run/cantle/sim/dev/nvidia-caps").stdout.split()
+        nodes[own] = engine.client("exec", container, "ls", "/dev/nvidia-caps").stdout.split()
     assert len(nodes[tasks[0]]) == len(nodes[tasks[1]]) == 2, "of the GPU instance and of its compute instance"
     assert not set(nodes[tasks[0]]) & set(nodes[tasks[1]])
     # The negative control: with all nodes both are there for everybody.
-    folders = ["--network", "none", "-v", f"{cantle.home}/sim:/sim", "-e", "CANTLE_SIM_DIR=/sim", "-v", f"{ROOT}/dist/lib/cantle/sim:/driver:ro"]
+    options = ["--network", "none", *driver(MIG, caps=sorted(pathlib.Path("/dev/nvidia-caps").iterdir()))]
     for task in tasks:
-        words = [*folders, "-e", f"CUDA_VISIBLE_DEVICES={held[task]}", IMAGE, "python3", "-c", init, "/driver/libcuda.so.1"]
+        words = [*options, "-e", f"CUDA_VISIBLE_DEVICES={held[task]}", IMAGE, "python3", "-c", init, "libcuda.so.1"]
         assert engine.client("run", "--rm", *words).stdout.strip() == "0"
 
 
 def test_people_are_told_that_an_image_is_fetched(make_cantle, engine, tmp_path):
     """An image that is not here comes from a registry; `run` says so on stderr, a task of the daemon in its log."""
-    cantle = make_cantle("1xA100-40GB")
+    cantle = make_cantle([0])
     engine.client("save", "--output", tmp_path / "image.tar", IMAGE)
     with registry.serving(tmp_path / "image.tar") as image:
         said = cantle.cli("run", "--gpu", "0.5", "--image", image, "--", "echo", "from afar")

@@ -1,4 +1,4 @@
-"""`cantle up --podman`: Podman's own service, with its own client and the simulated driver as witnesses."""
+"""`cantle up --podman`: Podman's own service, with its own client and the driver as witnesses."""
 
 import os
 import pathlib
@@ -29,6 +29,9 @@ class Podman(Engine):
         assert code is None or done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def remove(self, container):
+        self.client("rm", "--force", "--time", "0", container, code=None)
+
 
 @pytest.fixture
 def podman():
@@ -40,11 +43,9 @@ def podman():
 
 @pytest.fixture
 def cantle(tmp_path, podman):
-    found = Cantle(tmp_path, "1xA100-40GB", podman)
+    found = Cantle(tmp_path, [0], podman)
     yield found
     found.stop()
-    for container in podman.containers():
-        podman.client("rm", "--force", "--time", "0", container, code=None)
 
 
 def test_tasks_in_podmans_containers(cantle, podman):
@@ -60,7 +61,7 @@ def test_tasks_in_podmans_containers(cantle, podman):
         assert (code, shown) == (2, 20480) and 19 * 1024 < taken < 20480
     assert cantle.used() == [20 * GIB]
     # Whoever enters the container meets the same limit.
-    entered = podman.client("exec", podman.container_of(stays), "env", "-i", "CANTLE_SIM_DIR=/run/cantle/sim", *FILL, code=None)
+    entered = podman.client("exec", podman.container_of(stays), "env", "-i", *FILL, code=None)
     assert entered.returncode != 0 and cantle.used() == [20 * GIB]
 
     cantle.cli("stop", stays)

@@ -71,11 +71,11 @@ pub(crate) fn find(soname: &str) -> Option<PathBuf> {
 }
 
 /// The nodes through which programs speak with the GPUs of these minor numbers, as far as they exist.
-pub(crate) fn device_nodes(minors: &[u32]) -> Vec<PathBuf> {
+pub(crate) fn device_nodes(root: &Path, minors: &[u32]) -> Vec<PathBuf> {
     let own = minors.iter().map(|minor| format!("nvidia{minor}"));
     // The last one is all there is in Windows' subsystem for Linux.
     let shared = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "dxg"].map(str::to_owned);
-    let nodes = own.chain(shared).map(|name| Path::new("/dev").join(name));
+    let nodes = own.chain(shared).map(|name| root.join("dev").join(name));
     nodes.filter(|node| node.exists()).collect()
 }
 

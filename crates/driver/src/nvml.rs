@@ -255,7 +255,7 @@ impl Driver for Session {
                 capabilities.extend(nodes::of_instance(self.installation.root(), minor, instance)?);
             }
         }
-        let mut devices = libraries::device_nodes(&minors);
+        let mut devices = libraries::device_nodes(self.installation.root(), &minors);
         devices.extend(capabilities);
         let files = libraries::companions(&self.libraries()?, &self.versions().driver);
         Ok(ContainerParts { devices, files })

@@ -1,5 +1,5 @@
-//! The real shim over a simulated GPU in real containers, with the simulator's truth as witness:
-//! `tests/docker/run.sh` starts an engine and runs this. Without it, a skip.
+//! The real shim over the driver of a machine with GPUs in real containers, with the driver's truth as witness:
+//! `tests/docker/run.sh` makes the machine, starts an engine on it and runs this. Without them, a skip.
 
 #![allow(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
 
@@ -8,80 +8,85 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cantle_runtime::{Exit, Output, Running, TaskSpec, cdi, slice_edits};
+use cantle_runtime::{ContainerSpec, Exit, Output, Running, TaskSpec, cdi, slice_edits};
 use common::docker::{Docker, lease, output, spec};
 use common::{Bench, eventually, stdout};
 
-/// A slice of a simulated GPU with the real shim: `make build` makes both.
-struct SimSlice {
+/// A slice of the machine's first GPU with the real shim: `make build` makes it.
+struct GpuSlice {
     bench: Bench,
-    lib_dir: PathBuf,
     spec: TaskSpec,
 }
 
 const LIMIT_MIB: u64 = 8 << 10;
 const CARD_MIB: u64 = 40 << 10;
+const NODES: [&str; 3] = ["/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"];
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
 }
 
-impl SimSlice {
+fn nodes() -> Vec<PathBuf> {
+    NODES.map(PathBuf::from).into()
+}
+
+impl GpuSlice {
     fn new() -> Option<Self> {
-        let lib_dir = repository().join("dist/lib/cantle");
-        if !lib_dir.join("shim/libcuda.so.1").exists() || !lib_dir.join("sim/libcuda.so.1").exists() {
-            eprintln!("skipped: no shim or no simulated driver; run `make build`");
+        let shim_dir = repository().join("dist/lib/cantle/shim");
+        if !shim_dir.join("libcuda.so.1").exists() {
+            eprintln!("skipped: no shim; run `make build`");
             return None;
         }
+        let folder = format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
+        let installed = ["libcuda.so.1", "libnvidia-ml.so.1"]
+            .map(|name| Path::new(&folder).join(name).canonicalize().ok())
+            .into_iter()
+            .collect::<Option<Vec<_>>>();
+        let has_nodes = NODES.iter().all(|node| Path::new(node).exists());
+        let (Some([cuda, nvml]), true) = (installed.as_deref(), has_nodes) else {
+            eprintln!(
+                "skipped: this machine has no GPU and no driver; tests/docker/run.sh makes one that has"
+            );
+            return None;
+        };
         let bench = Bench::new();
-        let sim_dir = bench.path("sim");
-        let truth = simulator(&lib_dir, &sim_dir, &["create", "1xA100-40GB"]);
-        let uuid = truth["gpus"][0]["uuid"].as_str().unwrap().to_owned();
+        let uuid = truth()[0]["uuid"].as_str().unwrap().to_owned();
         let limit = cantle_ledger::host::GpuLimit {
             uuid: cantle_ledger::host::parse_uuid(&uuid).unwrap(),
             limit_bytes: LIMIT_MIB << 20,
-            context_bytes: context_bytes(&lib_dir, &sim_dir),
+            context_bytes: context_bytes(),
         };
         let lease = lease(&bench);
         cantle_ledger::host::create(&bench.path("slice"), &lease.0, &[limit]).unwrap();
         let mut spec = spec(&bench, &[]);
         spec.slices[0].gpu = cantle_model::GpuUuid(uuid);
-        spec.confinement.shim_dir = lib_dir.join("shim");
-        spec.confinement.sim_dir = Some(sim_dir);
-        spec.confinement.libraries.cuda.real = lib_dir.join("sim/libcuda.so.1");
-        spec.confinement.libraries.nvml.real = lib_dir.join("sim/libnvidia-ml.so.1");
-        Some(Self { bench, lib_dir, spec })
+        spec.confinement.shim_dir = shim_dir;
+        spec.confinement.libraries.cuda.real.clone_from(cuda);
+        spec.confinement.libraries.nvml.real.clone_from(nvml);
+        Some(Self { bench, spec })
     }
 
     async fn start(&self, docker: &Docker, script: &str) -> Running {
         let spec = TaskSpec { argv: ["sh", "-c", script].map(Into::into).into(), ..self.spec.clone() };
         let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
-        let container = docker.container(&["-v", &tools]);
+        let container = ContainerSpec { devices: nodes(), ..docker.container(&["-v", &tools]) };
         docker.engine.start(&spec, &container, Output::TaskDir(self.bench.path("task"))).await.unwrap()
-    }
-
-    fn truth(&self) -> serde_json::Value {
-        simulator(&self.lib_dir, &self.bench.path("sim"), &["truth"])
     }
 }
 
-fn simulator(lib_dir: &Path, sim_dir: &Path, args: &[&str]) -> serde_json::Value {
-    let script = repository().join("tests/docker/sim.py");
-    let output = Command::new("python3").arg(script).arg(lib_dir).arg(sim_dir).args(args).output().unwrap();
+/// What the driver itself holds of each GPU.
+fn truth() -> serde_json::Value {
+    let script = repository().join("tests/docker/truth.py");
+    let output = Command::new("python3").arg(script).output().unwrap();
     assert!(output.status.success(), "{}", common::stderr(&output));
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// What the simulated card takes for a context, seen from outside: what a process without a slice can't get of 40 GiB.
+/// What the card takes for a context, seen from outside: what a process without a slice can't get of 40 GiB.
 /// At the same time the negative control: without cantle the same program takes the whole card.
-fn context_bytes(lib_dir: &Path, sim_dir: &Path) -> u64 {
+fn context_bytes() -> u64 {
     let script = repository().join("tests/docker/fill.py");
-    let output = Command::new("python3")
-        .arg(script)
-        .env("LD_LIBRARY_PATH", lib_dir.join("sim"))
-        .env("CANTLE_SIM_DIR", sim_dir)
-        .output()
-        .unwrap();
+    let output = Command::new("python3").arg(script).output().unwrap();
     let taken_mib: u64 = stdout(&output).split(' ').next().unwrap().parse().unwrap();
     assert!(taken_mib > CARD_MIB * 9 / 10, "{}", stdout(&output));
     (CARD_MIB - taken_mib) << 20
@@ -90,14 +95,14 @@ fn context_bytes(lib_dir: &Path, sim_dir: &Path) -> u64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_gets_its_slice_and_no_more() {
     let Some(docker) = Docker::new().await else { return };
-    let Some(slice) = SimSlice::new() else { return };
+    let Some(slice) = GpuSlice::new() else { return };
     // Four processes at once; together they get one slice.
     let script = "for i in 1 2 3 4; do python3 /tools/fill.py 300 5 & done; wait";
     let mut task = slice.start(&docker, script).await;
     eventually("all four have met the limit", || output(&slice.bench).lines().count() == 4);
 
     let lines = output(&slice.bench);
-    let truth = slice.truth();
+    let held = truth();
     let pids = task.pids();
     task.stopper().kill().await;
     task.wait().await;
@@ -108,21 +113,21 @@ async fn a_container_gets_its_slice_and_no_more() {
             "out of memory, in a card as large as the slice: {line}"
         );
     }
-    let used = truth["gpus"][0]["used_bytes"].as_u64().unwrap();
-    assert_eq!(used, LIMIT_MIB << 20, "contexts included: {truth}");
-    let processes = truth["gpus"][0]["processes"].as_array().unwrap();
+    let used = held[0]["used_bytes"].as_u64().unwrap();
+    assert_eq!(used, LIMIT_MIB << 20, "contexts included: {held}");
+    let processes = held[0]["processes"].as_array().unwrap();
     assert_eq!(processes.len(), 4);
     for process in processes {
         let pid = u32::try_from(process["pid"].as_u64().unwrap()).unwrap();
         assert!(pids.contains(&pid), "the driver and the runtime mean the same process: {pid} in {pids:?}");
     }
-    assert_eq!(slice.truth()["gpus"][0]["used_bytes"], 0, "all of it came back");
+    assert_eq!(truth()[0]["used_bytes"], 0, "all of it came back");
 }
 
 /// Ways in which a task tries to get more than its slice. Each prints what it got.
 const ATTEMPTS: [&str; 23] = [
     "python3 /tools/fill.py",
-    "env -i CANTLE_SIM_DIR=/run/cantle/sim /usr/bin/python3 /tools/fill.py",
+    "env -i /usr/bin/python3 /tools/fill.py",
     "unset CUDA_VISIBLE_DEVICES NVIDIA_VISIBLE_DEVICES GPU_MEMORY_LIMIT CANTLE_SLICE; python3 /tools/fill.py",
     "GPU_MEMORY_LIMIT=99999999999 python3 /tools/fill.py",
     "mkdir /tmp/fake; CANTLE_SLICE_DIR=/tmp/fake python3 /tools/fill.py",
@@ -142,7 +147,7 @@ const ATTEMPTS: [&str; 23] = [
     "LD_AUDIT=/usr/lib64/libcuda.so.1 python3 /tools/fill.py || python3 /tools/fill.py",
     "setsid --wait sh -c 'setsid --wait sh -c \"setsid --wait python3 /tools/fill.py\"'",
     "setpriv --reuid=65534 --clear-groups python3 /tools/fill.py",
-    "mkdir /tmp/jail; mount --rbind / /tmp/jail; chroot / env -i CANTLE_SIM_DIR=/run/cantle/sim python3 /tools/fill.py",
+    "mkdir /tmp/jail; mount --rbind / /tmp/jail; chroot / env -i python3 /tools/fill.py",
     // The last one: from here on nothing is given to anybody any more.
     "dd if=/dev/zero of=/run/cantle/slice/usage bs=4096 count=1 conv=notrunc; python3 /tools/fill.py",
 ];
@@ -150,7 +155,7 @@ const ATTEMPTS: [&str; 23] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_container_cannot_lift_its_limit() {
     let Some(docker) = Docker::new().await else { return };
-    let Some(slice) = SimSlice::new() else { return };
+    let Some(slice) = GpuSlice::new() else { return };
     let script = ATTEMPTS.map(|attempt| format!("( {attempt} ) 2>/dev/null")).join("; ");
 
     let mut task = slice.start(&docker, &script).await;
@@ -177,7 +182,7 @@ fn podman_run(dir: &Path, options: &[&str]) -> std::process::Output {
         .args(["run", "--rm", "-v", &tools])
         .args(options)
         .args(["localhost/cantle-test:base", "sh", "-c"])
-        .arg("test -c /dev/kmsg && echo node; env -i CANTLE_SIM_DIR=/run/cantle/sim python3 /tools/fill.py")
+        .arg("test -b /dev/nvidia0 && test ! -e /dev/nvidia1 && echo nodes; env -i python3 /tools/fill.py")
         .output()
         .unwrap()
 }
@@ -189,10 +194,10 @@ fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
         eprintln!("skipped: no podman; run tests/docker/run.sh where it can be installed");
         return;
     };
-    let Some(slice) = SimSlice::new() else { return };
+    let Some(slice) = GpuSlice::new() else { return };
     let lease = slice.spec.lease.0.as_str();
     let is_new = !Path::new(CDI_DIR).exists();
-    let container_edits = slice_edits(&slice.spec, &[PathBuf::from("/dev/kmsg")], &[]);
+    let container_edits = slice_edits(&slice.spec, &nodes(), &[]);
     let device = cdi::Device { name: lease.to_owned(), container_edits };
     cdi::Spec::of_slices(vec![device]).write(Path::new(CDI_DIR), lease).unwrap();
 
@@ -205,9 +210,9 @@ fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
     }
 
     let text = stdout(&with);
-    let (node, filled) =
+    let (seen, filled) =
         text.trim().split_once('\n').unwrap_or_else(|| panic!("{text}{}", common::stderr(&with)));
-    assert_eq!(node, "node");
+    assert_eq!(seen, "nodes");
     let taken_mib: u64 = filled.split(' ').next().unwrap().parse().unwrap();
     assert!(taken_mib < LIMIT_MIB && filled.ends_with(&format!(" 2 {LIMIT_MIB}")), "{filled}");
     assert!(!after.status.success(), "a device that is gone is unknown to the engine");

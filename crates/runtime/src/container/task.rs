@@ -21,6 +21,8 @@ use crate::{Backend, Exit, StartError, TaskSpec, holder_of};
 /// An engine that is away is asked again in so long.
 const AGAIN: Duration = Duration::from_millis(500);
 
+/// How often it is looked again for a container that the engine does not know any more.
+const DOUBTS: u32 = 4;
 /// How often an answer that makes no sense is asked for again.
 const LOOKS: u32 = 20;
 
@@ -111,19 +113,35 @@ impl Container {
         if let Some(exit) = self.exit {
             return exit;
         }
+        let (mut said, mut doubts) = (None, 0);
         let exit = loop {
             // The stream ends when the container does, or when the engine goes away; only the state tells which.
             let ended = self.docker.wait_container(&self.id, None::<WaitContainerOptions>);
             let mut ended = std::pin::pin!(ended);
             loop {
                 tokio::select! {
-                    item = ended.next() => if item.is_none_or(|item| item.is_err()) { break },
+                    item = ended.next() => match item {
+                        Some(Ok(answer)) => said = i32::try_from(answer.status_code).ok(),
+                        Some(Err(Error::DockerContainerWaitError { code, .. })) => {
+                            said = i32::try_from(code).ok();
+                            break;
+                        }
+                        None | Some(Err(_)) => break,
+                    },
                     signal = next(&mut self.signals) => pass_on(&self.docker, &self.id, signal).await,
                 }
             }
+            // Of a container that is just ending, Podman may know neither the code nor the container itself for a moment.
             match look(&self.docker, &self.id).await {
-                Seen::Ended(code) => break code.map_or(Exit::Lost, Exit::Code),
-                Seen::Gone => break self.remembered(),
+                Seen::Ended(Some(code)) => break Exit::Code(code),
+                Seen::Ended(None) | Seen::Gone => {
+                    let exit = self.remembered(said);
+                    if exit != Exit::Lost || doubts == DOUBTS {
+                        break exit;
+                    }
+                    doubts += 1;
+                    tokio::time::sleep(AGAIN).await;
+                }
                 Seen::Running | Seen::Nothing => tokio::time::sleep(AGAIN).await,
             }
         };
@@ -147,9 +165,10 @@ impl Container {
         ContainerStopper { docker: self.docker.clone(), id: self.id.clone() }
     }
 
-    /// Removed already: by us before a restart, or by somebody else.
-    fn remembered(&self) -> Exit {
-        self.dir.as_ref().and_then(TaskDir::read_exit).unwrap_or(Exit::Lost)
+    /// Removed already: by us before a restart, or by somebody else. `said` is the code that the engine gave when it ended.
+    fn remembered(&self, said: Option<i32>) -> Exit {
+        let written = self.dir.as_ref().and_then(TaskDir::read_exit);
+        written.or(said.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
     }
 }
 

@@ -95,16 +95,23 @@ pub struct Slot {
     pub generation: u64,
     /// The process in its own pid namespace.
     pub pid: u32,
-    /// When it started, in clock ticks since boot: with the pid, its name in every namespace.
+    /// When it started, in clock ticks since boot.
     pub start_ticks: u64,
+    /// Its pid namespace: with the pid and the start, its name in every namespace. 0 without `/proc`.
+    pub pid_namespace: u64,
     /// Granules held in each domain of each device.
     pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
 }
 
 impl Slot {
     /// A slot nobody uses.
-    pub const FREE: Self =
-        Self { generation: 0, pid: 0, start_ticks: 0, held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES] };
+    pub const FREE: Self = Self {
+        generation: 0,
+        pid: 0,
+        start_ticks: 0,
+        pid_namespace: 0,
+        held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
+    };
 }
 
 impl Device {

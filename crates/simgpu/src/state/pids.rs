@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Mutex;
 
 use super::layout::Slot;
@@ -13,17 +14,22 @@ static KNOWN: Mutex<BTreeMap<Registered, u32>> = Mutex::new(BTreeMap::new());
 /// More processes than a machine has slots; older entries are of the dead.
 const KEPT: usize = 4096;
 
-/// A process as its slot has it: generation, pid, start.
-type Registered = (u64, u32, u64);
+/// A process as its slot has it: generation, pid, start, pid namespace.
+type Registered = (u64, u32, u64, u64);
 
 /// When this process started, in clock ticks since the machine's boot. 0 without `/proc`.
 pub(super) fn own_start_ticks() -> u64 {
     start_ticks("self").unwrap_or(0)
 }
 
+/// The pid namespace of this process. 0 without `/proc`.
+pub(super) fn own_namespace() -> u64 {
+    namespace("self").unwrap_or(0)
+}
+
 /// The pid of the process in `slot` as this process sees it; its own pid where it can't be seen from here.
 pub(super) fn seen_from_here(slot: &Slot) -> u32 {
-    let registered = (slot.generation, slot.pid, slot.start_ticks);
+    let registered = (slot.generation, slot.pid, slot.start_ticks, slot.pid_namespace);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(pid) = known.get(&registered) {
         return *pid;
@@ -38,7 +44,10 @@ pub(super) fn seen_from_here(slot: &Slot) -> u32 {
 
 fn search(slot: &Slot) -> Option<u32> {
     let is_it = |pid: u32| {
-        start_ticks(&pid.to_string()) == Some(slot.start_ticks) && innermost(pid) == Some(slot.pid)
+        // Two containers that start in the same tick have the same pid inside. Who may not see a namespace takes the rest for it.
+        start_ticks(&pid.to_string()) == Some(slot.start_ticks)
+            && innermost(pid) == Some(slot.pid)
+            && namespace(&pid.to_string()).is_none_or(|found| found == slot.pid_namespace)
     };
     if is_it(slot.pid) {
         return Some(slot.pid);
@@ -51,6 +60,10 @@ fn search(slot: &Slot) -> Option<u32> {
 fn start_ticks(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+fn namespace(pid: &str) -> Option<u64> {
+    fs::metadata(format!("/proc/{pid}/ns/pid")).ok().map(|namespace| namespace.ino())
 }
 
 /// The pid in the process's own namespace.

@@ -44,7 +44,8 @@ impl Sim {
         state.next_generation += 1;
         state.slot_end = state.slot_end.max(slot as u32 + 1);
         let (pid, start_ticks) = (std::process::id(), pids::own_start_ticks());
-        state.slots[slot] = Slot { generation, pid, start_ticks, ..Slot::FREE };
+        let pid_namespace = pids::own_namespace();
+        state.slots[slot] = Slot { generation, pid, start_ticks, pid_namespace, ..Slot::FREE };
         Some(Registration { sim: self, slot, generation })
     }
 

@@ -1,0 +1,105 @@
+#!/bin/sh
+# Slices in containers of further engines, each on a machine of its own: `matrix.sh [CELL]...`, without one all of them.
+#
+#   docker-v2     Debian's Docker and Podman on cgroup v2
+#   moby          Docker 28, which gets slices as CDI devices; the machine's cgroups
+#   moby-v2       the same on cgroup v2
+#   rootless      rootless Docker and rootless Podman of an ordinary user; the machine's cgroups
+#   rootless-v2   the same on cgroup v2
+#   rootless-moby rootless Docker 28
+#
+# A cell that can't be run here says why and counts as skipped.
+set -eu
+cd "$(dirname "$0")/../.."
+has() { command -v "$1" >/dev/null; }
+install() { apt-get install -y --no-install-recommends "$@" >/dev/null 2>&1; }
+
+# In the machine: starts the cell's engines and runs its tests.
+inside() {
+    dir=$(mktemp -d)
+    trap 'exit 143' INT TERM
+    case $1 in
+    rootless*)
+        # The user must reach what is in it.
+        chmod 755 "$dir"
+        trap 'tests/docker/rootless.sh stop "$dir/engines"; rm -rf "$dir"' EXIT
+        mkdir "$dir/engines"
+        tests/docker/rootless.sh start "$dir/engines"
+        export CANTLE_TEST_ROOTLESS="$dir/engines"
+        .venv/bin/python -m pytest -q tests/docker/test_rootless.py
+        ;;
+    *)
+        trap 'tests/docker/podman.sh stop "$dir/podman"; tests/docker/engine.sh stop "$dir"; rm -rf "$dir"' EXIT
+        tests/docker/engine.sh start "$dir"
+        export CANTLE_TEST_ENGINE="$dir"
+        tests=tests/docker/test_ways.py
+        if [ "$1" = docker-v2 ] && has podman; then
+            tests/docker/podman.sh start "$dir/podman"
+            export CANTLE_TEST_PODMAN="$dir/podman"
+            tests="$tests tests/docker/test_podman.py"
+        fi
+        # shellcheck disable=SC2086  # they are words
+        .venv/bin/python -m pytest -q $tests
+        ;;
+    esac
+}
+
+cell() {
+    echo "==> docker: $1"
+    case $1 in
+    docker-v2 | moby | moby-v2 | rootless | rootless-v2 | rootless-moby) ;;
+    *)
+        echo "matrix.sh: there is no cell \"$1\"" >&2
+        return 2
+        ;;
+    esac
+    case $1 in
+    rootless*)
+        has rootlesskit && has newuidmap && has slirp4netns && has podman && has dockerd ||
+            install rootlesskit uidmap slirp4netns podman docker.io || {
+            echo "skipped: the packages of rootless engines cannot be installed here"
+            return 77
+        }
+        ;;
+    esac
+    path=$PATH cdi=
+    case $1 in
+    *moby*)
+        folder=$(tests/docker/moby.sh 2>&1) || {
+            code=$?
+            echo "$folder"
+            return $code
+        }
+        path=$(echo "$folder" | tail -n 1):$PATH
+        ;;
+    esac
+    case $1 in moby*) cdi=1 ;; esac
+    case $1 in
+    *-v2) env PATH="$path" CANTLE_TEST_CDI="$cdi" CANTLE_TEST_CGROUP=2 tests/docker/cgroup2.sh \
+        tests/docker/on_machine.sh 2xA100-40GB tests/docker/matrix.sh --inside "$1" ;;
+    *) env PATH="$path" CANTLE_TEST_CDI="$cdi" tests/docker/on_machine.sh 2xA100-40GB tests/docker/matrix.sh --inside "$1" ;;
+    esac
+}
+
+if [ "${1:-}" = --inside ]; then
+    inside "$2"
+    exit
+fi
+if [ "$(id -u)" != 0 ]; then
+    echo "skipped: container engines of the tests' own need root"
+    exit 77
+fi
+[ $# != 0 ] || set -- docker-v2 moby moby-v2 rootless rootless-v2 rootless-moby
+tests/rootfs.sh >/dev/null
+tests/setup-venv.sh
+failed=
+for name in "$@"; do
+    code=0
+    cell "$name" || code=$?
+    case $code in
+    0) ;;
+    77) echo "0 passed, 0 failed, 1 skipped" ;;
+    *) failed="$failed $name" ;;
+    esac
+done
+[ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

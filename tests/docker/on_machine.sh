@@ -1,0 +1,16 @@
+#!/bin/sh
+# Runs a command on a machine with GPUs, with /run and /var/lib/cantle as on a fresh one: `on_machine.sh GPUS COMMAND...`.
+# What the command starts finds an installed driver; engines that it starts are on the same machine.
+set -e
+cantle=$(realpath "$(dirname "$0")/../../dist/bin/cantle")
+gpus=$1
+shift
+export CANTLE_TEST_MACHINE=here
+# shellcheck disable=SC2016  # the inner shell's own variables
+exec unshare --mount --propagation private sh -ec '
+    mount -t tmpfs -o mode=755,nosuid,nodev,noexec tmpfs /run
+    mkdir -p /run/lock && chmod 1777 /run/lock
+    mkdir -p /var/lib/cantle
+    mount -t tmpfs -o mode=755 tmpfs /var/lib/cantle
+    exec "$@"
+' sh "$cantle" sim machine --gpus "$gpus" -- "$@"
