@@ -72,8 +72,8 @@ class Documented(Pods):
         try:
             return self.api.get(f"{self.path}/{name}/log")
         except ApiError as refused:
-            # Its container is being made, for the first time or once more.
-            assert refused.code == 400, refused
+            # Its container is being made, for the first time or once more; or (404) its kubelet has not heard of the pod yet.
+            assert refused.code in (400, 404), refused
             return ""
 
 
