@@ -168,7 +168,7 @@ impl Container {
     /// Removed already: by us before a restart, or by somebody else. `said` is the code that the engine gave when it ended.
     fn remembered(&self, said: Option<i32>) -> Exit {
         let written = self.dir.as_ref().and_then(TaskDir::read_exit);
-        written.or(said.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
+        written.or_else(|| said.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
     }
 }
 
