@@ -1,6 +1,7 @@
 """Several users on one machine, each with cantle of his own, at default directories: nobody gets what another has."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -63,7 +64,7 @@ def test_two_users_are_not_given_the_same_memory(machine, first, second):
 
 
 def test_many_users_at_once(machine):
-    """Eight start in the same moment and each asks for a quarter: four get one, four are told that there is no room."""
+    """Eight start in the same moment and each asks for a quarter: four get one, four are refused for lack of room."""
     users = [20200 + number for number in range(8)]
     children = [start(machine, user, "--gpu", "0.25") for user in users]
     got = [child.stdout.readline() for child in children]
@@ -88,6 +89,25 @@ def test_a_user_cannot_take_by_writing_nonsense(machine):
     done = run(machine, ROOT, "--gpu", "1")
     assert done.returncode == 0, done.stderr
     assert "can't read what another user was given" in done.stderr
+
+
+def test_a_user_cannot_hold_root_up_or_keep_what_he_does_not_use(machine):
+    """A lease that blocks whoever reads it, and one that names the machine's first process: neither counts."""
+    held = holds(start(machine, ALICE, "--gpu", "0.25"))
+    leases = machine.path(f"/dev/shm/cantle-{ALICE}/node/leases")
+    (real,) = leases.glob("*.json")
+    lease = json.loads(real.read_text())
+    end(held)
+    # Field 22: when it started. A lease names its holder by both.
+    ticks = int(open("/proc/1/stat").read().rpartition(")")[2].split()[19])
+    lease |= {"owner": {"pid": 1, "start_ticks": ticks}, "leader": None}
+    lease["slices"][0]["memory_limit_bytes"], lease["slices"][0]["milli"] = 40 << 30, 1000
+    (leases / "forged.json").write_text(json.dumps(lease))
+    done = run(machine, ROOT, "--gpu", "1")
+    assert done.returncode == 0 and "can't read" not in done.stderr, "it was read, and nobody uses it"
+    os.mkfifo(leases / "pipe.json")
+    done = run(machine, ROOT, "--gpu", "1")
+    assert done.returncode == 0 and "can't read what another user was given" in done.stderr
 
 
 def test_root_does_not_wait_for_a_user_who_holds_the_lock(machine):

@@ -2,16 +2,16 @@
 //! which leases stand, and one lock orders the decisions of all.
 
 use std::fs::{self, File, OpenOptions};
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cantle_model::Lease;
+use cantle_model::{Holder, Lease};
 use nix::fcntl::OFlag;
 
-use super::{Node, files, own_uid};
+use super::{Node, own_uid};
 use crate::AgentError;
 
 /// Root's store.
@@ -26,6 +26,10 @@ const LOCK: &str = "/dev/shm/cantle.lock";
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 /// Three seconds.
 const LOOKS_MAX: u32 = 1500;
+
+/// More than a machine has GPUs to give, and than a lease needs.
+const LEASES_MAX: usize = 1024;
+const LEASE_BYTES_MAX: u64 = 64 << 10;
 
 /// Somebody holds the lock for longer than a decision takes.
 static IS_HELD_ON_PURPOSE: AtomicBool = AtomicBool::new(false);
@@ -55,8 +59,8 @@ impl Node {
             if dir == self.dir || fs::metadata(&dir).map_or(true, |meta| meta.uid() != uid) {
                 continue;
             }
-            match files::read_all::<Lease>(&dir.join("leases")) {
-                Ok(leases) => found.extend(leases.into_iter().filter(stands)),
+            match read_leases(&dir.join("leases")) {
+                Ok(leases) => found.extend(leases.into_iter().filter(|lease| stands(lease, uid))),
                 Err(error) => tracing::warn!(%error, uid, "can't read what another user was given"),
             }
         }
@@ -99,11 +103,32 @@ impl Node {
     }
 }
 
-/// The process that answers for it lives, or the task itself. Whether something of the task is left that neither of them
-/// knows, only its owner can see.
-fn stands(lease: &Lease) -> bool {
-    let lives = |holder| cantle_runtime::alive(holder);
+/// The process that answers for it lives, or the task itself, and is this user's: naming somebody else's process, such as
+/// the machine's first, keeps nothing. Root's tasks may run as anybody. Whether something of the task is left that neither
+/// process knows, only its owner can see.
+fn stands(lease: &Lease, uid: u32) -> bool {
+    let is_of_user =
+        |pid: u32| fs::metadata(format!("/proc/{pid}")).is_ok_and(|process| process.uid() == uid);
+    let lives = |holder: &Holder| cantle_runtime::alive(holder) && (uid == 0 || is_of_user(holder.pid));
     lives(&lease.owner) || lease.leader.as_ref().is_some_and(lives)
+}
+
+/// Each lease of another user. His files may be anything, so nothing is followed, waited for, or read without an end.
+fn read_leases(dir: &Path) -> io::Result<Vec<Lease>> {
+    let mut leases = Vec::new();
+    for entry in fs::read_dir(dir)?.take(LEASES_MAX) {
+        let path = entry?.path();
+        if path.extension().is_none_or(|extension| extension != "json") {
+            continue;
+        }
+        match open_file(&path) {
+            Ok(file) => leases.push(serde_json::from_reader(file.take(LEASE_BYTES_MAX))?),
+            // Taken back since the folder was read.
+            Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+            Err(why) => return Err(why),
+        }
+    }
+    Ok(leases)
 }
 
 /// All stores that there can be, with the users they must belong to.
@@ -117,20 +142,24 @@ fn stores() -> Vec<(u32, PathBuf)> {
     std::iter::once((0, OF_ROOT.into())).chain(of_users).collect()
 }
 
-/// Never through a link, and never something that blocks: anybody may have made it.
 fn open_lock() -> io::Result<File> {
-    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
-    let open = || OpenOptions::new().read(true).custom_flags(flags).open(LOCK);
-    let file = match open() {
+    let lock = Path::new(LOCK);
+    match open_file(lock) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => {
-            match OpenOptions::new().read(true).write(true).create_new(true).custom_flags(flags).open(LOCK) {
+            match OpenOptions::new().read(true).write(true).create_new(true).open(lock) {
                 // A lock needs no right to write; the mode was cut by our umask.
                 Ok(file) => file.set_permissions(fs::Permissions::from_mode(0o444)).map(|()| file),
-                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => open(),
+                Err(why) if why.kind() == io::ErrorKind::AlreadyExists => open_file(lock),
                 Err(why) => Err(why),
             }
         }
         other => other,
-    }?;
+    }
+}
+
+/// Opens a file that anybody may have made: never through a link, and never something that blocks.
+fn open_file(path: &Path) -> io::Result<File> {
+    let flags = (OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a file")) }
 }
