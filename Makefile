@@ -1,5 +1,5 @@
 # What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
-.PHONY: build demo test docker-matrix bench gpu-test soak screenshots setup clean
+.PHONY: build demo quick test docker-matrix bench gpu-test soak screenshots setup clean
 
 build:
 	cargo xtask dist
@@ -10,7 +10,13 @@ setup:
 demo: build
 	tests/demo.sh
 
-test: build setup
+# The loop of one change; CONTRIBUTING.md begins with it.
+quick:
+	cargo xtask quick
+
+# What the suites need is fetched while cargo compiles.
+test:
+	$(MAKE) --no-print-directory --jobs=2 build setup
 	cargo xtask test
 
 # Slices in containers of further engines (docs/containers.md); the first time it builds one of them, which takes ten minutes.

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Installs what the suites need: a Python environment in .venv, the real nvidia-smi 535 and 550 in .cache, a compiler for musl
-# and sudo. Quick when done before.
+# Installs what the suites need: `setup.sh [SUITE]...`, without names for all of them. Quick when done before.
+#
+# Every suite has a Python environment in .venv, the real nvidia-smi 535 and 550 in .cache, a compiler for musl, sudo and strace.
+# What else docker, clearml, k8s and ui need they install themselves (`run.sh --setup`), here one after the other: suites that run
+# side by side find it done. What can't be had here is no error: the suite says so and is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # Suites install Debian packages (an engine, a browser); a fresh machine has no package lists yet.
@@ -8,11 +11,20 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && [ -z "$(ls /var/lib/ap
     apt-get update -qq
 fi
 tests/setup-venv.sh
-if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v musl-gcc && command -v sudo; } >/dev/null; then
-    apt-get install -y -qq musl-tools sudo >/dev/null || echo "no musl-tools and sudo here; the tests that need them skip and say so"
+if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null && ! { command -v musl-gcc && command -v sudo && command -v strace; } >/dev/null; then
+    apt-get install -y -qq musl-tools sudo strace >/dev/null || echo "no musl-tools, sudo and strace here; the tests that need them skip or fail, and say so"
 fi
 tests/setup-nvidia-smi.sh || [ $? -eq 77 ]   # 77: can't be had here; the tests that need it skip and say so
-# A machine with simulated GPUs has the driver's own program too (tests/machine.py); no package of ours does.
-if [ -x .cache/nvidia-smi/550/nvidia-smi ] && [ -d dist/lib/cantle/sim ]; then
+# A machine with simulated GPUs has the driver's own program too (tests/machine.py); no package of ours does. dist/ may be built
+# at the same time.
+if [ -x .cache/nvidia-smi/550/nvidia-smi ]; then
+    mkdir -p dist/lib/cantle/sim
     cp .cache/nvidia-smi/550/nvidia-smi dist/lib/cantle/sim/nvidia-smi
 fi
+[ $# != 0 ] || set -- docker clearml k8s ui
+for suite in "$@"; do
+    case $suite in
+    docker | clearml | ui) tests/"$suite"/run.sh --setup || [ $? -eq 77 ] ;;
+    k8s) tests/cluster/run.sh --setup || [ $? -eq 77 ] ;;
+    esac
+done

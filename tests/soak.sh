@@ -6,7 +6,7 @@ export CANTLE_STRESS_KILLS="${CANTLE_STRESS_KILLS:-10000}"
 cargo test --release --locked -p cantle-ledger --test processes
 PROPTEST_CASES=100000 cargo test --release --locked -p cantle-ledger --test hostile
 fuzz/run.sh "${CANTLE_FUZZ_SECONDS:-600}"
-CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-agent --lib mig:: -- --nocapture
+CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-node --lib mig:: -- --nocapture
 CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
 CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py

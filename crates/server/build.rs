@@ -1,7 +1,7 @@
-//! The web page is embedded from `ui/dist`; a build without Node.js has an empty folder there and says so at `/ui`.
+//! The web page is embedded from `ui/dist`; a build without Node.js has an empty directory there and says so at `/ui`.
 
 fn main() {
-    // Cargo runs build scripts in their package's folder.
+    // Cargo runs build scripts in their package's directory.
     let dist = std::path::Path::new("../../ui/dist");
     if let Err(error) = std::fs::create_dir_all(dist) {
         println!("cargo::error=cannot make {}: {error}", dist.display());

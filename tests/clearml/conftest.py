@@ -23,6 +23,12 @@ GPUS = "3xA100-40GB"
 LEASES = "/run/cantle/node/leases"
 
 
+def is_one_error(said):
+    """One line says what is wrong; below it are hints at most."""
+    line, *hints = said.splitlines()
+    return line.startswith("cantle: ") and all(hint.startswith("hint: ") for hint in hints)
+
+
 def wait_until(condition, seconds, what):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -1,13 +1,15 @@
 #!/bin/sh
 # The suite `k8s`: a real cluster, from etcd to kubelet, with simulated GPUs. Exit 77 with a reason where there can be none.
+# Builds the cluster's programs if they are not there; `--setup` does only that.
 # Another version of Kubernetes: KUBEBUILDER_ASSETS has its programs, CANTLE_TEST_FEATURE_GATES turns on what is off there.
 set -eu
 cd "$(dirname "$0")/../.."
+assets=$(tests/cluster/assets/build.sh)
+[ "${1:-}" != --setup ] || exit 0
 if [ ! -x dist/bin/cantle ]; then
     echo "dist/bin/cantle is missing; run: make build" >&2
     exit 1
 fi
-assets=$(tests/cluster/assets/build.sh)
 tests/setup-venv.sh
 set -- env "KUBEBUILDER_ASSETS=$assets" .venv/bin/python -m pytest -q tests/cluster "$@"
 

@@ -100,7 +100,7 @@ def test_two_gpus(plane, injector, hand_made, make_driver, namespace):
     plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod(annotations=annotations, name="two"))
     shares = allocated(plane, namespace, 1)["two"]
     assert sorted(share["device"] for share in shares) == ["gpu-0-shared", "gpu-1-shared"]
-    assert {share["consumedCapacity"]["memory"] for share in shares} == {"4Gi"}
+    assert {share["consumedCapacity"]["memory"] for share in shares} == {"4094Mi"}
 
 
 def test_every_fraction_in_a_dry_run_makes_nothing(plane, injector, namespace):

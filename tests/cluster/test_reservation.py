@@ -113,7 +113,7 @@ def test_fifty_pods_at_once_have_one_reservation_for_each_gpu(pods, foreign, res
     foreign.ask("foreign")
     foreign.wait_short("foreign")
     first = pods.said("p0")
-    assert first["total"] == 40 * 1024 * 63 // 1000 // 2 * 2 and first["code"] == OUT_OF_MEMORY
+    assert first["total"] == 40 * 1024 // 16 and first["code"] == OUT_OF_MEMORY
     assert sum(gpu["used_bytes"] for gpu in node.truth()) <= first["total"] << 20
     assert not foreign.get("foreign")["spec"].get("nodeName") and len(reservations.list()) == 4
     for name in names:

@@ -12,6 +12,7 @@ has() { command -v "$1" >/dev/null; }
 install() { apt-get install -y --no-install-recommends "$@" >/dev/null 2>&1; }
 
 if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
+    # `--setup` installs what is needed and does nothing else.
     if ! { has dockerd && has debootstrap; } && ! install docker.io debootstrap; then
         echo "skipped: docker.io and debootstrap cannot be installed here"
         exit 77
@@ -19,8 +20,11 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
     # Tests that need Podman say so and are skipped where there is none.
     has podman || install podman || true
     tests/setup-venv.sh
-    # What one of the tests starts; cargo builds it by itself only where it runs all tests of a package.
-    cargo build --release --locked -p cantle-runtime --example start
+    tests/rootfs.sh >/dev/null
+    [ "${1:-}" != --setup ] || exit 0
+    # What one of the tests starts; cargo builds it by itself only where it runs all tests of a package. The whole workspace, because
+    # fewer packages mean other features, and with them all dependencies once more.
+    cargo build --workspace --locked --example start
     # Three for the documented example; one whose instances are asked for.
     tests/docker/on_machine.sh 3xA100-40GB,1xA100-40GB:mig tests/docker/run.sh "$@"
     cells="docker-v2"
@@ -44,7 +48,7 @@ if has podman; then
     tests/docker/podman.sh start "$dir/podman"
     export CANTLE_TEST_PODMAN="$dir/podman"
 fi
-cargo test --release --locked -p cantle-runtime --test container --test container_slice -- --test-threads=1 "$@"
+cargo test --workspace --locked --test container --test container_slice -- --test-threads=1 "$@"
 .venv/bin/python -m pytest -q tests/docker --ignore=tests/docker/test_rootless.py
 # 77: ClearML's clients can't be installed here; it has said so.
 tests/clearml/run.sh -k real_containers || [ $? = 77 ]

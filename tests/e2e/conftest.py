@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
@@ -18,6 +19,8 @@ from machine import Machine  # noqa: E402
 
 CANTLE = ROOT / "dist/bin/cantle"
 FILL = [sys.executable, str(ROOT / "examples/fill_slice.py")]
+# An ordinary user.
+NOBODY = 65534
 FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
 
 
@@ -124,6 +127,14 @@ def cantle(tmp_path):
     found = Cantle(tmp_path)
     yield found
     found.stop()
+
+
+@pytest.fixture
+def home_of_nobody():
+    """The home of an ordinary user. Not in pytest's own directory, which other sessions of it close to other users."""
+    with tempfile.TemporaryDirectory(prefix="cantle-home-") as home:
+        os.chown(home, NOBODY, NOBODY)
+        yield pathlib.Path(home)
 
 
 @pytest.fixture

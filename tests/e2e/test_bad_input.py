@@ -1,4 +1,4 @@
-"""Bad input: one clear line, the right exit code, nothing started, nothing lost."""
+"""Bad input: one clear line with hints below it, the right exit code, nothing started, nothing lost."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from conftest import FOUR_QUEUES
 
 
 def complaint(cantle, *words, code=2):
-    """Runs what must be refused; returns its one line."""
+    """Runs what must be refused; returns its one line, and the hints."""
     done = cantle.cli(*words, code=code, timeout=20)
     assert done.stdout == "", "nothing on stdout"
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, f"one line, not {lines}"
+    line, *hints = done.stderr.strip().splitlines()
+    assert line.startswith("cantle: ") and all(hint.startswith("hint: ") for hint in hints), done.stderr
     assert all(gpu["used_bytes"] == 0 for gpu in cantle.truth())
-    return lines[0]
+    return " ".join([line, *hints])
 
 
 @pytest.mark.parametrize(

@@ -188,7 +188,7 @@ def test_an_instance_that_is_not_there_is_refused(mig, make_cantle):
     assert "only run and daemon take" in mig.cli("mig", "plan", "--gpus", "0:0", code=2).stderr
     foreign(mig, profile=19, start=1, size=1)
     several = mig.cli("daemon", "--queue", "q", "--gpus", "0:0,0:1", code=2).stderr
-    assert "names 2 MIG instances of GPU 0, and a program can use only one; add --dynamic-gpus" in several
+    assert "names 2 MIG instances of GPU 0, and a program can use only one\nhint: add --dynamic-gpus" in several
 
 
 def test_daemons_that_use_instances_as_they_are(mig):

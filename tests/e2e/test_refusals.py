@@ -91,4 +91,4 @@ def test_every_word_has_its_page(cantle):
     page = cantle.cli("explain", "6").stdout
     assert page == cantle.cli("explain", "exit-6").stdout and "--timeout" in page
     unknown = cantle.cli("explain", "alocation", code=3)
-    assert unknown.stderr == 'cantle: there is no page "alocation"; did you mean allocation-refused?\n'
+    assert unknown.stderr == 'cantle: there is no page "alocation"\nhint: did you mean allocation-refused?\n'

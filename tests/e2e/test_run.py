@@ -1,12 +1,11 @@
 """`cantle run`: one task now, here, in its slice."""
 
 import json
-import os
 import signal
 
 import pytest
 
-from conftest import CANTLE, FILL, wait_until
+from conftest import CANTLE, FILL, NOBODY, wait_until
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -81,15 +80,9 @@ def test_says_how_it_enforces(cantle):
     assert "mount namespace" in done.stderr and "20 GiB" in done.stderr
 
 
-def test_without_root_the_preload_library_enforces(cantle, tmp_path):
-    home = tmp_path / "nobody"
-    home.mkdir()
-    os.chmod(home, 0o777)
-    os.chmod(tmp_path, 0o755)
-    for parent in list(tmp_path.parents)[:3]:
-        os.chmod(parent, os.stat(parent).st_mode | 0o055)
+def test_without_root_the_preload_library_enforces(cantle, home_of_nobody):
     command = [CANTLE, "run", "--gpu", "0.5", "--", "/usr/bin/python3", FILL[1]]
-    done = cantle.program(*command, user=65534, env=cantle.env | {"HOME": str(home)})
+    done = cantle.program(*command, user=NOBODY, env=cantle.env | {"HOME": str(home_of_nobody)})
     assert done.returncode == 0, done.stderr
     assert "LD_PRELOAD" in done.stderr
     records = [json.loads(line) for line in done.stdout.splitlines()]

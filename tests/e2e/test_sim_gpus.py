@@ -1,13 +1,12 @@
 """`--sim-gpus`, the newcomers' convenience: on a box without GPUs, one option on each command, everything else as documented."""
 
 import json
-import os
 import pathlib
 import signal
 
 import pytest
 
-from conftest import CANTLE, FILL, FOUR_QUEUES, ROOT, wait_until
+from conftest import CANTLE, FILL, FOUR_QUEUES, NOBODY, ROOT, wait_until
 from machine import Witness
 from test_documented_example import as_documented
 
@@ -132,22 +131,14 @@ def test_demo_program_agrees(box):
     assert as_documented(done)[0] == f"$ cantle up {' '.join(THREE)} --gpus 0-2 --queue {' '.join(FOUR_QUEUES)}"
 
 
-NOBODY = 65534
-
-
 @pytest.fixture
-def visitor(box, tmp_path):
+def visitor(box, home_of_nobody):
     """Runs a command as an ordinary user who has a home."""
-    home = tmp_path / "nobody"
-    home.mkdir()
-    os.chown(home, NOBODY, NOBODY)
-    for parent in (tmp_path, *list(tmp_path.parents)[:3]):
-        os.chmod(parent, os.stat(parent).st_mode | 0o055)
 
     def run(*words, before=()):
-        return box.program(*before, CANTLE, *words, user=NOBODY, env=box.env | {"HOME": str(home)})
+        return box.program(*before, CANTLE, *words, user=NOBODY, env=box.env | {"HOME": str(home_of_nobody)})
 
-    run.home = home
+    run.home = home_of_nobody
     return run
 
 

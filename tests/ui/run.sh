@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The web page in a real browser against a real server on a machine with GPUs (tests/machine.sh). Installs
-# what it needs on Debian and Ubuntu.
+# what it needs on Debian and Ubuntu; `--setup` does only that.
 # Words are the first letters of test files: tests/ui/run.sh queues
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -14,7 +14,6 @@ skip() {
 [ "$(id -u)" = 0 ] || skip "a machine with GPUs needs root"
 command -v npm >/dev/null || skip "Node.js with npm is needed"
 export CANTLE="${CANTLE:-$PWD/../../dist/bin/cantle}"
-[ -x "$CANTLE" ] || skip "$CANTLE is not there; make build makes it"
 export CHROMIUM="${CHROMIUM:-/usr/bin/chromium}"
 if [ ! -x "$CHROMIUM" ]; then
     apt-get install -y -qq chromium >/dev/null 2>&1 || skip "no browser: apt-get install chromium failed"
@@ -23,6 +22,8 @@ fi
 command -v promtool >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1 || true
 command -v tmux >/dev/null || apt-get install -y -qq tmux >/dev/null 2>&1 || true
 [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund || skip "npm ci failed"
+[ "${1:-}" != --setup ] || exit 0
+[ -x "$CANTLE" ] || skip "$CANTLE is not there; make build makes it"
 # `screenshots` makes the pictures of the docs instead.
 [ "${1:-}" != screenshots ] || exec node screenshots.mjs
 exec node run.mjs "$@"

@@ -6,37 +6,49 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Who may use whom. A room may also use whatever the rooms it names may use.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 20] = [
     ("model", &[]),
     ("metrics", &[]),
     ("ledger", &[]),
     ("simgpu", &[]),
     ("mig", &["model"]),
     ("sched", &["mig"]),
-    ("sim", &["sched"]),
+    ("decide", &["sched"]),
+    ("sim", &["decide"]),
     ("shim", &["ledger"]),
     ("driver", &["mig", "model"]),
     ("machine", &[]),
     ("runtime", &["model", "ledger"]),
-    ("store", &["model"]),
+    ("store", &["model", "metrics"]),
     ("clearml", &["model"]),
-    ("server", &["clearml", "store", "sched", "metrics"]),
-    ("agent", &["clearml", "sched", "driver", "runtime", "ledger", "metrics"]),
-    ("kube", &["agent"]),
+    ("server", &["clearml", "store", "decide", "metrics"]),
+    ("node", &["decide", "driver", "runtime", "ledger", "metrics"]),
+    ("agent", &["node", "clearml"]),
+    ("kube-model", &["clearml", "decide"]),
+    ("kube", &["kube-model", "node", "clearml"]),
     ("cli", &["agent", "server", "sim", "kube", "machine"]),
 ];
 
 /// Crates from outside that the rooms without IO may use, and nothing else: no clock, randomness, network or runtime.
-const PURE: [(&str, &[&str]); 7] = [
+const PURE: [(&str, &[&str]); 9] = [
     ("metrics", &[]),
     ("model", &["serde", "thiserror"]),
     ("mig", &["serde", "thiserror"]),
     ("sched", &["serde", "thiserror"]),
+    ("decide", &["thiserror"]),
     ("sim", &["serde", "serde_json", "thiserror"]),
     // thiserror only for the agent's side (feature `std`); what the shim links is checked by verify-shim.
     ("ledger", &["libc", "thiserror"]),
     ("shim", &["libc"]),
+    (
+        "kube-model",
+        &["base64", "json-patch", "k8s-openapi", "serde", "serde-saphyr", "serde_json", "thiserror"],
+    ),
 ];
+
+/// Rooms that do IO only by a default feature, and what they may use without it. A pure room that uses one turns its default
+/// features off.
+const PURE_BY_FEATURE: [(&str, &[&str]); 1] = [("clearml", &["serde", "serde_json", "shlex", "thiserror"])];
 
 /// Checks every dependency of every room (test-only ones are free).
 pub(crate) fn check() -> Result<()> {
@@ -62,18 +74,32 @@ fn check_room(room: &str, package: &Value) -> Vec<String> {
     }
     let allowed = reach(room, &arrows);
     let pure = PURE.iter().find(|(name, _)| *name == room).map(|(_, crates)| *crates);
+    let core = PURE_BY_FEATURE.iter().find(|(name, _)| *name == room).map(|(_, crates)| *crates);
     let dependencies = package["dependencies"].as_array().into_iter().flatten();
     let normal = dependencies.filter(|d| d["kind"].is_null());
     normal
-        .filter_map(|d| d["name"].as_str())
-        .filter_map(|name| match (room_of(name), pure) {
+        .filter_map(|d| Some((d["name"].as_str()?, d)))
+        .filter_map(|(name, d)| match (room_of(name), pure) {
             (Some(other), _) if !allowed.contains(other) => Some(format!("{room} → {other}")),
+            (Some(other), Some(_)) => impure(other, d["uses_default_features"] != false).then(|| {
+                format!("{room} → {other} (this room may use it without its default features only)")
+            }),
+            (None, None) if d["optional"] != true && core.is_some_and(|crates| !crates.contains(&name)) => {
+                Some(format!("{room} → {name} (without its features this room may not use it)"))
+            }
             (None, Some(crates)) if !crates.contains(&name) => {
                 Some(format!("{room} → {name} (this room may use only {})", crates.join(", ")))
             }
             _ => None,
         })
         .collect()
+}
+
+/// Would a pure room that uses this one do IO by it?
+fn impure(room: &str, with_default_features: bool) -> bool {
+    let is_pure = PURE.iter().any(|(name, _)| *name == room);
+    let by_feature = PURE_BY_FEATURE.iter().any(|(name, _)| *name == room);
+    !is_pure && (with_default_features || !by_feature)
 }
 
 fn room_of(package: &str) -> Option<&str> {
@@ -112,5 +138,22 @@ mod tests {
         let wrong = check_room("sched", &package);
         assert_eq!(wrong.len(), 2, "{wrong:?}");
         assert!(wrong[0].starts_with("sched → driver") && wrong[1].starts_with("sched → tokio"));
+    }
+
+    #[test]
+    fn a_pure_room_uses_only_what_is_pure_of_another() {
+        let package = |features: bool| {
+            serde_json::json!({"dependencies": [
+                {"name": "cantle-clearml", "kind": null, "uses_default_features": features},
+                {"name": "cantle-model", "kind": null, "uses_default_features": true}
+            ]})
+        };
+        assert_eq!(check_room("kube-model", &package(false)), [""; 0]);
+        let wrong = check_room("kube-model", &package(true));
+        assert!(wrong.len() == 1 && wrong[0].starts_with("kube-model → clearml"), "{wrong:?}");
+        let clearml = serde_json::json!({"dependencies": [
+            {"name": "reqwest", "kind": null, "optional": true}, {"name": "tokio", "kind": null, "optional": false}
+        ]});
+        assert!(check_room("clearml", &clearml)[0].starts_with("clearml → tokio"));
     }
 }

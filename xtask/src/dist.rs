@@ -2,11 +2,14 @@
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 
 /// Builds everything, release profile.
+#[expect(clippy::disallowed_methods, reason = "how long it took is what is printed")]
 pub(crate) fn build() -> Result<()> {
+    let began = Instant::now();
     let dist = crate::root().join("dist");
     let (bin, lib) = (dist.join("bin"), dist.join("lib/cantle"));
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
@@ -19,12 +22,20 @@ pub(crate) fn build() -> Result<()> {
     for (feature, soname) in [("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")] {
         simulated(feature, soname, &lib.join("sim"))?;
     }
-    println!("dist: {} is ready", dist.display());
+    let seconds = began.elapsed().as_secs();
+    println!("dist: {} is ready, after {} min {:02} s", dist.display(), seconds / 60, seconds % 60);
     Ok(())
 }
 
-/// The page that the binary embeds. Without Node.js it is left out, and the server says so at `/ui`.
+/// The page that the binary embeds. Without Node.js it is left out, and the server says so at `/ui`. A page that is newer than its
+/// sources stays: a new one would have cargo compile the server and all that is built with it once more.
 fn web_page() -> Result<()> {
+    let ui = crate::root().join("ui");
+    if changed(&ui.join("dist/index.html"))
+        .is_some_and(|page| newest(&ui).is_some_and(|source| source < page))
+    {
+        return Ok(());
+    }
     let found = Command::new("npm").arg("--version").output();
     if !found.is_ok_and(|output| output.status.success()) {
         println!("dist: npm is not here, so the binary will have no web page");
@@ -32,6 +43,17 @@ fn web_page() -> Result<()> {
     }
     crate::run("npm", &["--prefix", "ui", "ci", "--silent", "--no-audit", "--no-fund"])?;
     crate::run("npm", &["--prefix", "ui", "run", "--silent", "build"])
+}
+
+fn changed(path: &Path) -> Option<SystemTime> {
+    path.metadata().and_then(|metadata| metadata.modified()).ok()
+}
+
+/// When a file in `directory` changed last, or one came or went; npm's and vite's own do not count.
+fn newest(directory: &Path) -> Option<SystemTime> {
+    let entries = std::fs::read_dir(directory).ok()?.flatten();
+    let sources = entries.filter(|entry| entry.file_name() != "node_modules" && entry.file_name() != "dist");
+    sources.map(|entry| entry.path()).filter_map(|path| changed(&path).max(newest(&path))).max()
 }
 
 fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {
@@ -47,4 +69,28 @@ pub(crate) fn install(from: &Path, to: &Path) -> Result<()> {
     let fresh = to.with_extension("new");
     std::fs::copy(from, &fresh).with_context(|| format!("cannot copy {}", from.display()))?;
     std::fs::rename(&fresh, to).with_context(|| format!("cannot put {} in place", to.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_source_is_found_at_any_depth() {
+        let dir = std::env::temp_dir().join(format!("xtask-newest-{}", std::process::id()));
+        for each in ["src/pages", "node_modules", "dist"] {
+            std::fs::create_dir_all(dir.join(each)).unwrap();
+        }
+        let write = |name: &str, seconds: u64| {
+            let file = std::fs::File::create(dir.join(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(seconds)).unwrap();
+        };
+        let far = 10_000_000_000;
+        write("src/pages/a.ts", far);
+        write("dist/index.html", far + 1);
+        write("node_modules/b.js", far + 1);
+        let found = newest(&dir);
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!(found, Some(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(far)));
+    }
 }

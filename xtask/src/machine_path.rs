@@ -27,7 +27,7 @@ pub(crate) fn check() -> Result<()> {
         let name = path.strip_prefix(&root).unwrap_or(&path).display().to_string();
         let is_test = name.contains("/tests");
         if name.ends_with(".rs") && !is_test && !MAY_NAME_A_FOLDER.iter().any(|room| name.starts_with(room)) {
-            found.extend(places(&root, &path, &["Installation::in_folder"])?);
+            found.extend(places(&root, &path, &["Installation::in_directory"])?);
         }
     }
     if found.is_empty() {

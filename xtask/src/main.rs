@@ -1,4 +1,4 @@
-//! House keeping of the repository: `cargo xtask arch | deps | dist | verify-shim | test [SUITE…]`.
+//! House keeping of the repository: `cargo xtask arch | deps | dist | machine-path | quick | test | verify-shim`.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program for developers")]
 
 mod arch;
@@ -6,7 +6,9 @@ mod build_shim;
 mod deps;
 mod dist;
 mod machine_path;
+mod quick;
 mod suites;
+mod type_names;
 mod verify_shim;
 
 use std::path::{Path, PathBuf};
@@ -15,23 +17,27 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask <command>
-  arch          check the arrows between the rooms and the dependencies of the pure ones
+  arch          check who uses whom, what pure crates use, and that public type names are unique
   deps          check licences and banned crates against deny.toml
   dist [shim]   build everything, or only the filter libraries, into dist/
   machine-path  check that no suite switches simulation on and no product code asks for it
+  quick [--no-nextest] [CRATE…]
+                format, clippy and tests of what changed against main, or of the crates named, and of what depends on it
   verify-shim   check dist/lib/cantle/shim: libraries needed, glibc version, exported names, panics, size
-  test [SUITE]  run the test suites (all, or those named); `test --list` names them";
+  test [--serial] [SUITE…]
+                run the test suites (all, or those named), side by side as far as the cores allow; `test --list` names them";
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        ["arch"] => arch::check(),
+        ["arch"] => arch::check().and_then(|()| type_names::check()),
         ["deps"] => deps::check(),
         ["dist"] => dist::build(),
         ["machine-path"] => machine_path::check(),
         ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
         ["verify-shim"] => verify_shim::run(&root().join("dist")),
+        ["quick", words @ ..] => quick::run(words),
         ["test", suites @ ..] => suites::run(suites),
         _ => {
             eprintln!("{USAGE}");

@@ -1,156 +1,235 @@
 //! The test suites: each runs as a user would run it, keeps its output in `target/test-logs/<suite>.log` and closes with
-//! `N passed, N failed, N skipped`.
+//! `N passed, N failed, N skipped`. Suites run side by side as far as the machine's cores allow.
 
+mod count;
+mod schedule;
+
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
+use count::{Count, closing_line};
+use schedule::Load;
+
 /// Exit code of a program that could not run here and says why in its last line.
 const SKIPPED: i32 = 77;
 
-/// One suite: its name and the commands that make it up, run in the repository's root.
+/// One command of a suite, run in the repository's root; spaces separate its words.
+enum Step {
+    Run(&'static str),
+    /// pytest, from the environment that tests/setup.sh makes, with these arguments.
+    Pytest(&'static str),
+}
+use Step::{Pytest, Run};
+
+impl Step {
+    fn line(&self) -> String {
+        match self {
+            Run(line) => (*line).to_owned(),
+            Pytest(args) => format!(".venv/bin/python -m pytest -q {args}"),
+        }
+    }
+}
+
 struct Suite {
     name: &'static str,
-    steps: &'static [&'static [&'static str]],
+    /// As measured on two cores, and more where tests watch the clock.
+    load: Load,
+    steps: &'static [Step],
 }
 
-const PYTEST: [&str; 4] = [".venv/bin/python", "-m", "pytest", "-q"];
+const fn suite(name: &'static str, load: Load, steps: &'static [Step]) -> Suite {
+    Suite { name, load, steps }
+}
 
-/// In the order in which they say most about what is broken.
+/// In the order in which they start: what says most about what is broken, then the long ones.
+///
+/// They share nothing but the cores: each has machines, directories, ports and engines of its own. What cargo compiles is the whole
+/// workspace in the dev profile: fewer packages or another profile mean other features, and with them all dependencies
+/// once more. `nice`: the compiler waits for the tests that run beside it.
 const SUITES: &[Suite] = &[
-    Suite {
-        name: "style",
-        steps: &[
-            &["cargo", "fmt", "--all", "--check"],
-            &[
-                "cargo",
-                "clippy",
-                "--workspace",
-                "--all-targets",
-                "--release",
-                "--locked",
-                "--",
-                "-D",
-                "warnings",
-            ],
-            &["cargo", "xtask", "arch"],
-            &["cargo", "xtask", "deps"],
-            &["cargo", "xtask", "machine-path"],
+    suite(
+        "style",
+        10,
+        &[
+            Run("cargo fmt --all --check"),
+            Run("nice cargo clippy --workspace --all-targets --locked -- -D warnings"),
+            Run("cargo xtask arch"),
+            Run("cargo xtask deps"),
+            Run("cargo xtask machine-path"),
         ],
-    },
-    Suite { name: "shim", steps: &[&["cargo", "xtask", "verify-shim"]] },
-    Suite {
-        name: "unit",
-        steps: &[&["cargo", "test", "--workspace", "--release", "--locked", "--no-fail-fast"]],
-    },
-    Suite {
-        name: "scenarios",
-        steps: &[&["cargo", "test", "--release", "--locked", "-p", "cantle-sim", "--test", "scenarios"]],
-    },
-    Suite { name: "simgpu", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/simgpu"]] },
-    Suite { name: "bypass", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/bypass"]] },
+    ),
+    suite("k8s", 14, &[Run("tests/cluster/run.sh")]),
+    suite(
+        "unit",
+        10,
+        &[
+            Run("nice cargo test --workspace --locked --no-run"),
+            Run("cargo test --workspace --locked --no-fail-fast"),
+        ],
+    ),
+    suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
+    suite("shim", 6, &[Run("cargo xtask verify-shim")]),
+    suite("ui", 12, &[Run("tests/ui/run.sh")]),
+    suite("docker", 8, &[Run("tests/docker/run.sh")]),
+    suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
     // MIG's own are in the suite `mig`.
-    Suite {
-        name: "e2e",
-        steps: &[&[
-            PYTEST[0],
-            PYTEST[1],
-            PYTEST[2],
-            PYTEST[3],
-            "tests/e2e",
-            "--ignore=tests/e2e/test_mig.py",
-        ]],
-    },
-    Suite { name: "chart", steps: &[&[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/chart"]] },
-    Suite { name: "docker", steps: &[&["tests/docker/run.sh"]] },
-    Suite { name: "clearml", steps: &[&["tests/clearml/run.sh"]] },
-    Suite { name: "k8s", steps: &[&["tests/cluster/run.sh"]] },
-    Suite { name: "ui", steps: &[&["tests/ui/run.sh"]] },
-    Suite {
-        name: "mig",
-        steps: &[
-            &["cargo", "test", "--release", "--locked", "-p", "cantle-mig"],
-            &[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/simgpu", "-k", "mig"],
-            &[PYTEST[0], PYTEST[1], PYTEST[2], PYTEST[3], "tests/e2e/test_mig.py"],
+    suite("e2e", 6, &[Pytest("tests/e2e --ignore=tests/e2e/test_mig.py")]),
+    suite("bypass", 10, &[Pytest("tests/bypass")]),
+    suite(
+        "mig",
+        6,
+        &[
+            Run("cargo test --workspace --locked --test one_gpu --test quality --test requests"),
+            Pytest("tests/simgpu -k mig"),
+            Pytest("tests/e2e/test_mig.py"),
         ],
-    },
+    ),
+    suite("simgpu", 4, &[Pytest("tests/simgpu")]),
+    suite("chart", 6, &[Pytest("tests/chart")]),
 ];
 
-#[derive(Default, Clone, Copy)]
-struct Count {
-    passed: u64,
-    failed: u64,
-    skipped: u64,
+/// How a suite ended.
+struct Outcome {
+    name: &'static str,
+    seconds: u64,
+    count: Count,
 }
 
-impl std::fmt::Display for Count {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+impl Outcome {
+    fn time(&self) -> String {
+        format!("{} min {:02} s", self.seconds / 60, self.seconds % 60)
     }
 }
 
-impl std::ops::AddAssign for Count {
-    fn add_assign(&mut self, other: Self) {
-        self.passed += other.passed;
-        self.failed += other.failed;
-        self.skipped += other.skipped;
-    }
-}
-
-/// Runs the named suites, or all; fails if any test failed.
-#[expect(clippy::disallowed_methods, reason = "how long a suite took is what is printed")]
-pub(crate) fn run(names: &[&str]) -> Result<()> {
-    if names == ["--list"] {
-        SUITES.iter().for_each(|suite| println!("{}", suite.name));
-        return Ok(());
-    }
+/// Runs the named suites, or all; fails if any test failed. After the word `--serial` they run one after the other.
+pub(crate) fn run(words: &[&str]) -> Result<()> {
+    let (serial, names) = match words {
+        ["--list"] => {
+            SUITES.iter().for_each(|suite| println!("{}", suite.name));
+            return Ok(());
+        }
+        ["--serial", names @ ..] => (true, names),
+        names => (false, names),
+    };
     if let Some(unknown) = names.iter().find(|name| !SUITES.iter().any(|suite| suite.name == **name)) {
         bail!("there is no suite \"{unknown}\"; `cargo xtask test --list` names them");
     }
-    let wanted = |name: &str| names.is_empty() || names.contains(&name);
+    let wanted: Vec<&Suite> =
+        SUITES.iter().filter(|suite| names.is_empty() || names.contains(&suite.name)).collect();
     let logs = crate::root().join("target/test-logs");
     std::fs::create_dir_all(&logs).with_context(|| format!("cannot make {}", logs.display()))?;
-    let mut lines = Vec::new();
+    let cores = if serial { 0 } else { std::thread::available_parallelism()?.get() };
+    let outcomes = run_all(wanted, cores, &logs);
+
     let mut total = Count::default();
-    for suite in SUITES.iter().filter(|s| wanted(s.name)) {
-        println!("==> {}", suite.name);
-        let began = Instant::now();
-        let count = run_suite(suite, &logs)?;
-        let seconds = began.elapsed().as_secs();
-        let time = format!("{} min {:02} s", seconds / 60, seconds % 60);
-        println!("{}: {count}\n{} took {time}", suite.name, suite.name);
-        lines.push(format!("{:<10} {time:>12}  {count}", suite.name));
-        total += count;
+    println!();
+    for outcome in SUITES.iter().filter_map(|suite| outcomes.get(suite.name)) {
+        println!("{:<10} {:>12}  {}", outcome.name, outcome.time(), outcome.count);
+        total += outcome.count;
     }
-    println!("\n{}\ntotal: {total}", lines.join("\n"));
+    println!("total: {total}");
     if total.failed > 0 {
         bail!("{} failed; the logs are in target/test-logs", total.failed);
     }
     Ok(())
 }
 
-fn run_suite(suite: &Suite, logs: &Path) -> Result<Count> {
-    let path = logs.join(format!("{}.log", suite.name));
-    let mut log = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
+/// Starts each suite as soon as the cores have enough left for it. With no cores to share they run one after the other.
+fn run_all(mut waiting: Vec<&Suite>, cores: usize, logs: &Path) -> BTreeMap<&'static str, Outcome> {
+    let live = cores == 0 || waiting.len() == 1;
+    let mut running = BTreeMap::new();
+    let mut ended = BTreeMap::new();
+    let (sender, outcomes) = mpsc::channel();
+    std::thread::scope(|scope| {
+        loop {
+            let loads: Vec<Load> = waiting.iter().map(|suite| suite.load).collect();
+            let busy: Vec<Load> = running.values().copied().collect();
+            if let Some(at) = schedule::next(&loads, &busy, cores) {
+                let suite = waiting.remove(at);
+                println!("==> {}", suite.name);
+                running.insert(suite.name, suite.load);
+                let (sender, log) = (sender.clone(), log_of(logs, suite.name));
+                scope.spawn(move || sender.send(run_suite(suite, &log, live)));
+                continue;
+            }
+            if running.is_empty() {
+                return ended;
+            }
+            // A sender of our own is never dropped before the end.
+            let Ok(outcome) = outcomes.recv() else { return ended };
+            running.remove(outcome.name);
+            report(&outcome, logs, live);
+            ended.insert(outcome.name, outcome);
+        }
+    })
+}
+
+fn log_of(logs: &Path, name: &str) -> PathBuf {
+    logs.join(format!("{name}.log"))
+}
+
+/// Prints how a suite ended, after what it said if that was not shown while it ran.
+fn report(outcome: &Outcome, logs: &Path, live: bool) {
+    let name = outcome.name;
+    if !live {
+        let text = std::fs::read(log_of(logs, name)).unwrap_or_default();
+        print!("<== {name}\n{}", String::from_utf8_lossy(&text));
+    }
+    println!("{name}: {}\n{name} took {}", outcome.count, outcome.time());
+}
+
+/// Runs a suite to its end. One that cannot run at all has failed.
+#[expect(clippy::disallowed_methods, reason = "how long a suite took is what is printed")]
+fn run_suite(suite: &Suite, log: &Path, live: bool) -> Outcome {
+    let began = Instant::now();
+    let count = run_steps(suite, log, live).unwrap_or_else(|error| {
+        eprintln!("{}: {error:#}", suite.name);
+        Count { failed: 1, ..Count::default() }
+    });
+    Outcome { name: suite.name, seconds: began.elapsed().as_secs(), count }
+}
+
+fn run_steps(suite: &Suite, path: &Path, live: bool) -> Result<Count> {
+    let file = File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+    let mut log = Log { file, live };
     let mut count = Count::default();
     for step in suite.steps {
-        count += run_step(step, &mut log)?;
+        count += run_step(&step.line(), &mut log)?;
     }
-    writeln!(log, "{count}")?;
+    writeln!(log.file, "{count}")?;
     Ok(count)
 }
 
-/// Runs one command, copying what it says to the log and to the terminal, and counts the tests in it.
-fn run_step(step: &[&str], log: &mut File) -> Result<Count> {
-    let (program, args) = step.split_first().context("an empty step")?;
-    writeln!(log, "$ {}", step.join(" "))?;
+/// Where a suite's output goes: to its file and, if it is the only one that runs, to the terminal.
+struct Log {
+    file: File,
+    live: bool,
+}
+
+impl Log {
+    fn line(&mut self, line: &str) -> Result<()> {
+        if self.live {
+            println!("{line}");
+        }
+        Ok(writeln!(self.file, "{line}")?)
+    }
+}
+
+/// Runs one command and counts the tests in what it says.
+fn run_step(line: &str, log: &mut Log) -> Result<Count> {
+    let mut words = line.split_whitespace();
+    let program = words.next().context("an empty step")?;
+    writeln!(log.file, "$ {line}")?;
     let (reader, writer) = std::io::pipe()?;
     let child = Command::new(program)
-        .args(args)
+        .args(words)
         .current_dir(crate::root())
         .stdin(Stdio::null())
         .stdout(writer.try_clone()?)
@@ -162,8 +241,7 @@ fn run_step(step: &[&str], log: &mut File) -> Result<Count> {
     let mut last = String::new();
     for line in BufReader::new(reader).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
-        println!("{line}");
-        writeln!(log, "{line}")?;
+        log.line(&line)?;
         if let Some(count) = closing_line(&line) {
             found += count;
             reports = true;
@@ -178,38 +256,11 @@ fn run_step(step: &[&str], log: &mut File) -> Result<Count> {
         // A check that counts nothing is one test.
         Some(0) => Count { passed: 1, ..found },
         Some(SKIPPED) => {
-            println!("skipped: {last}");
+            log.line(&format!("skipped: {last}"))?;
             Count { skipped: found.skipped.max(1), ..found }
         }
         _ => Count { failed: found.failed.max(1), ..found },
     })
-}
-
-/// Reads the closing lines of cargo's and pytest's runners, and the plain one.
-fn closing_line(line: &str) -> Option<Count> {
-    let is_cargo = line.starts_with("test result:");
-    // "3 passed in 4.02s", over a minute "3 passed in 64.02s (0:01:04)".
-    let is_pytest = line.split_once(" in ").is_some_and(|(_, time)| {
-        let seconds = time.split([' ', '=']).next().and_then(|word| word.strip_suffix('s'));
-        seconds.is_some_and(|seconds| seconds.parse::<f64>().is_ok())
-    });
-    let is_plain =
-        line.split(", ").count() >= 2 && line.split(", ").all(|p| p.trim().split(' ').count() == 2);
-    let mut count = Count::default();
-    if is_cargo || is_pytest || is_plain {
-        let words: Vec<&str> = line.split([' ', ',', ';', '.', '=']).filter(|w| !w.is_empty()).collect();
-        for pair in words.windows(2) {
-            let [number, what] = pair else { continue };
-            let Ok(number) = number.parse::<u64>() else { continue };
-            match *what {
-                "passed" => count.passed += number,
-                "failed" | "errors" | "error" => count.failed += number,
-                "skipped" | "ignored" => count.skipped += number,
-                _ => {}
-            }
-        }
-    }
-    (count.passed + count.failed + count.skipped > 0).then_some(count)
 }
 
 #[cfg(test)]
@@ -217,16 +268,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_lines_of_the_runners() {
-        let read = |line| closing_line(line).map(|c| (c.passed, c.failed, c.skipped));
-        let cargo =
-            "test result: ok. 9 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.01s";
-        assert_eq!(read(cargo), Some((9, 0, 1)));
-        assert_eq!(read("3 failed, 12 passed, 2 skipped in 4.02s"), Some((12, 3, 2)));
-        assert_eq!(read("18 passed in 163.60s (0:02:43)"), Some((18, 0, 0)));
-        assert_eq!(read("==== 1 passed, 1 error in 0.10s ===="), Some((1, 1, 0)));
-        assert_eq!(read("17 passed, 0 failed, 1 skipped"), Some((17, 0, 1)));
-        assert_eq!(read("two tasks passed in the night"), None);
-        assert_eq!(read("test a::b ... ok"), None);
+    fn the_workflow_has_a_job_for_each_suite() {
+        let names: Vec<&str> = SUITES.iter().map(|suite| suite.name).collect();
+        let matrix = format!("suite: [{}]", names.join(", "));
+        assert!(include_str!("../../.github/workflows/ci.yml").contains(&matrix), "{matrix}");
+    }
+
+    #[test]
+    fn pytest_runs_in_the_environment_of_the_suites() {
+        assert_eq!(Pytest("tests/simgpu -k mig").line(), ".venv/bin/python -m pytest -q tests/simgpu -k mig");
     }
 }

@@ -1,41 +1,63 @@
-//! The node's side of cantle: what is given out on this machine and who runs under it.
+//! The ClearML agent of a node (`cantle daemon`): takes tasks from queues in order of priority and runs them in slices.
 //!
-//! [`run_here`] runs one task now (`cantle run`); [`daemon`] serves queues (`cantle daemon`). Both take their decisions
-//! from `sched`, write a lease to the [`Node`]'s store before a slice exists, and start the task through `runtime` with
-//! the shim in its way. They share one store per set of GPUs, so they never overlap.
+//! What every kind of node does (leases, capacity, launch, MIG, watchdog) is in `cantle-node`; this crate adds the queues of
+//! a ClearML server.
+//!
+//! # The life of a task
+//!
+//! A task is an `Entry` from its placement to its delivery. One part of the agent has it at a time and gives it
+//! on by value; no part sees what another has.
+//!
+//! ```text
+//! queue ─► planner ─► claims ─► executor ─► reporter ─► server
+//!                        ▲          │
+//!                        └──────────┘  lost its place before it started
+//! ```
+//!
+//! | state     | has it   | on disk since                         | moved on by, to                                        |
+//! |-----------|----------|---------------------------------------|--------------------------------------------------------|
+//! | waiting   | server   |                                       | `Planner::plan`, `Claims::reserve` → reserved          |
+//! | reserved  | claims   | lease, `job.json`                     | `Claims::claim` → claimed; no answer: `Claims::settle` |
+//! | claimed   | claims   | `job.json`: claimed                   | `Claims::announce` → starting                          |
+//! | returning | claims   |                                       | `Claims::settle` → waiting                             |
+//! | starting  | executor | `job.json`: command                   | `Update::Started` → running, returning or ended        |
+//! | running   | executor | lease: leader; `stop.json` if stopped | `Update::Ended` → ended                                |
+//! | ended     | reporter | `outcome.json`; the lease is gone     | `Reporter::deliver` → the server has the result        |
+//!
+//! The state follows from the files, so a daemon goes on where its killed predecessor stopped (`Agent::adopt`).
+//!
+//! # The parts
+//!
+//! * `planner` reads the queues, the quotas and the node, and decides with the scheduler;
+//! * `claims` writes leases, takes tasks from their queues, and puts back what can't start;
+//! * `executor` starts, adopts, watches and stops tasks, and hears from them through updates;
+//! * `reporter` tells the server about the agent, the node, and the tasks with their logs and results;
+//! * `agent` is the loop, and carries entries from one part to the next;
+//! * `environment` is what all of them use and none changes.
 
-mod capacity;
-mod clock;
-mod daemon;
+mod agent;
+mod backoff;
+mod claims;
+mod command;
+mod config;
+mod container;
+mod entry;
+mod environment;
 mod error;
-mod grants;
-mod job;
-mod launch;
-mod members;
-mod mig;
-mod node;
-pub mod quotas;
-mod refusals;
-mod run_here;
-mod uuid;
+mod executor;
+mod journal;
+mod meter;
+mod planner;
+mod queues;
+mod reporter;
+mod setup;
+mod task_record;
 mod view;
-mod watchdog;
+mod worker_id;
 
-use cantle_model::Holder;
-
-pub use cantle_runtime::leave_terminal;
-pub use capacity::decide;
-pub use daemon::{AbortCommand, Config, Docker, Gives, Hours, Schedule, ScheduleError, check, daemon};
+pub use agent::daemon;
+pub use config::{AgentConfig, AllocationMode};
 pub use error::AgentError;
-pub use grants::{Award, Grants, MigAtStart, Offer, Place};
-pub use launch::Command;
-pub use mig::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
-pub use node::{Claim, Locked, Node, agents};
-pub use run_here::{RunRequest, run_docker, run_here};
-pub use watchdog::Watch;
-
-fn own_holder() -> Holder {
-    let pid = std::process::id();
-    // Without /proc nobody could tell holders apart; a start time that nobody has makes ours count as dead: fail closed.
-    cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
-}
+pub use executor::AbortCommand;
+pub use planner::{Hours, Schedule, ScheduleError};
+pub use setup::check;

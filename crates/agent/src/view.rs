@@ -1,20 +1,18 @@
-//! The node's GPUs and who holds what of them, as everybody is shown it.
+//! The node's GPUs and which task holds what of them, as reports and metrics show it.
 
 use std::cmp::Reverse;
 
 use cantle_clearml::cantle::{GpuView, ProcessView, SliceView};
-use cantle_ledger::host::{Observer, Snapshot};
+use cantle_ledger::host::{Observer, SliceUse};
 use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
+use cantle_node::{NodeStore, gpu_uuid_bytes};
 
-use crate::node::Node;
-use crate::uuid::gpu_uuid_bytes;
-
-/// A task may have thousands of processes; so many of a slice are shown.
+/// The number of a slice's processes that are shown: a task may have thousands.
 const PROCESSES: usize = 16;
 
-/// What is given out of these GPUs now. Slices keep their order from one look to the next: those of MIG by place, others
-/// by age.
-pub(crate) fn gpus(node: &Node, gpus: &[Gpu]) -> Vec<GpuView> {
+/// What is allocated of these GPUs now. Slices keep their order from one report to the next: MIG instances by placement,
+/// others by age.
+pub(crate) fn gpus(node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
     let mut leases = node.leases().unwrap_or_else(|error| {
         tracing::error!(%error, "leases can't be read");
         Vec::new()
@@ -23,7 +21,7 @@ pub(crate) fn gpus(node: &Node, gpus: &[Gpu]) -> Vec<GpuView> {
     gpus.iter().map(|gpu| gpu_view(node, gpu, &leases)).collect()
 }
 
-fn gpu_view(node: &Node, gpu: &Gpu, leases: &[Lease]) -> GpuView {
+fn gpu_view(node: &NodeStore, gpu: &Gpu, leases: &[Lease]) -> GpuView {
     let mine = |slice: &&Slice| slice.gpu == gpu.uuid;
     let held =
         leases.iter().flat_map(|lease| lease.slices.iter().filter(mine).map(move |slice| (lease, slice)));
@@ -47,9 +45,9 @@ fn gpu_view(node: &Node, gpu: &Gpu, leases: &[Lease]) -> GpuView {
     }
 }
 
-fn slice_view(node: &Node, lease: &Lease, slice: &Slice) -> SliceView {
+fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
     let now = Observer::open(&node.slice_dir(&lease.id)).and_then(|region| region.snapshot()).ok();
-    // Nothing is used of a slice whose region is not there yet, or no more.
+    // A slice whose accounting region does not exist (yet, or any more) uses nothing.
     let on_gpu = now.as_ref().and_then(|now| {
         let uuid = gpu_uuid_bytes(slice.device())?;
         now.gpus.iter().position(|gpu| gpu.uuid == uuid).map(|at| (now, at))
@@ -67,7 +65,7 @@ fn slice_view(node: &Node, lease: &Lease, slice: &Slice) -> SliceView {
 }
 
 /// Who holds memory of the slice's GPU number `at`.
-fn processes(now: &Snapshot, at: usize) -> Vec<ProcessView> {
+fn processes(now: &SliceUse, at: usize) -> Vec<ProcessView> {
     let alive = now.processes.iter().filter(|process| process.alive);
     let mut views: Vec<ProcessView> = alive
         .filter_map(|process| Some((process.pid, *process.held_bytes.get(at)?)))
@@ -84,7 +82,7 @@ mod tests {
     use cantle_model::{LeaseId, MigInstance, TaskId};
 
     use super::*;
-    use crate::launch::new_lease;
+    use cantle_node::new_lease;
 
     fn lease(id: &str, placed_ms: i64, mig: Option<MigInstance>) -> Lease {
         let slice = Slice { gpu: "GPU-a".into(), milli: Milli(250), memory_limit_bytes: 10 << 30, mig };
@@ -94,7 +92,7 @@ mod tests {
 
     fn order(leases: &[Lease]) -> Vec<String> {
         let root = tempfile::tempdir().unwrap();
-        let node = Node::open(root.path()).unwrap();
+        let node = NodeStore::open(root.path()).unwrap();
         for lease in leases {
             node.lock().unwrap().put(lease).unwrap();
         }
@@ -118,7 +116,7 @@ mod tests {
         let mut all: Vec<_> =
             (1..=40).map(|pid| process(pid + 1_000_000_000, u64::from(pid), true)).collect();
         all.extend([process(7, 900, false), process(8, 0, true)]);
-        let now = Snapshot { lease: "a".into(), gpus: Vec::new(), processes: all };
+        let now = SliceUse { lease: "a".into(), gpus: Vec::new(), processes: all };
         let shown = processes(&now, 1);
         assert_eq!((shown.len(), shown[0].memory_bytes, shown[15].memory_bytes), (16, 40, 25));
         assert_eq!(processes(&now, 5), [], "a GPU that is not the slice's");

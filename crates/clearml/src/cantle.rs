@@ -1,4 +1,4 @@
-//! `cantle.*`: what ClearML's services lack. Nodes report what they hold; people and tools ask.
+//! `cantle.*`: what ClearML's services lack. Nodes report what they hold; users and tools read it.
 
 use cantle_model::{Enforcement, GpuMode, MigInstance, Slice, TaskStatus};
 use serde::{Deserialize, Serialize};
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::Empty;
 use crate::wire::{endpoint, one_or_many};
 
-/// `cantle.report_node`: from the agent, at each change and at least every [`ReportNode::interval_ms`].
+/// `cantle.report_node`: the agent calls it at each change and at least every [`ReportNode::interval_ms`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReportNode {
     /// Name of the node.
@@ -15,12 +15,12 @@ pub struct ReportNode {
     pub worker: String,
     /// Queues that it serves, in order of priority.
     pub queues: Vec<NodeQueue>,
-    /// Its GPUs and who holds what.
+    /// Its GPUs and their slices.
     pub gpus: Vec<GpuView>,
-    /// Tasks that it looked at and could not start, with the reason.
+    /// Tasks that it considered and could not start, with the reason.
     #[serde(default)]
-    pub waiting: Vec<Waiting>,
-    /// A node that is silent for longer than a few of these counts as gone.
+    pub waiting: Vec<WaitReport>,
+    /// A node that is silent for longer than a few of these intervals counts as gone.
     pub interval_ms: u64,
 }
 endpoint!("cantle.report_node", ReportNode => Empty);
@@ -34,12 +34,12 @@ pub struct NodeQueue {
     pub spec: String,
 }
 
-/// A GPU and who holds what of it.
+/// A GPU and its slices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GpuView {
     /// Index on its node.
     pub index: u32,
-    /// Its name for ever.
+    /// Its UUID, which never changes.
     pub uuid: String,
     /// Product name.
     pub model: String,
@@ -47,13 +47,13 @@ pub struct GpuView {
     pub memory_bytes: u64,
     /// How it is used.
     pub mode: GpuMode,
-    /// How much of it is given out, in thousandths.
+    /// How much of it is allocated, in thousandths.
     pub allocated_milli: u32,
-    /// To whom.
+    /// The slices that are allocated.
     pub slices: Vec<SliceView>,
 }
 
-/// A slice that is given out.
+/// An allocated slice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SliceView {
     /// Task that holds it.
@@ -68,10 +68,10 @@ pub struct SliceView {
     pub memory_used_bytes: u64,
     /// The instance, on a MIG GPU.
     pub mig: Option<MigInstance>,
-    /// What keeps the task to it; absent until it has started.
+    /// How the limit is enforced; absent until the task has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
-    /// The task's processes that hold memory of it, the biggest first; of many only the biggest.
+    /// The task's processes that hold memory of it, largest first. Of many processes only the largest are listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcessView>,
 }
@@ -79,7 +79,7 @@ pub struct SliceView {
 /// A process that holds memory of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessView {
-    /// The pid that it knows itself by: in a container not the node's.
+    /// The pid in its own pid namespace: in a container it differs from the node's.
     pub pid: u32,
     /// What it holds.
     pub memory_bytes: u64,
@@ -87,7 +87,7 @@ pub struct ProcessView {
 
 /// A task that can't start, and why.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Waiting {
+pub struct WaitReport {
     /// The task's id.
     pub task: String,
     /// For people: `needs 1 GPU, free 0.25 of GPU 2`.
@@ -118,15 +118,15 @@ pub struct NodeView {
     pub worker: String,
     /// Last report, RFC 3339.
     pub last_seen: String,
-    /// It reported lately.
+    /// It reported recently.
     pub alive: bool,
     /// Queues that it serves, in order of priority.
     pub queues: Vec<NodeQueue>,
-    /// Its GPUs and who holds what.
+    /// Its GPUs and their slices.
     pub gpus: Vec<GpuView>,
 }
 
-/// `cantle.report_task`: from the agent, before the task starts (with its slices) and after it ended (with its exit code).
+/// `cantle.report_task`: the agent calls it before the task starts (with its slices) and after it ended (with its exit code).
 ///
 /// The first report claims the task for this lease: if another lease holds it, the call is refused (400/110) and the
 /// agent must not start it.
@@ -141,13 +141,13 @@ pub struct ReportTask {
     /// What it got.
     #[serde(default)]
     pub slices: Vec<Slice>,
-    /// What it counts of GPUs against quotas, in thousandths, if that is not what its slices are.
+    /// What it counts against GPU quotas, in thousandths, where that differs from its slices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quota_milli: Option<u64>,
     /// How it ended; absent while it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// A line for people: why it ended so.
+    /// Why it ended so: one line for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -157,7 +157,7 @@ endpoint!("cantle.report_task", ReportTask => Empty);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetTasks {
-    /// These only.
+    /// Only these ids.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub id: Vec<String>,
     /// In one of these states.
@@ -167,7 +167,7 @@ pub struct GetTasks {
     pub queue: Option<String>,
     /// Of this project (name or id).
     pub project: Option<String>,
-    /// At most so many; 500 if not said.
+    /// Maximum number of tasks; 500 by default.
     pub limit: Option<u64>,
 }
 endpoint!("cantle.get_tasks", GetTasks => TaskViews);
@@ -179,7 +179,7 @@ pub struct TaskViews {
     pub tasks: Vec<TaskView>,
 }
 
-/// A task as people want to see it: names, not ids.
+/// A task for display: with names instead of ids.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TaskView {
     /// 32 hex digits.
@@ -224,7 +224,7 @@ pub struct QueueViews {
     pub queues: Vec<QueueView>,
 }
 
-/// A queue as people want to see it.
+/// A queue for display.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueView {
     /// Its name.
@@ -241,7 +241,7 @@ pub struct QueueView {
     pub nodes: Vec<String>,
 }
 
-/// Something that happened.
+/// An event: something that happened and was recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct EventView {
@@ -249,7 +249,7 @@ pub struct EventView {
     pub id: i64,
     /// When, RFC 3339; given by the server.
     pub time: String,
-    /// One word. The server's own are changes of state: `enqueue`, `dequeue`, `start`, `stop`, `end`…; an agent's are what it
+    /// One word. The server records changes of state: `enqueue`, `dequeue`, `start`, `stop`, `end`…; an agent records what it
     /// decides and sees: `place`, `run`, `wait`, `refuse`, `watch`, `kill`…
     pub kind: String,
     /// The task it is about.
@@ -265,7 +265,7 @@ pub struct EventView {
     pub message: String,
 }
 
-/// `cantle.add_events`: from the agent. Ids and times are the server's.
+/// `cantle.add_events`: the agent calls it. The server gives ids and times.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AddEvents {
     /// What happened.
@@ -281,7 +281,7 @@ pub struct GetEvents {
     pub task: Option<String>,
     /// After the event with this id; without it the newest ones.
     pub after: Option<i64>,
-    /// At most so many; 200 if not said.
+    /// Maximum number of events; 200 by default.
     pub limit: Option<u64>,
 }
 endpoint!("cantle.get_events", GetEvents => EventViews);
@@ -293,17 +293,17 @@ pub struct EventViews {
     pub events: Vec<EventView>,
 }
 
-/// `cantle.explain_task`: why does it wait, or what became of it?
+/// `cantle.explain_task`: why the task waits, or how it ended.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ExplainTask {
     /// The task's id.
     pub task: String,
 }
-endpoint!("cantle.explain_task", ExplainTask => Explanation);
+endpoint!("cantle.explain_task", ExplainTask => TaskExplanation);
 
 /// Answer of `cantle.explain_task`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Explanation {
+pub struct TaskExplanation {
     /// The task's id.
     pub task: String,
     /// Its name.
@@ -312,22 +312,22 @@ pub struct Explanation {
     pub state: TaskStatus,
     /// Name of its queue.
     pub queue: Option<String>,
-    /// Its place in the queue; 0 is the front.
+    /// Its position in the queue; 0 is the front.
     pub position: Option<u64>,
     /// The answer in one line.
     pub reason: String,
-    /// What each node that serves the queue says.
+    /// The reason of each node that serves the queue.
     pub nodes: Vec<NodeReason>,
 }
 
-/// What one node says about a waiting task.
+/// Why a task waits, as one node reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeReason {
     /// Its name.
     pub node: String,
-    /// It reported lately.
+    /// It reported recently.
     pub alive: bool,
-    /// What it says; absent if it has not looked at the task yet.
+    /// The reason; absent if the node has not considered the task yet.
     pub reason: Option<String>,
     /// What would let the task start there.
     #[serde(default, skip_serializing_if = "Option::is_none")]

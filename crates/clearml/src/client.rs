@@ -1,6 +1,5 @@
 //! The asynchronous client.
 
-use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,33 +8,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
-use crate::events::{AddBatch, AddBatchReply, Event};
-use crate::{Envelope, Error, Request, without_nulls};
+use crate::events::{AddBatch, AddBatchReply, ReportedEvent};
+use crate::{Credentials, Envelope, Request, WireError, without_nulls};
 
-/// Key pair of a user, as in `clearml.conf`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials {
-    /// `api.credentials.access_key`.
-    pub access_key: String,
-    /// `api.credentials.secret_key`.
-    pub secret_key: String,
-}
-
-/// Without the secret: this ends up in logs.
-impl fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Credentials").field("access_key", &self.access_key).finish_non_exhaustive()
-    }
-}
-
-/// A ClearML server seen from outside. Logs in at the first call, and once more when its token is no longer taken.
+/// A client of a ClearML server. It logs in at the first call, and again when the server refuses its token.
 #[derive(Debug)]
 pub struct Client {
     http: reqwest::Client,
     url: String,
     credentials: Credentials,
     token: Mutex<Option<String>>,
-    /// Has the server cantle's own service, as far as is known?
+    /// The server has cantle's own service, as far as is known.
     extended: AtomicBool,
 }
 
@@ -47,9 +30,9 @@ impl Client {
     ///
     /// # Errors
     /// If `base_url` is not an http(s) address.
-    pub fn new(base_url: &str, credentials: Credentials) -> Result<Self, Error> {
+    pub fn new(base_url: &str, credentials: Credentials) -> Result<Self, WireError> {
         let url = base_url.trim_end_matches('/').to_owned();
-        let address = || Error::Address { url: url.clone() };
+        let address = || WireError::Address { url: url.clone() };
         let parsed = reqwest::Url::parse(&url).map_err(|_| address())?;
         if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
             return Err(address());
@@ -58,7 +41,7 @@ impl Client {
             .connect_timeout(Duration::from_secs(5))
             .timeout(Duration::from_secs(30))
             .build()
-            .map_err(|error| Error::Unreachable { url: url.clone(), reason: innermost(&error) })?;
+            .map_err(|source| unreachable(&url, source))?;
         Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
     }
 
@@ -71,10 +54,10 @@ impl Client {
     /// Sends one request and reads its answer.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn call<R: Request>(&self, request: &R) -> Result<R::Response, Error> {
+    /// See [`WireError`].
+    pub async fn call<R: Request>(&self, request: &R) -> Result<R::Response, WireError> {
         let endpoint = R::ENDPOINT;
-        let encode = |source| Error::Encode { endpoint: endpoint.to_owned(), source };
+        let encode = |source| WireError::Encode { endpoint: endpoint.to_owned(), source };
         let body = serde_json::to_value(request).map(without_nulls).map_err(encode)?;
         let data = self.call_value(endpoint, &body).await?;
         serde_json::from_value(without_nulls(data)).map_err(|error| self.odd(endpoint, error.to_string()))
@@ -83,15 +66,15 @@ impl Client {
     /// A call of cantle's own service; `None` from a server that has none.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, Error> {
+    /// See [`WireError`].
+    pub async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, WireError> {
         if !self.extended.load(Ordering::Relaxed) {
             return Ok(None);
         }
         match self.call(request).await {
             Ok(answer) => Ok(Some(answer)),
             Err(error) if error.is_unknown_endpoint() => {
-                tracing::info!("the server has no cantle.* service; going on with ClearML's services alone");
+                tracing::info!("the server has no cantle.* service; only ClearML's services are used");
                 self.extended.store(false, Ordering::Relaxed);
                 Ok(None)
             }
@@ -99,23 +82,23 @@ impl Client {
         }
     }
 
-    /// Sends JSON to any endpoint: for what has no type here.
+    /// Sends JSON to any endpoint, for endpoints without a type here.
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn call_value(&self, endpoint: &str, body: &Value) -> Result<Value, Error> {
+    /// See [`WireError`].
+    pub async fn call_value(&self, endpoint: &str, body: &Value) -> Result<Value, WireError> {
         self.send(endpoint, JSON, body.to_string()).await
     }
 
     /// Reports log lines and scalars (`events.add_batch`, one JSON object per line).
     ///
     /// # Errors
-    /// See [`Error`].
-    pub async fn add_batch(&self, events: &[Event]) -> Result<AddBatchReply, Error> {
+    /// See [`WireError`].
+    pub async fn add_batch(&self, events: &[ReportedEvent]) -> Result<AddBatchReply, WireError> {
         let endpoint = AddBatch::ENDPOINT;
         let mut lines = String::new();
         for event in events {
-            let encode = |source| Error::Encode { endpoint: endpoint.to_owned(), source };
+            let encode = |source| WireError::Encode { endpoint: endpoint.to_owned(), source };
             lines.push_str(&serde_json::to_string(event).map_err(encode)?);
             lines.push('\n');
         }
@@ -123,14 +106,19 @@ impl Client {
         serde_json::from_value(data).map_err(|error| self.odd(endpoint, error.to_string()))
     }
 
-    async fn send(&self, endpoint: &str, content_type: &'static str, body: String) -> Result<Value, Error> {
+    async fn send(
+        &self,
+        endpoint: &str,
+        content_type: &'static str,
+        body: String,
+    ) -> Result<Value, WireError> {
         let (token, fresh) = match self.known_token() {
             Some(token) => (token, false),
             None => (self.log_in().await?, true),
         };
         match self.post(endpoint, content_type, body.clone(), &format!("Bearer {token}")).await {
             // The token may have expired, or the server may have a new secret: log in again, once.
-            Err(Error::Unauthorized { .. }) if !fresh => {
+            Err(WireError::Unauthorized { .. }) if !fresh => {
                 let token = self.log_in().await?;
                 self.post(endpoint, content_type, body, &format!("Bearer {token}")).await
             }
@@ -142,7 +130,7 @@ impl Client {
         self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    async fn log_in(&self) -> Result<String, Error> {
+    async fn log_in(&self) -> Result<String, WireError> {
         let Credentials { access_key, secret_key } = &self.credentials;
         let basic = format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}")));
         let data = self.post("auth.login", JSON, "{}".to_owned(), &basic).await?;
@@ -159,38 +147,41 @@ impl Client {
         content_type: &str,
         body: String,
         authorization: &str,
-    ) -> Result<Value, Error> {
-        let unreachable =
-            |error: reqwest::Error| Error::Unreachable { url: self.url.clone(), reason: innermost(&error) };
+    ) -> Result<Value, WireError> {
+        let lost = |source: reqwest::Error| unreachable(&self.url, source);
         let request = self.http.post(format!("{}/{endpoint}", self.url));
         let request = request.header("Content-Type", content_type).header("Authorization", authorization);
-        let response = request.body(body).send().await.map_err(unreachable)?;
+        let response = request.body(body).send().await.map_err(lost)?;
         let status = response.status().as_u16();
-        let bytes = response.bytes().await.map_err(unreachable)?;
+        let bytes = response.bytes().await.map_err(lost)?;
         let Ok(Envelope { meta, data }) = serde_json::from_slice(&bytes) else {
             return Err(match status {
-                // A proxy in between answers in its own words.
+                // A proxy in between does not answer with an envelope.
                 429 | 502..=504 => refused(endpoint, status, 0, format!("HTTP status {status}")),
                 _ => self.odd(endpoint, format!("HTTP status {status} and no ClearML envelope")),
             });
         };
         match meta.result_code {
             200..=299 => Ok(data),
-            401 => Err(Error::Unauthorized { url: self.url.clone(), message: meta.result_msg }),
+            401 => Err(WireError::Unauthorized { url: self.url.clone(), message: meta.result_msg }),
             code => Err(refused(endpoint, code, meta.result_subcode, meta.result_msg)),
         }
     }
 
-    fn odd(&self, endpoint: &str, detail: String) -> Error {
-        Error::Answer { endpoint: endpoint.to_owned(), url: self.url.clone(), detail }
+    fn odd(&self, endpoint: &str, detail: String) -> WireError {
+        WireError::Answer { endpoint: endpoint.to_owned(), url: self.url.clone(), detail }
     }
 }
 
-fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> Error {
-    Error::Refused { endpoint: endpoint.to_owned(), code, subcode, message }
+fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> WireError {
+    WireError::Refused { endpoint: endpoint.to_owned(), code, subcode, message }
 }
 
 /// The last link of the chain says it best: "connection refused" rather than "error sending request".
+fn unreachable(url: &str, source: reqwest::Error) -> WireError {
+    WireError::Unreachable { url: url.to_owned(), reason: innermost(&source), source }
+}
+
 fn innermost(error: &reqwest::Error) -> String {
     let mut inner: &dyn std::error::Error = error;
     while let Some(source) = inner.source() {
@@ -211,7 +202,7 @@ mod tests {
     fn addresses() {
         assert_eq!(Client::new("http://127.0.0.1:8008/", keys()).unwrap().url(), "http://127.0.0.1:8008");
         for url in ["", "localhost:8008", "ftp://host", "http://"] {
-            assert!(matches!(Client::new(url, keys()), Err(Error::Address { .. })), "{url}");
+            assert!(matches!(Client::new(url, keys()), Err(WireError::Address { .. })), "{url}");
         }
     }
 

@@ -1,19 +1,19 @@
-//! How a task carries a plain command and its request for GPU: in its parameters, section [`SECTION`].
+//! A task carries a plain command and its request for GPUs in its parameters, section [`SECTION`].
 //!
 //! Parameters survive cloning and can be edited wherever ClearML's tasks can be edited.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, Milli, RequestError};
+use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, Milli, RequestError, TaskTerms};
 use serde_json::Value;
 
 use crate::tasks::{HyperParams, Param};
 
-/// The section of a task's parameters that is cantle's.
+/// cantle's section of a task's parameters.
 pub const SECTION: &str = "cantle";
 
-/// What a task asks cantle for.
+/// What a task requests from cantle.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TaskRequest {
     /// Program and arguments; empty for a task whose code is in ClearML's own fields.
@@ -22,25 +22,25 @@ pub struct TaskRequest {
     pub cwd: Option<String>,
     /// How much GPU; the queue decides if absent.
     pub gpu: Option<GpuRequest>,
-    /// What keeps it apart from its neighbours.
+    /// How it is isolated from other tasks on the GPU.
     pub isolation: Isolation,
     /// How compute time is divided.
     pub compute: ComputeMode,
-    /// CPU that it is counted with, in thousandths of a core. Counted, not enforced.
+    /// CPU that counts against quotas, in thousandths of a core. It is not enforced.
     pub cpu_milli: u64,
-    /// Main memory that it is counted with, in bytes. Counted, not enforced.
+    /// Main memory that counts against quotas, in bytes. It is not enforced.
     pub memory_bytes: u64,
-    /// Higher ones go first within a project and may stop lower ones.
+    /// Tasks of higher priority go first within a project and may preempt others.
     pub priority: i32,
-    /// It is never stopped for others; so it must fit its project's quota.
+    /// It is never stopped for another task, so it must fit its project's quota.
     pub non_preemptible: bool,
 }
 
 impl TaskRequest {
-    /// Reads the request out of a task's parameters; `None` if there is none.
+    /// Reads the request from a task's parameters; `None` if they hold none.
     ///
     /// # Errors
-    /// Names the parameter that is wrong: people edit them by hand.
+    /// Names the parameter that is wrong: users edit them by hand.
     pub fn from_hyperparams(params: &HyperParams) -> Result<Option<Self>, TaskRequestError> {
         let Some(section) = params.get(SECTION) else {
             return Ok(None);
@@ -65,7 +65,7 @@ impl TaskRequest {
         }))
     }
 
-    /// The parameters that carry this request, to be put into a task.
+    /// The parameters that carry this request in a task.
     #[must_use]
     pub fn to_hyperparams(&self) -> HyperParams {
         let mut section = BTreeMap::new();
@@ -108,7 +108,18 @@ impl TaskRequest {
         HyperParams::from([(SECTION.to_owned(), section)])
     }
 
-    /// The command as a person would type it into a shell.
+    /// What counts of it under quotas.
+    #[must_use]
+    pub const fn terms(&self) -> TaskTerms {
+        TaskTerms {
+            cpu_milli: self.cpu_milli,
+            memory_bytes: self.memory_bytes,
+            priority: self.priority,
+            preemptible: !self.non_preemptible,
+        }
+    }
+
+    /// The command as one types it into a shell.
     #[must_use]
     pub fn shell_command(&self) -> String {
         shell_words(&self.command)
@@ -200,7 +211,7 @@ fn shell_quote(word: &str) -> String {
 /// Why a task's parameters are not a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TaskRequestError {
-    /// `command` is not what it should be.
+    /// `command` has the wrong form.
     #[error(
         "parameter cantle/command is {0}; write a JSON array of words, for example [\"python3\", \"train.py\"]"
     )]
@@ -218,14 +229,14 @@ pub enum TaskRequestError {
         "parameters of section cantle ask for GPU in several ways; keep one of gpu, gpus, gpu_memory, mig_profile"
     )]
     Several,
-    /// Not one of the legal words.
+    /// Not one of the legal values.
     #[error("parameter cantle/{name} is \"{given}\"; write {legal}")]
     Word {
         /// Which.
         name: &'static str,
-        /// What it says.
+        /// Its value.
         given: String,
-        /// What it may say.
+        /// The legal values.
         legal: &'static str,
     },
 }
@@ -244,7 +255,7 @@ mod tests {
         let command = vec!["sh".to_owned(), "-c".to_owned(), "echo 'a b' \"ü\"\n".to_owned()];
         for gpu in [
             None,
-            Some(GpuRequest::Fraction(cantle_model::Milli(125))),
+            Some(GpuRequest::Fraction(cantle_model::Milli(125).into())),
             Some(GpuRequest::Gpus(2)),
             Some(GpuRequest::Memory(Bytes(4_000_000_000))),
             Some(GpuRequest::Memory(Bytes(4 << 30))),

@@ -1,6 +1,6 @@
 //! `clearml.conf`: where the server is, the keys for it, and the agent's settings.
 //!
-//! The file is HOCON as ClearML's own parser (pyhocon) takes it, which is not quite HOCON: addresses stand in it without
+//! The file is HOCON as ClearML's own parser (pyhocon) reads it, which differs from the standard: addresses stand in it without
 //! quotes although `//` begins a comment, so parsers that keep to the standard refuse the files that `clearml-init`
 //! writes. This one reads what such files hold: nested and dotted keys, `:` or `=`, comments, lists, quoted text and
 //! text to the end of the line, `${NAME}` and `${?NAME}`. `include` is refused.
@@ -9,7 +9,7 @@ mod parse;
 
 use serde_json::Value;
 
-/// What a `clearml.conf` says.
+/// The content of a `clearml.conf`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Conf(Value);
 
@@ -24,7 +24,7 @@ pub struct ConfError {
 }
 
 impl Conf {
-    /// Reads the text of such a file. `env` tells environment variables, for `${NAME}`.
+    /// Reads the text of such a file. `env` gives the value of an environment variable, for `${NAME}`.
     ///
     /// # Errors
     /// Names the line and what is wrong with it.

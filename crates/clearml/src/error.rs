@@ -1,26 +1,29 @@
 //! Why a call failed.
 
+#[cfg(feature = "client")]
 use crate::subcode;
 
-/// Each variant is one line: what is wrong and what would be right.
+/// Each variant is one line that says what is wrong; [`WireError::hints`] says what would help.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum WireError {
     /// The address can't be one.
-    #[error("server address \"{url}\" is not a URL; write for example http://127.0.0.1:8008")]
+    #[error("server address \"{url}\" is not a URL")]
     Address {
         /// As given.
         url: String,
     },
     /// Nobody answers there.
-    #[error("cannot reach the server at {url}: {reason}; is it running, and is the address right?")]
+    #[error("cannot reach the server at {url}: {reason}")]
     Unreachable {
         /// The server's address.
         url: String,
         /// The innermost cause.
         reason: String,
+        /// The error of the HTTP client.
+        source: reqwest::Error,
     },
     /// The access key or the secret key is wrong.
-    #[error("the server at {url} refused the credentials ({message}); check access key and secret key")]
+    #[error("the server at {url} refused the credentials ({message})")]
     Unauthorized {
         /// The server's address.
         url: String,
@@ -59,7 +62,19 @@ pub enum Error {
     },
 }
 
-impl Error {
+impl WireError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::Address { .. } => "write for example http://127.0.0.1:8008",
+            Self::Unreachable { .. } => "is it running, and is the address right?",
+            Self::Unauthorized { .. } => "check access key and secret key",
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+
     /// The server said no with exactly this subcode.
     #[must_use]
     pub fn is_subcode(&self, wanted: u32) -> bool {
@@ -79,18 +94,19 @@ impl Error {
     }
 }
 
-/// A server that says no to what it is told of a task will say no again: the task was deleted, or is in a state that stands.
+/// A server that refuses a report about a task will refuse it again: the task was deleted, or its state does not allow it.
 ///
 /// # Errors
 /// All others, which may pass.
-pub fn accept_refusal(answer: Result<(), Error>) -> Result<(), Error> {
+#[cfg(feature = "client")]
+pub fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
     match answer {
         Err(error) if error.is_temporary() => Err(error),
         Err(error) if error.is_subcode(subcode::INVALID_TASK_ID) => {
             tracing::info!("the task was deleted meanwhile");
             Ok(())
         }
-        Err(error @ Error::Refused { .. }) => {
+        Err(error @ WireError::Refused { .. }) => {
             tracing::warn!(%error, "the server does not take a result");
             Ok(())
         }

@@ -10,18 +10,18 @@ pub const LOG: &str = "log";
 /// Type of a scalar event on the wire.
 pub const SCALAR: &str = "training_stats_scalar";
 
-/// One line of `events.add_batch`: a piece of log, a scalar, or something that is kept as it is (plots, images).
+/// One line of `events.add_batch`: a piece of log, a scalar, or something that is kept unchanged (plots, images).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Event {
+pub struct ReportedEvent {
     /// [`LOG`], [`SCALAR`], `plot`, `training_debug_image`, `training_stats_vector`.
     #[serde(rename = "type")]
     pub kind: String,
     /// The task it belongs to.
     pub task: String,
-    /// When, in milliseconds since 1970; the server's time if not said.
+    /// When, in milliseconds since 1970; the server's time by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timestamp: Option<i64>,
-    /// Who reports.
+    /// The worker that reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker: Option<String>,
     /// Level of a piece of log.
@@ -47,7 +47,7 @@ pub struct Event {
     pub more: Map<String, Value>,
 }
 
-impl Event {
+impl ReportedEvent {
     /// A piece of a task's output.
     #[must_use]
     pub fn log(task: &str, worker: &str, timestamp_ms: i64, msg: String) -> Self {
@@ -90,7 +90,7 @@ pub struct AddBatchReply {
 pub struct GetTaskLog {
     /// The task's id.
     pub task: String,
-    /// At most so many events; 100 if not said.
+    /// Maximum number of events; 100 by default.
     pub batch_size: Option<u64>,
     /// From the end backwards (`true`) or from the start.
     pub navigate_earlier: Option<bool>,
@@ -108,7 +108,7 @@ endpoint!("events.get_task_log", GetTaskLog => TaskLog);
 #[serde(default)]
 pub struct TaskLog {
     /// The page.
-    pub events: Vec<Event>,
+    pub events: Vec<ReportedEvent>,
     /// How many events are in it.
     pub returned: u64,
     /// How many events the task has.

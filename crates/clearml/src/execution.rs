@@ -1,4 +1,4 @@
-//! How a task is executed, as far as that is the same for all who execute tasks: agents on machines, and pods.
+//! How a task is executed, as far as agents on machines and pods have it in common.
 
 use cantle_model::ComputeMode;
 
@@ -7,19 +7,14 @@ use crate::{TaskRequest, tasks};
 /// Runs the code of ClearML's SDK.
 pub const CLEARML_AGENT: &str = "clearml-agent";
 
-/// ClearML's words for a task that has come to its end: its web page and its users know them.
-pub const DONE: &str = "worker execution done";
-/// ClearML's words for a task that somebody has stopped.
-pub const ABORTED: &str = "task was stopped by tasks.stop";
-
-/// What a task asks for, if it can be kept and there is something to run.
+/// What a task requests, if cantle can enforce it and there is something to run.
 ///
 /// # Errors
-/// Says of the task what is wrong with it: "it has neither a command nor a script".
+/// The text says what is wrong with the task: "it has neither a command nor a script".
 pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, String> {
     let request = TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| error.to_string())?;
     let request = request.unwrap_or_default();
-    // Nothing here enforces it. Better refused than promised.
+    // Nothing enforces a share of compute time yet, so it is refused rather than promised.
     if request.compute != ComputeMode::Even {
         let why =
             "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even";
@@ -34,14 +29,14 @@ pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, String> {
     Ok(request)
 }
 
-/// The command line that has ClearML's own agent set up and run a task's code; `options` are more options for it.
+/// The command line with which ClearML's own agent sets up and runs a task's code; `options` are further options for it.
 pub fn sdk_command<'a>(task: &'a str, options: &'a [String]) -> impl Iterator<Item = &'a str> {
     let options = options.iter().map(String::as_str);
     [CLEARML_AGENT, "execute", "--disable-monitoring"].into_iter().chain(options).chain(["--id", task])
 }
 
 impl tasks::Container {
-    /// Its image, if it names one, and its options: those behind the image, where ClearML's web page lets people write them,
+    /// Its image, if it names one, and its options: those behind the image, where users write them on ClearML's web page,
     /// and then its arguments.
     ///
     /// # Errors
@@ -54,12 +49,12 @@ impl tasks::Container {
         Ok((image, words.chain(options).collect()))
     }
 
-    /// What the container starts: the command itself, or a shell that first does what the task's set-up script says and
-    /// brings ClearML's agent along where `is_sdk` code needs it.
+    /// What the container starts: the command itself, or a shell that first runs the task's set-up script and
+    /// installs ClearML's agent where `is_sdk` code needs it.
     #[must_use]
     pub fn started<Word: From<String>>(&self, argv: Vec<Word>, is_sdk: bool) -> Vec<Word> {
         let setup = self.setup_shell_script.trim();
-        // What ClearML's agent does in its containers: images rarely bring it along.
+        // As ClearML's agent does in its containers: images rarely contain it.
         let install =
             "command -v clearml-agent >/dev/null || python3 -m pip install -q clearml-agent || exit 127";
         let lines = [setup, if is_sdk { install } else { "" }];

@@ -1,14 +1,17 @@
-//! ClearML's wire, once for all who speak it: server, agent and command line.
+//! ClearML's wire, defined once for server, agent, queues controller and command line.
 //!
 //! Each endpoint is a request type that names its endpoint and its answer ([`Request`]); [`Client::call`] sends it and
 //! the server's routes are keyed by the same types. Fields that a peer does not know are ignored, `null` means absent,
 //! and what cantle adds beyond ClearML is the service [`cantle`] (and [`quotas`]) in the same style.
 
+#[cfg(feature = "client")]
 mod client;
 mod command;
 mod conf;
+mod credentials;
 mod error;
 mod execution;
+mod status;
 mod wire;
 
 pub mod cantle;
@@ -19,9 +22,14 @@ pub mod quotas;
 pub mod tasks;
 pub mod workers;
 
-pub use client::{Client, Credentials};
+#[cfg(feature = "client")]
+pub use client::Client;
 pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
 pub use conf::{Conf, ConfError};
-pub use error::{Error, accept_refusal};
-pub use execution::{ABORTED, CLEARML_AGENT, DONE, runnable, sdk_command};
+pub use credentials::Credentials;
+pub use error::WireError;
+#[cfg(feature = "client")]
+pub use error::accept_refusal;
+pub use execution::{CLEARML_AGENT, runnable, sdk_command};
+pub use status::{ABORTED, DONE, StatusReason, StopRequest};
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

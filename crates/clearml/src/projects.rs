@@ -9,7 +9,7 @@ use crate::{Empty, Listing, Updated};
 /// A project: tasks under one name.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Project {
+pub struct ProjectRecord {
     /// 32 hex digits.
     pub id: String,
     /// Path-like name, `team/vision`.
@@ -21,7 +21,7 @@ pub struct Project {
 /// `projects.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GetAll {
-    /// Which of them.
+    /// Which projects.
     #[serde(flatten)]
     pub list: Listing,
 }
@@ -31,7 +31,7 @@ endpoint!("projects.get_all", GetAll => Projects);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Projects {
     /// What was found.
-    pub projects: Vec<Project>,
+    pub projects: Vec<ProjectRecord>,
 }
 
 /// `projects.get_by_id`.
@@ -45,8 +45,8 @@ endpoint!("projects.get_by_id", GetById => OneProject);
 /// Answer with one project.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OneProject {
-    /// It.
-    pub project: Project,
+    /// The project.
+    pub project: ProjectRecord,
 }
 
 /// `projects.create`.

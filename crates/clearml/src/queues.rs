@@ -1,5 +1,7 @@
 //! `queues.*`.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -7,19 +9,32 @@ use crate::projects::Created;
 use crate::wire::endpoint;
 use crate::{Empty, Listing, Updated};
 
+/// Number of waiting tasks that a plan considers: the first of each queue, or under quotas the first of each project in a
+/// queue. Tasks behind them wait for them anyway. The server names them to its agents; an agent without quotas counts itself.
+pub const HEAD_LIMIT: usize = 64;
+
+/// Grace period of a task that is in no queue and not started: the agent that took it may be about to start it. After it
+/// the task goes back to its queue.
+///
+/// An agent waits for it when its call `queues.get_next_task` had no answer, and a queues controller when it finds a pod
+/// without a task. Agents start a task within a second or two of taking it, so a few seconds would do. The value leaves
+/// time for a connection that fails (5 s) and one repetition. It must stay well below the minute
+/// after which cantle's server itself puts such tasks back. It delays only tasks whose agent died.
+pub const START_GRACE: Duration = Duration::from_secs(15);
+
 /// A queue with the tasks that wait in it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Queue {
+pub struct QueueRecord {
     /// 32 hex digits.
     pub id: String,
     /// Its name, unique.
     pub name: String,
     /// Waiting tasks, first one first.
     pub entries: Vec<Entry>,
-    /// Free words; the agent looks for `force_workers:on`.
+    /// Tags that users set; the agent acts on `force_workers:on`.
     pub tags: Vec<String>,
-    /// The system's words; `default` marks the default queue.
+    /// System tags; `default` marks the default queue.
     pub system_tags: Vec<String>,
     /// Anything; an object, never a list (clients check).
     pub metadata: Map<String, Value>,
@@ -42,7 +57,7 @@ pub struct Entry {
 /// `queues.get_all`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct GetAll {
-    /// Which of them.
+    /// Which queues.
     #[serde(flatten)]
     pub list: Listing,
 }
@@ -52,7 +67,7 @@ endpoint!("queues.get_all", GetAll => Queues);
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Queues {
     /// What was found.
-    pub queues: Vec<Queue>,
+    pub queues: Vec<QueueRecord>,
 }
 
 /// `queues.get_by_id`.
@@ -66,8 +81,8 @@ endpoint!("queues.get_by_id", GetById => OneQueue);
 /// Answer with one queue.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OneQueue {
-    /// It.
-    pub queue: Queue,
+    /// The queue.
+    pub queue: QueueRecord,
 }
 
 /// `queues.create`.
@@ -125,7 +140,7 @@ pub struct DefaultQueue {
     pub name: String,
 }
 
-/// `queues.get_next_task`: takes the first task out of the queue; nobody else gets it.
+/// `queues.get_next_task`: takes the first task out of the queue; no other caller gets it.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetNextTask {
@@ -133,7 +148,7 @@ pub struct GetNextTask {
     pub queue: String,
     /// Answer with `task_info` too.
     pub get_task_info: Option<bool>,
-    /// cantle's own: this task, wherever it stands, so that a decision made a moment ago is carried out or nothing is.
+    /// cantle's own: take this task, at whatever position, so that a caller carries out exactly what it has decided, or nothing.
     /// ClearML's open server ignores it.
     pub task: Option<String>,
 }
@@ -205,7 +220,7 @@ pub struct Removed {
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Position {
-    /// The place.
+    /// The position.
     pub position: u64,
 }
 
@@ -217,7 +232,7 @@ pub struct MoveTaskForward {
     pub queue: String,
     /// The task's id.
     pub task: String,
-    /// By how many places; 1 if not said.
+    /// By how many positions; 1 by default.
     pub count: Option<u64>,
 }
 endpoint!("queues.move_task_forward", MoveTaskForward => Position);
@@ -230,7 +245,7 @@ pub struct MoveTaskBackward {
     pub queue: String,
     /// The task's id.
     pub task: String,
-    /// By how many places; 1 if not said.
+    /// By how many positions; 1 by default.
     pub count: Option<u64>,
 }
 endpoint!("queues.move_task_backward", MoveTaskBackward => Position);

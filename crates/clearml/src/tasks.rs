@@ -26,9 +26,9 @@ pub struct Task {
     pub kind: String,
     /// Its state.
     pub status: Option<TaskStatus>,
-    /// Why it is in that state, in words of whoever put it there; `stopping` asks the agent to stop it.
+    /// Why it is in that state, for people; see [`crate::StopRequest`].
     pub status_message: String,
-    /// The same in the program's words.
+    /// Why it is in that state, for programs; see [`crate::StatusReason`].
     pub status_reason: String,
     /// Id of its project.
     pub project: Option<String>,
@@ -42,13 +42,13 @@ pub struct Task {
     pub container: Container,
     /// Parameters.
     pub hyperparams: HyperParams,
-    /// What the task and its agent note while it runs.
+    /// What the task and its agent record while it runs.
     pub runtime: Map<String, Value>,
     /// Where its artifacts go.
-    pub output: Output,
-    /// Free words.
+    pub output: TaskOutput,
+    /// Tags that users set.
     pub tags: Vec<String>,
-    /// The system's words: `development`, `archived`, …
+    /// System tags: `development`, `archived`, …
     pub system_tags: Vec<String>,
     /// RFC 3339.
     pub created: Option<String>,
@@ -92,7 +92,7 @@ pub struct Execution {
     pub queue: Option<String>,
 }
 
-/// Container of a task.
+/// The container of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Container {
@@ -107,7 +107,7 @@ pub struct Container {
 /// Where artifacts go.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Output {
+pub struct TaskOutput {
     /// Address of the storage.
     pub destination: String,
 }
@@ -148,7 +148,7 @@ endpoint!("tasks.create", Create => Created);
 pub struct Edit {
     /// The task's id.
     pub task: String,
-    /// Also when the task is not a draft.
+    /// Even if the task is not a draft.
     #[serde(default)]
     pub force: bool,
     /// New values of whole fields.
@@ -168,7 +168,7 @@ endpoint!("tasks.get_by_id", GetById => OneTask);
 /// Answer with one task.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct OneTask {
-    /// It.
+    /// The task.
     pub task: Task,
 }
 
@@ -176,7 +176,7 @@ pub struct OneTask {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetAll {
-    /// Which of them.
+    /// Which tasks.
     #[serde(flatten)]
     pub list: Listing,
     /// In one of these states; `-` before a state excludes it.
@@ -190,10 +190,10 @@ pub struct GetAll {
     pub kind: Vec<String>,
     /// Made from this task.
     pub parent: Option<String>,
-    /// With any of these words; `-` before a word excludes it.
+    /// With any of these tags; `-` before a tag excludes it.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub tags: Vec<String>,
-    /// With any of these words of the system; `-` before a word excludes it.
+    /// With any of these system tags; `-` before a tag excludes it.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub system_tags: Vec<String>,
     /// Fields to order by; `-` before a field turns it round. `last_metrics.<metric>.<variant>.value` (or `min_value`,
@@ -236,13 +236,13 @@ pub struct Enqueue {
     pub queue: Option<String>,
     /// Or its name; it is made if it does not exist.
     pub queue_name: Option<String>,
-    /// Why, in words of the program.
+    /// Why, for programs.
     pub status_reason: Option<String>,
-    /// Why, in words for people.
+    /// Why, for people.
     pub status_message: Option<String>,
-    /// Also from a state that does not allow it.
+    /// Even from a state that does not allow it.
     pub force: Option<bool>,
-    /// Answer whether a worker serves the queue.
+    /// Ask whether a worker serves the queue.
     pub verify_watched_queue: Option<bool>,
 }
 endpoint!("tasks.enqueue", Enqueue => Enqueued);
@@ -268,11 +268,11 @@ pub struct Enqueued {
 pub struct Dequeue {
     /// The task's id.
     pub task: String,
-    /// State after it; `created` if not said.
+    /// The new state; `created` by default.
     pub new_status: Option<TaskStatus>,
-    /// Why, in words of the program.
+    /// Why, for programs.
     pub status_reason: Option<String>,
-    /// Why, in words for people.
+    /// Why, for people.
     pub status_message: Option<String>,
 }
 endpoint!("tasks.dequeue", Dequeue => Dequeued);
@@ -298,11 +298,11 @@ macro_rules! transitions {
         pub struct $name {
             /// The task's id.
             pub task: String,
-            /// Also from a state that does not allow it.
+            /// Even from a state that does not allow it.
             pub force: bool,
-            /// Why, in words of the program.
+            /// Why, for programs.
             pub status_reason: Option<String>,
-            /// Why, in words for people.
+            /// Why, for people.
             pub status_message: Option<String>,
         }
         endpoint!($endpoint, $name => $answer);
@@ -312,7 +312,7 @@ macro_rules! transitions {
 transitions! {
     /// `tasks.started`: it runs.
     "tasks.started" Started => StartedReply;
-    /// `tasks.stop`: asks whoever runs it to stop it; a task that nobody runs is stopped at once.
+    /// `tasks.stop`: asks the worker that runs the task to stop it; a task that no worker runs is stopped at once.
     "tasks.stop" Stop => Updated;
     /// `tasks.stopped`: it was stopped.
     "tasks.stopped" Stopped => Updated;
@@ -330,13 +330,13 @@ transitions! {
 pub struct Completed {
     /// The task's id.
     pub task: String,
-    /// Also from a state that does not allow it.
+    /// Even from a state that does not allow it.
     pub force: bool,
     /// Make it read-only too.
     pub publish: bool,
-    /// Why, in words of the program.
+    /// Why, for programs.
     pub status_reason: Option<String>,
-    /// Why, in words for people.
+    /// Why, for people.
     pub status_message: Option<String>,
 }
 endpoint!("tasks.completed", Completed => Updated);
@@ -359,7 +359,7 @@ pub struct StartedReply {
 pub struct Reset {
     /// The task's id.
     pub task: String,
-    /// Also while it runs or when it is read-only.
+    /// Even while it runs or when it is read-only.
     pub force: bool,
     /// Forget its code and its parameters too.
     pub clear_all: bool,
@@ -388,7 +388,7 @@ pub struct ResetReply {
 pub struct Delete {
     /// The task's id.
     pub task: String,
-    /// Also while it is queued or runs.
+    /// Even while it is queued or runs.
     pub force: bool,
 }
 endpoint!("tasks.delete", Delete => Deleted);

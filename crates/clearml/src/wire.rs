@@ -52,14 +52,14 @@ pub mod subcode {
     pub const NAME_TAKEN: u32 = 801;
     /// No such worker.
     pub const INVALID_WORKER_ID: u32 = 1001;
-    /// The project may not have so much. cantle's own.
+    /// The request exceeds the project's quota. cantle's own.
     pub const OVER_QUOTA: u32 = 9001;
 }
 
-/// Every answer, good or bad.
+/// Every answer, success or error.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Envelope {
-    /// What was asked and how it went.
+    /// The call and its result.
     pub meta: Meta,
     /// The answer itself; an empty object on errors.
     #[serde(default)]
@@ -82,7 +82,7 @@ pub struct Meta {
     pub result_subcode: u32,
     /// One line for people.
     pub result_msg: String,
-    /// Always null: a stack trace is nothing for a client.
+    /// Always null: clients get no stack traces.
     pub error_stack: Option<String>,
     /// Details of an error.
     pub error_data: Map<String, Value>,
@@ -118,7 +118,7 @@ pub struct Updated {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Listing {
-    /// These only.
+    /// Only these ids.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub id: Vec<String>,
     /// Regular expression on the name; anchored by most clients.
@@ -160,7 +160,7 @@ pub fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// For filters: clients write one value where the schema says a list.
+/// For filters: clients write one value where the schema has a list.
 pub(crate) fn one_or_many<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

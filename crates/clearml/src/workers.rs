@@ -12,15 +12,15 @@ use crate::wire::{endpoint, one_or_many};
 pub struct Register {
     /// Worker id.
     pub worker: String,
-    /// Seconds after which it counts as gone when it reports nothing; 600 if not said.
+    /// Seconds without a report after which it counts as gone; 600 by default.
     pub timeout: Option<u64>,
     /// Ids of the queues that it serves.
     #[serde(deserialize_with = "one_or_many")]
     pub queues: Vec<String>,
-    /// Free words.
+    /// Tags that users set.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub tags: Vec<String>,
-    /// The system's words.
+    /// System tags.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub system_tags: Vec<String>,
 }
@@ -53,7 +53,7 @@ pub struct StatusReport {
     /// Ids of the queues that it serves.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub queues: Vec<String>,
-    /// Free words.
+    /// Tags that users set.
     #[serde(skip_serializing_if = "Vec::is_empty", deserialize_with = "one_or_many")]
     pub tags: Vec<String>,
     /// A daemon, not a task's own reporter.
@@ -95,7 +95,7 @@ pub struct MachineStats {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GetAll {
-    /// Heard of in the last so many seconds; 0 for all; 3600 if not said.
+    /// Only workers that reported within this number of seconds; 0 for all; 3600 by default.
     pub last_seen: Option<i64>,
     /// Pattern with `*` and `?` on the id.
     pub worker_pattern: Option<String>,
@@ -121,7 +121,7 @@ pub struct Worker {
     pub register_time: String,
     /// Seconds after which it counts as gone.
     pub register_timeout: u64,
-    /// When it was last heard of, RFC 3339.
+    /// When it last called, RFC 3339.
     pub last_activity_time: String,
     /// Last status report, RFC 3339.
     pub last_report_time: String,
@@ -133,9 +133,9 @@ pub struct Worker {
     pub queue: Option<IdName>,
     /// The queues that it serves.
     pub queues: Vec<IdName>,
-    /// Free words.
+    /// Tags that users set.
     pub tags: Vec<String>,
-    /// The system's words.
+    /// System tags.
     pub system_tags: Vec<String>,
     /// Its user.
     pub user: IdName,

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use cantle_clearml::Conf;
 
-use crate::args::Global;
-use crate::error::{CliError, Kind};
+use crate::context::Global;
+use crate::error::{CliError, ErrorKind};
 
 /// The file that `--config-file` or `CLEARML_CONFIG_FILE` names, if it is there.
 pub(crate) fn named(global: &Global) -> Result<Option<Conf>, CliError> {
@@ -19,14 +19,16 @@ pub(crate) fn of_user(global: &Global) -> Result<Option<Conf>, CliError> {
 }
 
 fn read(path: &Path) -> Result<Option<Conf>, CliError> {
-    let usage =
-        |why: &dyn std::fmt::Display| CliError::new(Kind::Usage, format!("{}: {why}", path.display()));
     match std::fs::read_to_string(path) {
-        Ok(text) => Conf::parse(&text, &variable).map(Some).map_err(|error| usage(&error)),
-        // ClearML's programs go on without it, too: everything can be said by environment variables.
+        Ok(text) => Conf::parse(&text, &variable).map(Some).map_err(|error| unreadable(path, error)),
+        // ClearML's programs go on without it, too: environment variables can say everything.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(usage(&error)),
+        Err(error) => Err(unreadable(path, error)),
     }
+}
+
+fn unreadable(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> CliError {
+    CliError::wrap(ErrorKind::Usage, path.display(), error)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the file may refer to any variable of the environment")]

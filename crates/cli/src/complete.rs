@@ -5,25 +5,31 @@ use std::time::Duration;
 
 use cantle_clearml::Request;
 use cantle_clearml::cantle::{GetQueues, GetTasks, QueueView, TaskView};
-use clap::{CommandFactory, Parser};
+use clap::Parser;
 use clap_complete::{CompleteEnv, CompletionCandidate};
 
-use crate::args::Cli;
-use crate::cmd::{Context, explain};
-use crate::connect::Server;
+use crate::connect::Connection;
+use crate::context::{Context, Global};
 
 /// The variable by which a shell asks for completions, see [`CompleteEnv`].
 pub(crate) const ASKED_BY: &str = "COMPLETE";
 
-/// Nobody waits longer for a Tab.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A user who presses Tab does not wait longer.
+const WITHIN: Duration = Duration::from_secs(1);
 
 /// As many tasks as fit a screen or two, newest first.
 const TASKS: u64 = 100;
 
+/// The flags of every command, as far as the environment gives them.
+#[derive(Parser)]
+struct FromEnvironment {
+    #[command(flatten)]
+    global: Global,
+}
+
 /// Answers and ends if it is a shell that asks; returns at once otherwise.
-pub(crate) fn answer_shell() {
-    CompleteEnv::with_factory(Cli::command).var(ASKED_BY).complete();
+pub(crate) fn answer_shell(command_line: fn() -> clap::Command) {
+    CompleteEnv::with_factory(command_line).var(ASKED_BY).complete();
 }
 
 /// The server's queues, with how many tasks wait.
@@ -41,12 +47,11 @@ pub(crate) fn tasks(typed: &OsStr) -> Vec<CompletionCandidate> {
     candidates(typed, tasks.iter().map(describe))
 }
 
-/// The pages of `cantle explain`.
-pub(crate) fn pages(typed: &OsStr) -> Vec<CompletionCandidate> {
-    candidates(typed, explain::pages().map(|page| (page.name.to_owned(), page.title.to_owned())))
-}
-
-fn candidates(typed: &OsStr, named: impl Iterator<Item = (String, String)>) -> Vec<CompletionCandidate> {
+/// Those of these names, each with a description, that begin with what is typed.
+pub(crate) fn candidates(
+    typed: &OsStr,
+    named: impl Iterator<Item = (String, String)>,
+) -> Vec<CompletionCandidate> {
     let typed = typed.to_string_lossy();
     let fit = named.filter(|(name, _)| name.starts_with(&*typed));
     fit.map(|(name, help)| CompletionCandidate::new(name).help(Some(help.into()))).collect()
@@ -54,7 +59,7 @@ fn candidates(typed: &OsStr, named: impl Iterator<Item = (String, String)>) -> V
 
 /// The server that the environment and the state directory name; without one there is nothing to offer.
 fn ask<R: Request>(request: &R) -> Option<R::Response> {
-    let cli = Cli::try_parse_from(["cantle", "queues"]).ok()?;
-    let context = Context::new(&cli.global).ok()?;
-    Server::find(&context).ok()?.call_within(request, PATIENCE)
+    let flags = FromEnvironment::try_parse_from(["cantle"]).ok()?;
+    let context = Context::new(&flags.global).ok()?;
+    Connection::open(&context).ok()?.call_within(request, WITHIN)
 }

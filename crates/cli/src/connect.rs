@@ -1,28 +1,27 @@
-//! Finding the server and the keys for it.
+//! The server, and the keys for it.
 
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_clearml::{Client, Conf, Credentials, Error, Request, subcode};
+use cantle_clearml::{Client, Conf, Credentials, Request, subcode};
 use cantle_server::CredentialsFile;
 
-use crate::args::Global;
 use crate::clearml_conf;
-use crate::cmd::Context;
-use crate::error::{CliError, Kind, as_kind};
+use crate::context::{Context, Global, runtime};
+use crate::error::{CliError, ErrorKind, as_kind};
 
-/// The local server's address and keys, if one ever ran with this state directory.
+/// Address and keys of the local server, if one ever ran with this state directory.
 pub(crate) fn local(state: &Path) -> Result<Option<CredentialsFile>, CliError> {
-    CredentialsFile::read(state).map_err(as_kind(Kind::Failed))
+    CredentialsFile::read(state).map_err(as_kind(ErrorKind::Failed))
 }
 
-/// A server and the way to talk to it.
-pub(crate) struct Server {
+/// A server that answers calls.
+pub(crate) struct Connection {
     client: Client,
     runtime: tokio::runtime::Runtime,
 }
 
-/// What one source says about the server; the next one fills in the rest.
+/// The server's address and keys from one source; the next source fills in the rest.
 #[derive(Default)]
 struct Access {
     url: Option<String>,
@@ -56,7 +55,7 @@ fn credentials((access_key, secret_key): (String, String)) -> Credentials {
 /// The address and keys to use: flags and environment first, then a `clearml.conf` that was named, then the local server,
 /// then the user's own `clearml.conf`.
 pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
-    let (global, state) = (&context.global, &context.places.state);
+    let (global, state) = (&context.global, &context.dirs.state);
     let of_local =
         |local: CredentialsFile| Access { url: Some(local.url.clone()), keys: Some(local.credentials()) };
     let access = Access::of_flags(global)
@@ -64,42 +63,39 @@ pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliErr
         .or(|| Ok(local(state)?.map(of_local)))?
         .or(|| Ok(clearml_conf::of_user(global)?.as_ref().map(Access::of_conf)))?;
     let url = access.url.ok_or_else(|| {
-        let text = format!(
-            "no server: none ran with the state directory {}; start cantle up, or give --server URL",
-            state.display()
-        );
-        CliError::new(Kind::Usage, text)
+        let text = format!("no server: none ran with the state directory {}", state.display());
+        CliError::new(ErrorKind::Usage, text).with_hint("start cantle up, or give --server URL")
     })?;
     let keys = access.keys.ok_or_else(|| {
-        let text = format!("no keys for {url}; set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY");
-        CliError::new(Kind::Auth, text)
+        CliError::new(ErrorKind::Auth, format!("no keys for {url}"))
+            .with_hint("set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY")
     })?;
     Ok((url, keys))
 }
 
-impl Server {
-    /// Finds it; nothing is sent yet.
-    pub(crate) fn find(context: &Context) -> Result<Self, CliError> {
+impl Connection {
+    /// To the server that flags, environment and files name. Nothing is sent yet.
+    pub(crate) fn open(context: &Context) -> Result<Self, CliError> {
         let (url, credentials) = address(context)?;
-        let client = Client::new(&url, credentials).map_err(describe)?;
-        Ok(Self { client, runtime: crate::cmd::runtime()? })
+        let client = Client::new(&url, credentials)?;
+        Ok(Self { client, runtime: runtime()? })
     }
 
-    /// One call, waited for.
+    /// Sends one request and waits for its answer.
     pub(crate) fn call<R: Request>(&self, request: &R) -> Result<R::Response, CliError> {
-        self.runtime.block_on(self.client.call(request)).map_err(describe)
+        Ok(self.runtime.block_on(self.client.call(request))?)
     }
 
-    /// One call whose answer is of no use later than this.
-    pub(crate) fn call_within<R: Request>(&self, request: &R, patience: Duration) -> Option<R::Response> {
-        let answer = async { tokio::time::timeout(patience, self.client.call(request)).await };
+    /// As [`Self::call`]; an answer that takes longer than this is of no use.
+    pub(crate) fn call_within<R: Request>(&self, request: &R, within: Duration) -> Option<R::Response> {
+        let answer = async { tokio::time::timeout(within, self.client.call(request)).await };
         self.runtime.block_on(answer).ok()?.ok()
     }
 
     /// As [`Self::call`], for calls about one task: "no such task" names it.
     pub(crate) fn about<R: Request>(&self, task: &str, request: &R) -> Result<R::Response, CliError> {
         self.runtime.block_on(self.client.call(request)).map_err(|error| {
-            if error.is_subcode(subcode::INVALID_TASK_ID) { no_task(task) } else { describe(error) }
+            if error.is_subcode(subcode::INVALID_TASK_ID) { no_task(task) } else { error.into() }
         })
     }
 
@@ -111,15 +107,15 @@ impl Server {
     ) -> Result<R::Response, CliError> {
         self.runtime.block_on(self.client.call(request)).map_err(|error| {
             if error.is_subcode(subcode::INVALID_PROJECT_ID) {
-                let text = format!("there is no project {project}; cantle projects lists them");
-                CliError::new(Kind::NotFound, text)
+                CliError::new(ErrorKind::NotFound, format!("there is no project {project}"))
+                    .with_hint("cantle projects lists them")
             } else {
-                describe(error)
+                error.into()
             }
         })
     }
 
-    /// A pause between two looks.
+    /// A pause between two polls.
     pub(crate) fn pause(&self) {
         // The timer belongs to the runtime, so it must be made within.
         self.runtime.block_on(async { tokio::time::sleep(Duration::from_millis(300)).await });
@@ -128,21 +124,6 @@ impl Server {
 
 /// There is no such task.
 pub(crate) fn no_task(task: &str) -> CliError {
-    CliError::new(Kind::NotFound, format!("there is no task {task}; cantle tasks lists them"))
-}
-
-pub(crate) fn describe(error: Error) -> CliError {
-    let kind = match &error {
-        Error::Address { .. } => Kind::Usage,
-        Error::Unauthorized { .. } => Kind::Auth,
-        e if [subcode::INVALID_TASK_ID, subcode::INVALID_QUEUE_ID, subcode::INVALID_PROJECT_ID]
-            .iter()
-            .any(|code| e.is_subcode(*code)) =>
-        {
-            Kind::NotFound
-        }
-        e if e.is_subcode(subcode::INVALID_TASK_STATUS) => Kind::Conflict,
-        _ => Kind::Failed,
-    };
-    CliError::new(kind, error.to_string())
+    CliError::new(ErrorKind::NotFound, format!("there is no task {task}"))
+        .with_hint("cantle tasks lists them")
 }

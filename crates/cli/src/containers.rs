@@ -1,25 +1,25 @@
-//! `--image IMAGE ARGS…`, `--docker [IMAGE ARGS…]`, `--podman [IMAGE ARGS…]`: the words behind them are options of `docker run`,
-//! whatever they look like, up to the next long option of the command itself or `--`. So ClearML's command lines have it. The
+//! `--image IMAGE ARGS…`, `--docker [IMAGE ARGS…]`, `--podman [IMAGE ARGS…]`: as in ClearML's command lines, the words that
+//! follow are options of `docker run`, whatever they look like, up to the next long option of the command itself or `--`. The
 //! parser would take them for our own, so each becomes one word that it can't mistake.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-use cantle_agent::Docker;
 use cantle_clearml::Conf;
+use cantle_node::Docker;
 use cantle_runtime::Engine;
-use clap::{Args, CommandFactory as _};
+use clap::Args;
 
-use crate::args::Cli;
-use crate::error::{CliError, Kind};
+use crate::error::{CliError, ErrorKind};
 
 /// The hidden option that carries one such word.
 const CARRIER: &str = "container-word";
 
-/// The container that a task wants.
+/// The container of a task.
 #[derive(Args, Debug)]
 pub(crate) struct ImageArgs {
-    /// Run it in a container of this image; more words, up to the next option of cantle or --, are options of docker run
+    /// Run it in a container of this image; words that follow, up to the next option of cantle or --, are options of docker
+    /// run
     #[arg(long, value_name = "IMAGE> <ARGS…")]
     pub(crate) image: Option<String>,
     #[command(flatten)]
@@ -33,19 +33,19 @@ struct Words {
     words: Vec<String>,
 }
 
-/// Which engine runs a daemon's tasks, and in what.
+/// The container engine of a daemon's tasks, and what they run in by default.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct EngineArgs {
-    /// Run tasks in containers: --docker [IMAGE ARGS…]; image and docker run options are for tasks that name no image
+    /// Run tasks in containers: --docker [IMAGE ARGS…]; the image and its docker run options apply to tasks that name no image
     #[arg(long, conflicts_with = "podman")]
     docker: bool,
-    /// As --docker, with Podman's service
+    /// Like --docker, with Podman's service
     #[arg(long)]
     podman: bool,
-    /// The image if --docker names none
+    /// Image for --docker without one
     #[arg(long, value_name = "IMAGE", env = "CLEARML_DOCKER_IMAGE")]
     docker_image: Option<String>,
-    /// docker run options for every container, before its own, as one word
+    /// docker run options for every container, as one word; they come before the container's own
     #[arg(long, value_name = "ARGS", env = "CLEARML_AGENT_EXTRA_DOCKER_ARGS", allow_hyphen_values = true)]
     extra_docker_args: Option<String>,
     #[command(flatten)]
@@ -54,10 +54,10 @@ pub(crate) struct EngineArgs {
     socket: SocketArgs,
 }
 
-/// Which engine.
+/// Where the container engine listens.
 #[derive(Args, Debug, Clone)]
 pub(crate) struct SocketArgs {
-    /// The container engine's socket; default: Docker's or Podman's usual one
+    /// The container engine's socket [default: Docker's or Podman's usual one]
     #[arg(long, value_name = "PATH", env = "DOCKER_HOST")]
     docker_socket: Option<String>,
 }
@@ -72,8 +72,8 @@ impl SocketArgs {
         if path.starts_with('/') {
             return Ok(Some(PathBuf::from(path)));
         }
-        let why = format!("--docker-socket {given}: give the socket of an engine on this machine, as /PATH");
-        Err(CliError::new(Kind::Usage, why))
+        let why = format!("--docker-socket {given}: must be the socket of an engine on this machine");
+        Err(CliError::new(ErrorKind::Usage, why).with_hint("give it as /PATH"))
     }
 }
 
@@ -85,7 +85,7 @@ impl ImageArgs {
 }
 
 impl EngineArgs {
-    /// What the daemon is to run its tasks in; none without `--docker` and `--podman`.
+    /// The containers of the daemon's tasks; none without `--docker` and `--podman`.
     pub(crate) fn resolve(&self) -> Result<Option<Docker>, CliError> {
         if !self.docker && !self.podman {
             return Ok(None);
@@ -95,14 +95,17 @@ impl EngineArgs {
         let image = image.or_else(|| self.docker_image.clone().filter(|image| !image.is_empty()));
         let extra = self.extra_docker_args.as_deref().unwrap_or_default();
         let extra_options = shlex::split(extra).ok_or_else(|| {
-            CliError::new(Kind::Usage, format!("--extra-docker-args {extra}: a quote in it is not closed"))
+            CliError::new(
+                ErrorKind::Usage,
+                format!("--extra-docker-args {extra}: a quote in it is not closed"),
+            )
         })?;
         let socket = self.socket.resolve()?.or_else(|| self.podman.then(|| Engine::PODMAN_SOCKET.into()));
         Ok(Some(Docker { image, options, extra_options, socket }))
     }
 }
 
-/// What the command line and the environment leave open, ClearML's configuration file may say.
+/// Fills in from ClearML's configuration file what the command line and the environment leave open.
 pub(crate) fn complete(docker: &mut Docker, conf: &Conf) {
     if docker.image.is_none() {
         docker.image = conf.text("agent.default_docker.image");
@@ -116,7 +119,7 @@ pub(crate) fn complete(docker: &mut Docker, conf: &Conf) {
 /// The first word is the image. In quotes it may bring its options along, as ClearML's pages show it.
 fn image_and_options(option: &str, words: &[String]) -> Result<(Option<String>, Vec<String>), CliError> {
     let Some((first, rest)) = words.split_first() else { return Ok((None, Vec::new())) };
-    let usage = |why: &str| CliError::new(Kind::Usage, format!("{option} {first}: {why}"));
+    let usage = |why: &str| CliError::new(ErrorKind::Usage, format!("{option} {first}: {why}"));
     let split = shlex::split(first).ok_or_else(|| usage("a quote in it is not closed"))?;
     let mut split = split.into_iter();
     let image = split.next().filter(|image| !image.starts_with('-'));
@@ -124,12 +127,12 @@ fn image_and_options(option: &str, words: &[String]) -> Result<(Option<String>, 
     Ok((Some(image), split.chain(rest.iter().cloned()).collect()))
 }
 
-/// The command line with docker's words carried.
-pub(crate) fn carried(words: Vec<OsString>) -> Vec<OsString> {
+/// The command line with docker's words carried. `command_line` declares the options that are cantle's own.
+pub(crate) fn carried(words: Vec<OsString>, command_line: fn() -> clap::Command) -> Vec<OsString> {
     let end = words.iter().position(|word| word == "--").unwrap_or(words.len());
     let Some(first) = words[..end].iter().enumerate().find_map(first_of_dockers) else { return words };
     let first = first.min(end);
-    let ours = own_options(&words[..first]);
+    let ours = own_options(&command_line(), &words[..first]);
     let is_ours = |word: &OsString| {
         let text = word.to_string_lossy();
         let name = text.strip_prefix("--").map(|long| long.split('=').next().unwrap_or(long));
@@ -158,8 +161,7 @@ fn first_of_dockers((at, word): (usize, &OsString)) -> Option<usize> {
 }
 
 /// The long options of the command that these words name.
-fn own_options(words: &[OsString]) -> Vec<String> {
-    let root = Cli::command();
+fn own_options(root: &clap::Command, words: &[OsString]) -> Vec<String> {
     let command = words.iter().skip(1).find_map(|word| root.find_subcommand(word));
     let options = root.get_arguments().chain(command.into_iter().flat_map(clap::Command::get_arguments));
     options.filter_map(|option| option.get_long().map(str::to_owned)).collect()
@@ -168,39 +170,6 @@ fn own_options(words: &[OsString]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn carried_text(line: &str) -> String {
-        let words = carried(line.split(' ').map(Into::into).collect());
-        let text = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
-        text.replace("--container-word=", "@")
-    }
-
-    #[test]
-    fn dockers_words_are_kept_apart_from_ours() {
-        for (given, expected) in [
-            ("cantle run --gpu 0.5 -- docker --image x", "cantle run --gpu 0.5 -- docker --image x"),
-            ("cantle run --image img -- ls -l", "cantle run --image img -- ls -l"),
-            ("cantle run --image img -e A=1 -- ls", "cantle run --image img @-e @A=1 -- ls"),
-            ("cantle run --image=img --ipc=host -- ls", "cantle run --image=img @--ipc=host -- ls"),
-            (
-                "cantle run --image img -v /a:/b --gpu 1 -- ls",
-                "cantle run --image img @-v @/a:/b --gpu 1 -- ls",
-            ),
-            ("cantle run --image", "cantle run --image"),
-            ("cantle daemon --docker --queue q", "cantle daemon --docker --queue q"),
-            (
-                "cantle daemon --docker img -v /a:/b --ipc=host --queue q=0.5 --gpus 0,1",
-                "cantle daemon --docker @img @-v @/a:/b @--ipc=host --queue q=0.5 --gpus 0,1",
-            ),
-            ("cantle up --queue q --podman img -it", "cantle up --queue q --podman @img @-it"),
-            (
-                "cantle submit --image img -e A=1 --queue q -- --docker",
-                "cantle submit --image img @-e @A=1 --queue q -- --docker",
-            ),
-        ] {
-            assert_eq!(carried_text(given), expected);
-        }
-    }
 
     #[test]
     fn clearmls_file_fills_in_what_is_not_said() {
@@ -231,6 +200,6 @@ mod tests {
         let (image, options) = of(&["img:1 -e 'A=b c'", "-v", "/a:/b"]).unwrap();
         assert_eq!((image.as_deref(), options.join("|").as_str()), (Some("img:1"), "-e|A=b c|-v|/a:/b"));
         let refused = of(&["-v", "/a:/b"]).unwrap_err();
-        assert_eq!(refused.text(), "--docker -v: the image comes first, docker's options after it");
+        assert_eq!(refused.to_string(), "--docker -v: the image comes first, docker's options after it");
     }
 }

@@ -1,4 +1,4 @@
-//! `cantle`, the one binary: reads the command line, calls the room that does the work, prints what it says.
+//! `cantle`, the one binary: reads the command line, calls the crate that does the work, prints the result.
 
 mod args;
 mod clearml_conf;
@@ -6,24 +6,27 @@ mod cmd;
 mod complete;
 mod connect;
 mod containers;
+mod context;
+mod directories;
 mod error;
+mod host;
 mod otlp;
 mod out;
-mod place;
+mod shared_args;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory as _, Parser};
 use tracing::Metadata;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
 use tracing_subscriber::layer::{Layer as _, SubscriberExt as _};
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-use args::{Cli, Color, Command, Global, SimCommand};
-use cmd::Context;
-use error::{CliError, Kind, Outcome};
-use out::Printer;
+use args::{Cli, Command};
+use cmd::sim::SimCommand;
+use context::{CommandResult, Context, Global};
+use error::{CliError, ErrorKind};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
@@ -33,38 +36,39 @@ fn main() -> ExitCode {
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
         _ => {}
     }
-    complete::answer_shell();
-    let cli = match Cli::try_parse_from(containers::carried(words.clone())) {
+    complete::answer_shell(Cli::command);
+    let cli = match Cli::try_parse_from(containers::carried(words.clone(), Cli::command)) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
     if cli.global.sim_gpus.is_some() && cli.command.uses_gpus() {
         // While this process has one thread.
         let Err(error) = cmd::sim::start_again(&cli.global, &words);
-        out::complain(error.text());
-        return error.code();
+        return complain(&error, &cli.global);
     }
-    let spans = observe(&cli.global);
-    if cli.global.background {
-        cantle_agent::leave_terminal();
+    let (global, spans) = (cli.global.clone(), observe(&cli.global));
+    if global.background {
+        cantle_node::leave_terminal();
     }
-    let code = dispatch(cli).unwrap_or_else(|error| {
-        out::complain(error.text());
-        error.code()
-    });
+    let code = dispatch(cli).unwrap_or_else(|error| complain(&error, &global));
     if let Some(spans) = spans {
         spans.finish();
     }
     code
 }
 
-fn dispatch(cli: Cli) -> Outcome {
+fn complain(error: &CliError, global: &Global) -> ExitCode {
+    out::complain(error, global.is_verbose());
+    error.exit_code()
+}
+
+fn dispatch(cli: Cli) -> CommandResult {
     let context = Context::new(&cli.global)?;
     match cli.command {
         Command::Run(args) => cmd::run::run(&context, args),
         Command::DockerRun(args) => cmd::run::docker_run(&context, args),
         Command::Up(args) => cmd::up::up(&context, args),
-        Command::Server(args) => cmd::up::server(&context, args),
+        Command::Server(args) => cmd::server::server(&context, args),
         Command::Daemon(args) => cmd::daemon::daemon(&context, &args),
         Command::Submit(args) => cmd::submit::submit(&context, args),
         Command::Tasks(args) => cmd::list::tasks(&context, args),
@@ -74,51 +78,30 @@ fn dispatch(cli: Cli) -> Outcome {
         Command::Projects => cmd::quota::projects(&context),
         Command::Quota(command) => cmd::quota::quota(&context, command),
         Command::Events(args) => cmd::list::events(&context, args),
-        Command::Why(args) => cmd::task::why(&context, &args.task),
+        Command::Why(args) => cmd::task::why(&context, &args),
         Command::Logs(args) => cmd::task::logs(&context, &args),
-        Command::Stop(args) => cmd::task::stop(&context, &args.tasks),
-        Command::Requeue(args) => cmd::task::requeue(&context, &args.tasks),
+        Command::Stop(args) => cmd::task::stop(&context, &args),
+        Command::Requeue(args) => cmd::task::requeue(&context, &args),
         Command::Move(args) => cmd::move_task::move_task(&context, &args),
         Command::Top(args) => cmd::top::top(&context, &args),
         Command::Controller(args) => cmd::controller::controller(&context, args),
         Command::Mig(command) => cmd::mig::mig(&context, &command),
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
-        Command::Credentials(args) => cmd::up::credentials(&context, &args),
+        Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Sim(SimCommand::Machine(args)) => cmd::sim::machine(&context, &args),
         Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
-        Command::Explain(args) => cmd::explain::explain(&context, args.name.as_deref()),
+        Command::Explain(args) => cmd::explain::explain(&context, &args),
         Command::Doctor(args) => cmd::doctor::doctor(&context, &args),
         Command::Check(command) => cmd::check::check(&context, command),
-        Command::Completions(args) => cmd::manual::completions(&args.shell),
-        Command::Man(args) => cmd::manual::man(&args.dir),
-        Command::Reference => cmd::manual::reference(),
+        Command::Completions(args) => cmd::manual::completions(&args),
+        Command::Man(args) => cmd::manual::man(&args, Cli::command()),
+        Command::Reference => cmd::manual::reference(&Cli::command()),
     }
 }
 
-impl Context {
-    fn new(global: &Global) -> Result<Self, CliError> {
-        let printer = Printer {
-            format: global.output,
-            headers: !global.no_headers,
-            quiet: global.quiet,
-            color: wants_color(global.color),
-        };
-        Ok(Self { printer, places: place::Places::new(global)?, global: global.clone() })
-    }
-}
-
-/// `NO_COLOR` is a convention of its own, see no-color.org.
-fn wants_color(color: Color) -> bool {
-    match color {
-        Color::Always => true,
-        Color::Never => false,
-        Color::Auto => out::on_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
-    }
-}
-
-/// Help and version go to stdout; anything else is one line and exit code 2.
+/// Help and version go to stdout; anything else is a wrong command line.
 fn refuse(error: &clap::Error) -> ExitCode {
     if !error.use_stderr() {
         // Printing to a closed pipe is not our error.
@@ -129,14 +112,15 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let paragraph = text.split("\n\n").next().unwrap_or_default();
     let line = paragraph.lines().map(str::trim).collect::<Vec<_>>().join(" ");
     let line = line.strip_prefix("error: ").unwrap_or(&line);
-    // clap puts its own words before what our parsers said, which is complete without them.
-    let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value")).map(|(_, said)| said);
+    // clap puts its own words before the message of our parsers, which is complete without them.
+    let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value"));
     let error = match ours {
-        Some(said) => CliError::new(Kind::Usage, said),
-        None => CliError::new(Kind::Usage, format!("{line}; see cantle --help")),
+        Some((_, message)) => CliError::new(ErrorKind::Usage, message),
+        None => CliError::new(ErrorKind::Usage, line).with_hint("see cantle --help"),
     };
-    out::complain(error.text());
-    error.code()
+    // The flags are not known, -v neither; there are no causes.
+    out::complain(&error, false);
+    error.exit_code()
 }
 
 /// Log lines go to stderr, spans to a collector if there is one.
@@ -149,7 +133,7 @@ fn observe(global: &Global) -> Option<otlp::Exporter> {
     };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
-        .with_ansi(wants_color(global.color))
+        .with_ansi(global.color.is_wanted())
         .with_target(false)
         // A line says what it has to say without the spans around it.
         .with_filter(EnvFilter::new(level).and(filter_fn(is_line)));

@@ -1,10 +1,12 @@
-//! What `cantle` prints: data on stdout (tables, JSON, names), talk on stderr. Nothing else in this crate prints.
+//! What `cantle` prints: data on stdout (tables, JSON, names), messages on stderr. Nothing else in this crate prints.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the one place that prints")]
 
 use std::io::{IsTerminal, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
+
+use crate::error::CliError;
 
 /// How data is printed.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) struct Printer {
 }
 
 impl Printer {
-    /// A list of things, in whatever way was asked for.
+    /// A list, in the format that was asked for.
     pub(crate) fn items<T: Serialize>(&self, items: &[T], name: fn(&T) -> String, columns: &[Column<T>]) {
         match self.format {
             Format::Json => self.json(&serde_json::json!({"version": 1, "items": items})),
@@ -70,26 +72,42 @@ impl Printer {
     /// Data without a line end of its own (a task's output).
     pub(crate) fn raw(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // A closed pipe (`| head`) is the reader's wish, not an error.
+        // A closed pipe (`| head`) is the reader's decision, not an error.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 
-    /// Talk: on stderr, silent under `-q`.
+    /// A message: on stderr, silent under `-q`.
     pub(crate) fn say(&self, text: &str) {
         if !self.quiet {
             eprintln!("{text}");
         }
     }
 
-    /// Bold on a terminal that wants colour.
+    /// Bold on a terminal with colors.
     pub(crate) fn bold(&self, text: &str) -> String {
         if self.color { format!("\x1b[1m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
-/// An error: always one line on stderr.
-pub(crate) fn complain(text: &str) {
-    eprintln!("cantle: {text}");
+/// How the line of an error begins.
+pub(crate) const ERROR: &str = "cantle: ";
+/// How the line of a cause begins.
+pub(crate) const CAUSE: &str = "caused by: ";
+/// How the line of a hint begins.
+pub(crate) const HINT: &str = "hint: ";
+
+/// An error: its line on stderr, below it its causes if the user wants to know more, and what would help.
+pub(crate) fn complain(error: &CliError, verbose: bool) {
+    complaint(error, verbose).iter().for_each(|line| eprintln!("{line}"));
+}
+
+fn complaint(error: &CliError, verbose: bool) -> Vec<String> {
+    let mut lines = vec![format!("{ERROR}{error}")];
+    if verbose {
+        lines.extend(error.causes().iter().map(|cause| format!("{CAUSE}{cause}")));
+    }
+    lines.extend(error.hints().iter().map(|hint| format!("{HINT}{hint}")));
+    lines
 }
 
 /// Is stdout a terminal?

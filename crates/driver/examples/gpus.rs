@@ -1,4 +1,4 @@
-//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also the context probe of this room's tests.
+//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also the context probe of this crate's tests.
 
 use std::env;
 use std::io::Write as _;
@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         return cantle_driver::probe_context_main(&args[1..]);
     }
     let source = match args.as_slice() {
-        [_sim, dir, lib_dir] => Installation::in_folder(dir.into(), lib_dir.into()),
+        [_sim, dir, lib_dir] => Installation::in_directory(dir.into(), lib_dir.into()),
         _ => Installation::of_this_machine(),
     };
     match describe(&source) {

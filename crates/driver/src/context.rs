@@ -1,4 +1,4 @@
-//! What a CUDA context costs. No API tells; it is measured: a child makes one, and NVML is read for that child.
+//! What a CUDA context costs. No API reports that, so it is measured: a child makes a context, and NVML is asked about the child.
 
 use std::ffi::{CString, OsStr, OsString, c_char, c_int, c_uint, c_void};
 use std::fs;
@@ -12,7 +12,7 @@ use libloading::Library;
 
 use crate::{Driver, DriverError, Installation, Memory, PROBE_CONTEXT_COMMAND, Result};
 
-/// What the child says when its context exists; it keeps it until its stdin closes.
+/// What the child prints when its context exists; it keeps the context until its stdin closes.
 const READY: &str = "ready";
 
 pub(crate) fn measure(
@@ -42,7 +42,7 @@ fn spawn(
 ) -> Result<Child> {
     let mut command = Command::new(exe);
     command.arg(PROBE_CONTEXT_COMMAND).arg(libcuda);
-    if let Some(dir) = installation.folder() {
+    if let Some(dir) = installation.directory() {
         command.arg(dir);
     }
     command
@@ -64,20 +64,20 @@ fn wait_ready(child: &mut Child, gpu: &GpuUuid) -> Result<()> {
     if line.trim() == READY {
         return Ok(());
     }
-    let mut said = String::new();
+    let mut printed = String::new();
     if let Some(err) = child.stderr.take() {
-        // A reader error leaves what was read so far, which is all there is to tell.
-        let _ = BufReader::new(err).read_line(&mut said);
+        // After an error there is what was read so far, which is all that can be reported.
+        let _ = BufReader::new(err).read_line(&mut printed);
     }
-    let why = match (said.trim(), read) {
+    let why = match (printed.trim(), read) {
         ("", Some(Err(why))) => why.to_string(),
-        ("", _) => "the probe ended without a word".to_owned(),
-        (said, _) => said.to_owned(),
+        ("", _) => "the probe ended without a message".to_owned(),
+        (message, _) => message.to_owned(),
     };
     Err(probe_error(gpu, why))
 }
 
-/// The child's own figure where NVML can tell processes apart, else how much more of the GPU is in use than before.
+/// The child's own figure where NVML reports memory per process, else the growth of what is in use on the GPU.
 fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Memory) -> Result<u64> {
     let processes = driver.processes(gpu)?;
     let own = processes.iter().find(|process| process.pid == pid).and_then(|process| process.used_bytes);
@@ -87,8 +87,8 @@ fn read_back(driver: &dyn Driver, gpu: &GpuUuid, pid: u32, before: Memory) -> Re
     }
 }
 
-/// The child's `main`: makes a context on the one visible GPU, says so, and keeps it until stdin closes.
-/// `args` are those after [`PROBE_CONTEXT_COMMAND`]: the path of libcuda and, for a driver in a folder, that.
+/// The child's `main`: makes a context on the one visible GPU, prints that it is ready, and keeps the context until stdin closes.
+/// `args` are those after [`PROBE_CONTEXT_COMMAND`]: the path of libcuda and, for a driver in a directory, that directory.
 #[must_use]
 pub fn probe_context_main(args: &[OsString]) -> ExitCode {
     let outcome = match args {
@@ -113,17 +113,17 @@ pub fn probe_context_main(args: &[OsString]) -> ExitCode {
 }
 
 fn make_context(libcuda: &OsStr, sim_dir: Option<&OsString>) -> std::result::Result<Library, String> {
-    // SAFETY: loading the driver's library runs its constructors, which is what its users expect.
+    // SAFETY: runs the constructors of the driver's library, which ask nothing of the process that loads it.
     let lib = unsafe { Library::new(libcuda) }.map_err(|why| why.to_string())?;
     if let Some(dir) = sim_dir {
         let dir = CString::new(dir.as_bytes()).map_err(|why| why.to_string())?;
         call::<unsafe extern "C" fn(*const c_char) -> c_int>(&lib, "cantle_sim_use", |select| {
-            // SAFETY: the string is NUL-terminated and outlives the call.
+            // SAFETY: the simulated driver declares it with this type; the string is NUL-terminated and outlives the call.
             unsafe { select(dir.as_ptr()) }
         })?;
     }
     call::<unsafe extern "C" fn(c_uint) -> c_int>(&lib, "cuInit", |init| {
-        // SAFETY: flags must be 0.
+        // SAFETY: CUDA's header gives this type; there are no pointers, and 0 is the only value that the flags may have.
         unsafe { init(0) }
     })?;
     let mut context: *mut c_void = std::ptr::null_mut();
@@ -132,19 +132,21 @@ fn make_context(libcuda: &OsStr, sim_dir: Option<&OsString>) -> std::result::Res
         &lib,
         "cuDevicePrimaryCtxRetain",
         |retain| {
-            // SAFETY: the out pointer is a live local.
+            // SAFETY: CUDA's header gives this type; `context` is a live local to which one handle is written.
             unsafe { retain(&raw mut context, 0) }
         },
     )?;
     Ok(lib)
 }
 
+/// Calls the function `name` of the library. `F` must be its type, as CUDA's header or the simulated driver declares it.
 fn call<F>(
     lib: &Library,
     name: &'static str,
     f: impl FnOnce(&F) -> c_int,
 ) -> std::result::Result<(), String> {
-    // SAFETY: the callers give the signatures of the CUDA header and of the simulated driver's control functions.
+    // SAFETY: `F` is the function's type: the three callers, all in `make_context`, take it from CUDA's header and from the
+    // simulated driver's declaration.
     let function = unsafe { lib.get::<F>(name) }.map_err(|why| why.to_string())?;
     match f(&function) {
         0 => Ok(()),
@@ -199,7 +201,7 @@ impl ContextCache {
     fn store(&self, known: &std::collections::BTreeMap<String, u64>) {
         let Ok(text) = serde_json::to_string_pretty(known) else { return };
         let fresh = self.file.with_extension(format!("{}.tmp", std::process::id()));
-        // Renamed into place so that a reader never sees half a file; see above for why a failure is no error.
+        // Renamed into place so that a reader never finds half a file. A failure costs a measurement, nothing else.
         let _ = fs::write(&fresh, text).and_then(|()| fs::rename(&fresh, &self.file));
     }
 }

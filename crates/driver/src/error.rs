@@ -13,7 +13,7 @@ pub enum DriverError {
     Load {
         /// The library.
         path: PathBuf,
-        /// What the loader says.
+        /// The loader's error.
         why: String,
     },
     /// The library lacks a function.
@@ -31,25 +31,25 @@ pub enum DriverError {
         gpu: Option<GpuUuid>,
         /// NVML's return code.
         code: u32,
-        /// NVML's own words.
+        /// NVML's description of the code.
         text: String,
     },
-    /// A GPU that does not answer in time; it is asked again once its last call has come back.
+    /// A GPU that does not answer in time; it is asked again once its last call has returned.
     #[error("GPU {gpu} does not answer: {call} takes longer than {waited_s} s")]
     Stalled {
         /// The GPU.
         gpu: GpuUuid,
         /// What it was asked.
         call: &'static str,
-        /// How long it was waited for, in seconds.
+        /// Seconds that the caller has waited.
         waited_s: u64,
     },
-    /// The system has no thread for it.
+    /// No thread could be started for it.
     #[error("no thread can be started to ask GPU {gpu}: {why}")]
     Thread {
         /// The GPU.
         gpu: GpuUuid,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
     /// No GPU of that name.
@@ -58,7 +58,7 @@ pub enum DriverError {
     /// No MIG device of that name.
     #[error("there is no MIG instance {0} on this machine")]
     NoSuchInstance(String),
-    /// A container can't have its instance.
+    /// A container can't be given its instance.
     #[error(
         "the MIG instance's device node {} is missing and can't be made: {why}; make it as root: nvidia-modprobe -f \
          /proc/driver/nvidia/capabilities/{}", node.display(), capability
@@ -66,22 +66,22 @@ pub enum DriverError {
     NoNode {
         /// The node.
         node: PathBuf,
-        /// What it opens, as `/proc/driver/nvidia/capabilities` has it.
+        /// What it opens, as named in `/proc/driver/nvidia/capabilities`.
         capability: String,
-        /// What the system says.
+        /// The system's error.
         why: String,
     },
-    /// Instances that are used as they are.
-    #[error("the MIG instances of GPU {0} are used as they are; none is made or destroyed there")]
+    /// Instances that others have made and that are only used.
+    #[error("GPU {0} has fixed MIG instances; none is made or destroyed there")]
     Fixed(GpuUuid),
-    /// A library of the driver is not where libraries are.
+    /// A library of the driver is in none of the usual directories.
     #[error(
         "cannot find the driver's {name} (looked in {looked_in}); is the NVIDIA driver installed completely?"
     )]
     NoLibrary {
         /// Soname.
         name: &'static str,
-        /// Folders that were looked in.
+        /// Directories that were searched.
         looked_in: String,
     },
     /// The simulated driver is missing.
@@ -109,18 +109,18 @@ impl DriverError {
     }
 }
 
-/// What NVML's codes mean for MIG. A code says less than one would think: an occupied place is answered as if there were
-/// too few resources, so whoever wants to know looks at the instances, not at the code.
+/// What NVML's codes mean for MIG. They are ambiguous: for a placement that is taken NVML returns the code for too few resources.
+/// To find out, read the instances.
 impl DriverError {
-    /// Somebody uses the instance, or the GPU (`NVML_ERROR_IN_USE`). It may end by itself.
+    /// The instance, or the GPU, is in use (`NVML_ERROR_IN_USE`). That may end by itself.
     #[must_use]
     pub const fn is_in_use(&self) -> bool {
         matches!(self, Self::Nvml { code: 19, .. })
     }
 
-    /// The place is taken, or there are as many instances as there can be (`NVML_ERROR_INSUFFICIENT_RESOURCES`).
+    /// The placement is taken, or there are as many instances as there can be (`NVML_ERROR_INSUFFICIENT_RESOURCES`).
     #[must_use]
-    pub const fn is_place_taken(&self) -> bool {
+    pub const fn is_placement_taken(&self) -> bool {
         matches!(self, Self::Nvml { code: 23, .. })
     }
 

@@ -1,4 +1,4 @@
-//! A driver whose calls fail as a script says: what the agent does about a sick GPU is tested with it.
+//! A driver whose calls fail as a script says, to test what the agent does about a failing GPU.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,9 +31,9 @@ pub struct Fault {
     pub call: Call,
     /// On which GPU; any if `None`.
     pub gpu: Option<GpuUuid>,
-    /// How many matching calls pass before.
+    /// Number of matching calls that succeed before.
     pub after: u32,
-    /// How many fail then; `u32::MAX` for ever.
+    /// Number of calls that fail then; `u32::MAX` means all.
     pub times: u32,
     /// What they fail with.
     pub error: DriverError,
@@ -50,7 +50,7 @@ pub fn gpu_is_lost(gpu: &GpuUuid) -> DriverError {
     }
 }
 
-/// Passes calls on to another driver, except those that the script lets fail.
+/// Passes calls on to another driver, except those that fail by the script.
 pub struct FaultyDriver {
     inner: Arc<dyn Driver>,
     script: Mutex<VecDeque<Fault>>,
@@ -68,7 +68,7 @@ impl FaultyDriver {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).push_back(fault);
     }
 
-    /// The GPU is well again: forgets all failures.
+    /// Removes all failures: the GPU works again.
     pub fn heal(&self) {
         self.script.lock().unwrap_or_else(PoisonError::into_inner).clear();
     }
@@ -135,7 +135,7 @@ impl Driver for FaultyDriver {
     }
 }
 
-/// The simulated driver has faults of its own for these; nothing is added to them here.
+/// The simulated driver has scripted faults of its own for these.
 impl Mig for FaultyDriver {
     fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
         self.inner.mig_table(gpu)

@@ -1,5 +1,4 @@
-//! MIG instances that others have made, used as they are: a driver that shows these and no other, and that can neither make
-//! nor destroy one.
+//! MIG instances that others have made: a driver that shows these and no other, and can neither make nor destroy one.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +11,7 @@ use crate::{
     ProcessMemory, Result, Versions,
 };
 
-/// Another driver's GPUs, of which only these MIG devices are ours to use.
+/// Another driver's GPUs, of which only these MIG devices may be used.
 pub struct FixedInstances {
     inner: Arc<dyn Driver>,
     devices: BTreeMap<GpuUuid, Vec<String>>,
@@ -39,9 +38,9 @@ impl Mig for FixedInstances {
         if !self.devices.contains_key(gpu) {
             return Ok(Some(table));
         }
-        let standing = self.gpu_instances(gpu)?;
-        let places: Vec<(u32, u32)> = standing.iter().map(|one| (one.profile_id, one.start)).collect();
-        Ok(Some(table.of_fixed(&places)))
+        let instances = self.gpu_instances(gpu)?;
+        let placements: Vec<(u32, u32)> = instances.iter().map(|one| (one.profile_id, one.start)).collect();
+        Ok(Some(table.of_fixed(&placements)))
     }
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
@@ -77,7 +76,7 @@ impl Mig for FixedInstances {
     }
 
     fn switches_mig(&self, _gpu: &GpuUuid) -> Result<bool> {
-        // Its instances are to stay.
+        // A change of mode would destroy its instances.
         Ok(false)
     }
 

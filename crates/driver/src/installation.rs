@@ -7,15 +7,15 @@ use nvml_wrapper_sys::bindings::NvmlLib;
 use crate::libraries::{self, Libraries};
 use crate::{Result, simulated};
 
-/// The driver that is meant. Programs have this machine's; only tests of this workspace that need many machines in one
-/// process name folders.
+/// Which driver to use. Programs use this machine's; only tests of this workspace that need several machines in one process name
+/// directories.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Installation {
-    folder: Option<Folder>,
+    directory: Option<Directory>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Folder {
+struct Directory {
     dir: PathBuf,
     lib_dir: PathBuf,
 }
@@ -24,36 +24,36 @@ impl Installation {
     /// This machine's driver.
     #[must_use]
     pub const fn of_this_machine() -> Self {
-        Self { folder: None }
+        Self { directory: None }
     }
 
     /// For tests: simulated GPUs whose state is in `dir`, which [`simulated::create`](crate::simulated::create) made, and
     /// the simulated driver in `sim` below `lib_dir`.
     #[must_use]
-    pub const fn in_folder(dir: PathBuf, lib_dir: PathBuf) -> Self {
-        Self { folder: Some(Folder { dir, lib_dir }) }
+    pub const fn in_directory(dir: PathBuf, lib_dir: PathBuf) -> Self {
+        Self { directory: Some(Directory { dir, lib_dir }) }
     }
 
-    /// The folder, if the driver is in one.
+    /// The directory, if the driver is in one.
     #[must_use]
-    pub fn folder(&self) -> Option<&Path> {
-        self.folder.as_ref().map(|folder| folder.dir.as_path())
+    pub fn directory(&self) -> Option<&Path> {
+        self.directory.as_ref().map(|directory| directory.dir.as_path())
     }
 
-    /// Below it are `dev` and `proc`.
+    /// The directory that has `dev` and `proc`.
     pub(crate) fn root(&self) -> &Path {
-        self.folder().unwrap_or_else(|| Path::new("/"))
+        self.directory().unwrap_or_else(|| Path::new("/"))
     }
 
-    /// The library of a driver in a folder; this machine's is found by the loader.
+    /// The library of a driver in a directory; this machine's is found by the loader.
     pub(crate) fn nvml(&self) -> Option<Result<NvmlLib>> {
-        self.folder.as_ref().map(|folder| simulated::nvml(&folder.dir, &folder.lib_dir))
+        self.directory.as_ref().map(|directory| simulated::nvml(&directory.dir, &directory.lib_dir))
     }
 
     pub(crate) fn libraries(&self, driver_version: &str) -> Result<Libraries> {
-        match &self.folder {
+        match &self.directory {
             None => libraries::installed(driver_version),
-            Some(folder) => simulated::libraries(&folder.lib_dir),
+            Some(directory) => simulated::libraries(&directory.lib_dir),
         }
     }
 }

@@ -13,8 +13,8 @@ mod mig;
 mod no_gpus;
 mod nodes;
 mod nvml;
-mod patience;
 pub mod simulated;
+mod timeout;
 mod visible;
 
 use std::path::PathBuf;
@@ -41,16 +41,16 @@ type Result<T> = std::result::Result<T, DriverError>;
 pub struct Memory {
     /// All of it.
     pub total_bytes: u64,
-    /// In use by anybody, the driver's own reserve included.
+    /// In use by all processes, and the driver's own reserve.
     pub used_bytes: u64,
     /// The rest.
     pub free_bytes: u64,
 }
 
-/// How hard a GPU works.
+/// Utilisation and temperature of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
-    /// Part of the last moments in which a kernel ran, in percent.
+    /// Percentage of the last sampling period in which a kernel ran.
     pub busy_percent: u32,
     /// Temperature in °C.
     pub celsius: u32,
@@ -59,9 +59,9 @@ pub struct Load {
 /// What one process holds of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProcessMemory {
-    /// Process id as the driver sees it (the machine's own pid namespace).
+    /// Process id in the machine's own pid namespace.
     pub pid: u32,
-    /// Memory in bytes; `None` where the driver does not say (for example inside some containers).
+    /// Memory in bytes; `None` where the driver does not report it (for example inside some containers).
     pub used_bytes: Option<u64>,
     /// The GPU instance it is in, on a GPU in MIG mode.
     pub instance: Option<u32>,
@@ -87,7 +87,7 @@ pub struct Versions {
     pub nvml: String,
 }
 
-/// What a container needs to use GPUs, besides libcuda and libnvidia-ml.
+/// What a container needs to use GPUs, in addition to libcuda and libnvidia-ml.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ContainerParts {
     /// Device nodes: those of the GPUs and those that all share.
@@ -97,7 +97,7 @@ pub struct ContainerParts {
 }
 
 /// A node's GPUs. Calls are synchronous and short (one library call, about 10 µs to 1 ms on real hardware). A call that
-/// asks one GPU never waits long for it, and never for another one: see [`DriverError::Stalled`].
+/// asks one GPU waits for it for a limited time, and never for another one: see [`DriverError::Stalled`].
 pub trait Driver: Mig + Send + Sync {
     /// All GPUs, in NVML's order.
     ///
@@ -105,16 +105,16 @@ pub trait Driver: Mig + Send + Sync {
     /// If the driver fails; the error names the call and the GPU.
     fn gpus(&self) -> Result<Vec<Gpu>>;
 
-    /// Memory of one GPU, whoever uses it.
+    /// Memory of one GPU, by all of its users.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory>;
 
-    /// How busy and how hot the GPU is.
+    /// Utilisation and temperature of the GPU.
     ///
     /// # Errors
-    /// If there is no such GPU, or the driver fails; GPUs in MIG mode can't say.
+    /// If there is no such GPU, or the driver fails; GPUs in MIG mode do not report it.
     fn load(&self, gpu: &GpuUuid) -> Result<Load>;
 
     /// Every process that holds memory of the GPU, each once, in ascending order of pid.
@@ -140,7 +140,7 @@ pub trait Driver: Mig + Send + Sync {
     /// If the probe can't run, or the driver fails.
     fn context_bytes(&self, gpu: &GpuUuid, device: &str) -> Result<u64>;
 
-    /// What a container needs for these slices besides the two libraries. Of a GPU in MIG mode it gets the nodes of the
+    /// What a container needs for these slices in addition to the two libraries. Of a GPU in MIG mode it gets the nodes of the
     /// slice's instance only.
     ///
     /// # Errors
@@ -154,7 +154,7 @@ pub trait Driver: Mig + Send + Sync {
     fn libraries(&self) -> Result<Libraries>;
 }
 
-/// Opens the session; keep it for the life of the program (opening is what costs: about 10 ms on real hardware).
+/// Opens the session. Keep it for the life of the program: opening takes about 10 ms on real hardware.
 ///
 /// # Errors
 /// If there is no driver, no simulated GPU, or the driver refuses to start.
@@ -162,11 +162,11 @@ pub fn open(installation: &Installation) -> Result<Arc<dyn Driver>> {
     open_with_probe(installation, PathBuf::from("/proc/self/exe"))
 }
 
-/// As [`open`], with the program that is run as context probe: it must call [`probe_context_main`] when its first
+/// As [`open`], with another program as context probe: it must call [`probe_context_main`] when its first
 /// argument is [`PROBE_CONTEXT_COMMAND`]. [`open`] takes the running program itself.
 ///
 /// # Errors
 /// As [`open`].
 pub fn open_with_probe(installation: &Installation, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
-    Ok(Arc::new(patience::Patient::new(nvml::Session::open(installation, probe_exe)?)?))
+    Ok(Arc::new(timeout::TimedDriver::new(nvml::Session::open(installation, probe_exe)?)?))
 }

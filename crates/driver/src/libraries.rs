@@ -12,7 +12,7 @@ use crate::{DriverError, Result};
 pub(crate) const CUDA_SONAME: &str = "libcuda.so.1";
 pub(crate) const NVML_SONAME: &str = "libnvidia-ml.so.1";
 
-/// Folders where installers put the driver's libraries, besides those of `/etc/ld.so.conf*`: distributions, the
+/// Directories where installers put the driver's libraries, in addition to those of `/etc/ld.so.conf*`: distributions, the
 /// container toolkit (`/usr/local/nvidia`), GKE, and CUDA's forward-compatibility packages.
 const USUAL_DIRS: [&str; 18] = [
     "/usr/lib/x86_64-linux-gnu",
@@ -64,13 +64,13 @@ pub(crate) fn installed(driver_version: &str) -> Result<Libraries> {
     Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
 }
 
-/// The first file of that soname in the usual folders.
+/// The first file of that soname in the usual directories.
 pub(crate) fn find(soname: &str) -> Option<PathBuf> {
     let candidates = library_dirs(Path::new("/")).into_iter().map(|dir| dir.join(soname));
     candidates.into_iter().find(|path| path.is_file())
 }
 
-/// The nodes through which programs speak with the GPUs of these minor numbers, as far as they exist.
+/// The nodes through which programs use the GPUs of these minor numbers, as far as they exist.
 pub(crate) fn device_nodes(root: &Path, minors: &[u32]) -> Vec<PathBuf> {
     let own = minors.iter().map(|minor| format!("nvidia{minor}"));
     // The last one is all there is in Windows' subsystem for Linux.
@@ -79,7 +79,7 @@ pub(crate) fn device_nodes(root: &Path, minors: &[u32]) -> Vec<PathBuf> {
     nodes.filter(|node| node.exists()).collect()
 }
 
-/// The other libraries of the driver (compilers, OpenCL, …), which lie beside libcuda and carry its version, under all
+/// The other libraries of the driver (compilers, OpenCL, …), which are in libcuda's directory and have its version, under all
 /// the names they have there; and the driver's programs.
 pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<PathBuf> {
     let Some(dir) = libraries.cuda.real.parent() else { return Vec::new() };
@@ -99,18 +99,18 @@ fn joined(dirs: &[PathBuf]) -> String {
     dirs.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>().join(", ")
 }
 
-/// All folders that exist below `root`, in the order in which they are preferred.
+/// All such directories that exist below `root`, in order of preference.
 fn library_dirs(root: &Path) -> Vec<PathBuf> {
     let below = |dir: &str| root.join(dir.trim_start_matches('/'));
     let mut dirs: Vec<PathBuf> = USUAL_DIRS.iter().map(|dir| below(dir)).collect();
     dirs.extend(configured_dirs(root).iter().map(|dir| below(dir)));
     dirs.extend(compat_dirs(root));
-    let mut seen = BTreeSet::new();
-    dirs.retain(|dir| dir.is_dir() && seen.insert(dir.clone()));
+    let mut found = BTreeSet::new();
+    dirs.retain(|dir| dir.is_dir() && found.insert(dir.clone()));
     dirs
 }
 
-/// The folders of `/etc/ld.so.conf` and the files next to it. Its `include` lines all mean `ld.so.conf.d/*.conf`.
+/// The directories of `/etc/ld.so.conf` and the files next to it. Its `include` lines all mean `ld.so.conf.d/*.conf`.
 fn configured_dirs(root: &Path) -> Vec<String> {
     let mut files = vec![root.join("etc/ld.so.conf")];
     files.extend(entries(&root.join("etc/ld.so.conf.d")));
@@ -146,8 +146,8 @@ fn find_in(dirs: &[PathBuf], soname: &str, driver_version: &str) -> Option<Libra
         for name in [versioned.as_str(), soname, unversioned] {
             let path = dir.join(name);
             let Ok(target) = path.canonicalize() else { continue };
-            // The installed build goes before a compatibility build, which only has another version's name. A 32-bit copy is
-            // none that programs of this machine's class could load.
+            // The installed build is preferred to a compatibility build, which has another version's name. A 32-bit copy can't
+            // be loaded by programs of this machine's class.
             if real.is_none() && !is_small(&target) {
                 real = Some(target.clone());
             }

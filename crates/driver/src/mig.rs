@@ -8,66 +8,66 @@ use crate::Result;
 /// A GPU instance that exists, whoever made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuInstance {
-    /// NVML's id of it. An id says nothing about the place.
+    /// NVML's id of it. It says nothing about the placement.
     pub id: u32,
     /// NVML's id of its profile.
     pub profile_id: u32,
-    /// First unit of its place.
+    /// First memory slice of its placement.
     pub start: u32,
-    /// Units it takes.
+    /// Memory slices that it takes.
     pub size: u32,
     /// Names (`MIG-…`) of its compute instances; none on one that is half made or half destroyed.
     pub devices: Vec<String>,
 }
 
-/// What became of a change of MIG mode.
+/// The outcome of a change of MIG mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// It is done.
     Done,
-    /// Somebody uses the GPU (a monitor, a display, a task).
+    /// A process uses the GPU (a monitor, a display, a task).
     InUse,
     /// The GPU has to be reset first.
     ResetRequired,
 }
 
-/// MIG. What it offers is read from the driver, never from a table of ours: it differs by GPU and by driver.
+/// MIG. The profiles are read from the driver, never from a table of ours: they differ by GPU and by driver.
 ///
-/// Making and destroying takes a second or more on real hardware and is done on the caller's thread, which must not be one
-/// that others wait for. Only one process may do it to a GPU at a time; the agent has a lock for that.
+/// Making and destroying instances takes a second or more on real hardware and is done on the caller's thread, for which nothing
+/// else should wait. Only one process may do it to a GPU at a time; the agent has a lock for that.
 pub trait Mig {
-    /// What the GPU offers; `None` if it is not in MIG mode.
+    /// The GPU's profiles and placements; `None` if it is not in MIG mode.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>>;
 
-    /// Its GPU instances, in order of their places; none if it is not in MIG mode.
+    /// Its GPU instances, in order of their placements; none if it is not in MIG mode.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>>;
 
     /// Numbers and names of its MIG devices, as `nvidia-smi -L` lists them; none if it is not in MIG mode. Slow on a busy
-    /// machine, so for people's numbers only.
+    /// machine, so only for numbers that people read.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>>;
 
-    /// Names of the MIG devices that are used as they are, if none is made or destroyed on this GPU: see
+    /// Names of the MIG devices of this GPU if they are fixed, that is, if none is made or destroyed there: see
     /// [`crate::FixedInstances`].
     fn fixed_devices(&self, _gpu: &GpuUuid) -> Option<&[String]> {
         None
     }
 
-    /// Makes a GPU instance at a place, and gives its id.
+    /// Makes a GPU instance at a placement, and returns its id.
     ///
     /// # Errors
-    /// [`crate::DriverError::is_place_taken`], or the driver fails.
+    /// [`crate::DriverError::is_placement_taken`], or the driver fails.
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32>;
 
-    /// Makes the compute instance that takes all of a GPU instance, and gives the name of the MIG device.
+    /// Makes the compute instance that takes all of a GPU instance, and returns the name of the MIG device.
     ///
     /// # Errors
     /// If there is no such instance, or the driver fails.
@@ -82,7 +82,7 @@ pub trait Mig {
     /// Destroys a GPU instance without compute instances.
     ///
     /// # Errors
-    /// [`crate::DriverError::is_in_use`] while something is left of it, or the driver fails.
+    /// [`crate::DriverError::is_in_use`] while it has compute instances or is used, or the driver fails.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
 
     /// Can MIG mode be turned on and off without a reset of the GPU (Hopper and newer)?
@@ -91,10 +91,9 @@ pub trait Mig {
     /// If there is no such GPU, or the driver fails.
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool>;
 
-    /// Turns MIG mode on or off; only where that needs no reset of the GPU (Hopper and newer), elsewhere it is left as
-    /// it is.
+    /// Turns MIG mode on or off where that needs no reset of the GPU (Hopper and newer); elsewhere nothing changes.
     ///
     /// # Errors
-    /// If the GPU has no MIG, we may not, or the driver fails.
+    /// If the GPU has no MIG, this process lacks the permission, or the driver fails.
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation>;
 }

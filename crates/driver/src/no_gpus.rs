@@ -12,7 +12,7 @@ use crate::{
 
 struct NoGpus;
 
-/// A view of no GPU. Nothing is opened for it.
+/// A driver without GPUs. Nothing is opened for it.
 #[must_use]
 pub fn no_gpus() -> Arc<dyn Driver> {
     Arc::new(NoGpus)

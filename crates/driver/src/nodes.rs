@@ -1,4 +1,4 @@
-//! The device nodes that open a MIG instance: the driver lets in who can open them.
+//! The device nodes that open a MIG instance: the driver admits every process that can open them.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -10,14 +10,14 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use crate::{DriverError, Result};
 
-/// Where the driver says which capability has which minor number.
+/// The file in which the driver lists the minor number of each capability.
 const MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
 const NODES: &str = "dev/nvidia-caps";
-/// As the driver's own helper makes them: who has the node may use the instance.
+/// As the driver's own helper makes them: a process that has the node may use the instance.
 const MODE: u32 = 0o444;
 
 /// The nodes of GPU instance `instance` (and of its one compute instance) on the GPU with this minor number, as far as
-/// the driver below `root` knows them. They are there when this returns.
+/// the driver below `root` knows them. They exist when this returns.
 pub(crate) fn of_instance(root: &Path, gpu_minor: u32, instance: u32) -> Result<Vec<PathBuf>> {
     let minors = fs::read_to_string(root.join(MINORS)).unwrap_or_default();
     let named = capabilities(&minors, gpu_minor, instance).into_iter().map(|(capability, minor)| {
@@ -44,7 +44,7 @@ fn capabilities(minors: &str, gpu_minor: u32, instance: u32) -> Vec<(String, u64
     minors.lines().filter_map(capability).collect()
 }
 
-/// The kernel makes no nodes for new instances. `nvidia-modprobe` does, but nobody runs it for an instance made through NVML.
+/// The kernel makes no nodes for new instances. `nvidia-modprobe` does, but nothing runs it for an instance made through NVML.
 fn make(root: &Path, node: &Path, minor: u64) -> io::Result<()> {
     if node.exists() {
         return Ok(());
@@ -54,9 +54,9 @@ fn make(root: &Path, node: &Path, minor: u64) -> io::Result<()> {
     let major = major.ok_or_else(|| io::Error::other("/proc/devices has no nvidia-caps"))?;
     fs::create_dir_all(root.join(NODES))?;
     match mknod(node, SFlag::S_IFCHR, Mode::from_bits_truncate(MODE), makedev(major, minor)) {
-        // Somebody was quicker.
+        // Another process was quicker.
         Err(Errno::EEXIST) => Ok(()),
-        // The mode was cut by our umask.
+        // The umask has changed the mode.
         made => made
             .map_err(io::Error::from)
             .and_then(|()| fs::set_permissions(node, Permissions::from_mode(MODE))),

@@ -34,8 +34,12 @@ const TEXT_LEN: usize = 128;
 macro_rules! nvml {
     ($session:expr, $gpu:expr, $function:ident($($arg:expr),* $(,)?)) => {
         match $session.lib.$function.as_ref() {
-            // SAFETY: the signature is the driver's own header's (nvml-wrapper-sys), the library is initialised and
-            // stays loaded while the session lives, and every pointer argument points to a live local of the caller.
+            // SAFETY: the function has the signature of NVIDIA's header (nvml-wrapper-sys) and stays loaded as long as the
+            // session. NVML refuses calls before `nvmlInit` itself. Handles are NVML's own, which it checks. Every pointer
+            // argument at the macro's uses is null where NVML allows that, or points to a local that outlives the call: one
+            // value, or a buffer of as many as the count argument beside it says or, where NVML has no such argument, as its
+            // profile's
+            // `instanceCount` says.
             Ok(function) => $session.check(stringify!($function), $gpu, unsafe { function($($arg),*) }),
             Err(_) => Err(DriverError::TooOld { function: stringify!($function) }),
         }
@@ -47,9 +51,9 @@ mod mig;
 struct Device {
     handle: nvmlDevice_t,
     gpu: Gpu,
-    /// What it offers in MIG mode, once that has been asked.
+    /// Its MIG profiles, once they have been read.
     table: OnceLock<Table>,
-    /// The same of the GPU instances of each profile, by its id.
+    /// The profiles of compute instances in the GPU instances of each profile, by its id.
     compute: Mutex<BTreeMap<c_uint, Arc<[nvmlComputeInstanceProfileInfo_t]>>>,
 }
 
@@ -60,9 +64,11 @@ pub(crate) struct Session {
     devices: BTreeMap<GpuUuid, Device>,
 }
 
-// SAFETY: NVML is thread-safe by its documentation, and the handles are opaque names valid in every thread.
+// SAFETY: only NVML's handles make it not `Send` by itself. They are opaque, never dereferenced here, and by NVML's documentation
+// valid in every thread.
 unsafe impl Send for Session {}
-// SAFETY: as above; nothing in the session is written after `open`.
+// SAFETY: NVML's documentation says that its functions may be called by several threads at a time. What changes in the session
+// after `open` is in a `OnceLock` and a `Mutex`; the handles never change.
 unsafe impl Sync for Session {}
 
 impl Session {
@@ -114,7 +120,7 @@ impl Session {
         let (mut current, mut pending): (c_uint, c_uint) = (0, 0);
         match nvml!(self, Some(gpu), nvmlDeviceGetMigMode(handle, &raw mut current, &raw mut pending)) {
             Ok(()) => Ok(current == 1),
-            // A GPU without MIG, or a driver that has never heard of it.
+            // A GPU without MIG, or a driver older than MIG.
             Err(DriverError::Nvml { code: NVML_ERROR_NOT_SUPPORTED, .. } | DriverError::TooOld { .. }) => {
                 Ok(false)
             }
@@ -128,7 +134,8 @@ impl Session {
         }
         let text = match self.lib.nvmlErrorString.as_ref() {
             Ok(error_string) => {
-                // SAFETY: takes any code and returns a static, NUL-terminated string.
+                // SAFETY: by NVML's documentation it takes any code and returns a constant NUL-terminated string, which stays as
+                // long as the library is loaded; it is copied here.
                 unsafe { CStr::from_ptr(error_string(code)) }.to_string_lossy().into_owned()
             }
             Err(_) => "unknown error".to_owned(),
@@ -136,7 +143,7 @@ impl Session {
         Err(DriverError::Nvml { function, gpu: gpu.cloned(), code, text })
     }
 
-    /// Two-step protocol of NVML's lists: a buffer that is too small is answered with the size that would do.
+    /// Two-step protocol of NVML's lists: for a buffer that is too small NVML returns the size that it needs.
     fn process_list(
         &self,
         call: impl Fn(*mut c_uint, *mut nvmlProcessInfo_t) -> Result<()>,
@@ -198,15 +205,15 @@ impl Driver for Session {
             nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, infos))
         })?;
         // A process that does both is in both lists with the same figure: it counts once.
-        let mut by_place: BTreeMap<(u32, Option<u32>), Option<u64>> = BTreeMap::new();
+        let mut by_pid: BTreeMap<(u32, Option<u32>), Option<u64>> = BTreeMap::new();
         for info in compute.into_iter().chain(graphics) {
             let used_bytes = Some(info.usedGpuMemory).filter(|bytes| *bytes != VALUE_NOT_AVAILABLE);
             let instance = Some(info.gpuInstanceId).filter(|id| *id != NO_INSTANCE);
-            let known = by_place.entry((info.pid, instance)).or_default();
+            let known = by_pid.entry((info.pid, instance)).or_default();
             *known = (*known).max(used_bytes);
         }
         let process = |((pid, instance), used_bytes)| ProcessMemory { pid, used_bytes, instance };
-        Ok(by_place.into_iter().map(process).collect())
+        Ok(by_pid.into_iter().map(process).collect())
     }
 
     fn location(&self, gpu: &GpuUuid) -> Result<Location> {
@@ -267,15 +274,15 @@ impl Driver for Session {
 }
 
 fn load() -> Result<NvmlLib> {
-    // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
+    // SAFETY: runs the constructors of NVIDIA's library, which ask nothing of the process that loads it.
     let loaded = unsafe { NvmlLib::new(NVML_SONAME) };
     loaded.or_else(|_| load_installed())
 }
 
-/// Not on the loader's path: containers and hand-installed drivers keep it elsewhere.
+/// Searches beyond the loader's path: containers and hand-installed drivers have the library elsewhere.
 fn load_installed() -> Result<NvmlLib> {
     let path = libraries::find(NVML_SONAME).ok_or(DriverError::NoDriver)?;
-    // SAFETY: loading NVIDIA's library runs its constructors, which is what its users expect.
+    // SAFETY: runs the constructors of NVIDIA's library, which ask nothing of the process that loads it.
     let loaded = unsafe { NvmlLib::new(&path) };
     loaded.map_err(|why| DriverError::Load { path, why: why.to_string() })
 }

@@ -1,4 +1,4 @@
-//! For tests: simulated GPUs in a folder, made and asked what they really hold. The simulated libraries export functions of
+//! For tests: makes simulated GPUs in a directory, and asks what they really hold. The simulated libraries export functions of
 //! their own for this.
 
 use std::ffi::{CString, c_char};
@@ -25,7 +25,7 @@ pub fn create(dir: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
     let (dir, spec) = (c_path(dir)?, c_string(spec.as_bytes())?);
     let create: Symbol<'_, Create> = symbol(&lib, b"cantle_sim_create\0")?;
     let mut message = vec![0u8; 1024];
-    // SAFETY: both strings are NUL-terminated, and the buffer has the length that is given; all outlive the call.
+    // SAFETY: both strings are NUL-terminated, and the buffer has the length that is passed; all outlive the call.
     let code = unsafe { create(dir.as_ptr(), spec.as_ptr(), message.as_mut_ptr().cast(), message.len()) };
     if code == 0 {
         return Ok(());
@@ -34,7 +34,7 @@ pub fn create(dir: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
     Err(DriverError::Sim(String::from_utf8_lossy(&message[..end]).into_owned()))
 }
 
-/// What the simulated driver holds, as JSON: the outside witness of every test .
+/// What the simulated driver holds, as JSON: the outside witness of every test.
 ///
 /// # Errors
 /// If there are no simulated GPUs in `dir`.
@@ -43,21 +43,21 @@ pub fn truth_json(dir: &Path, lib_dir: &Path) -> Result<String> {
     let dir_text = c_path(dir)?;
     let select: Symbol<'_, Use> = symbol(&lib, b"cantle_sim_use\0")?;
     let no_gpus = || DriverError::Sim(format!("there are none in {}", dir.display()));
-    // SAFETY: the string is NUL-terminated and outlives the call.
+    // SAFETY: `dir_text` is NUL-terminated and outlives the call.
     if unsafe { select(dir_text.as_ptr()) } != 0 {
         return Err(no_gpus());
     }
     let truth: Symbol<'_, TruthJson> = symbol(&lib, b"cantle_sim_truth_json\0")?;
     let mut json: Vec<u8> = vec![0; 16 * 1024];
     loop {
-        // SAFETY: as above; the buffer has the length that is given.
+        // SAFETY: `dir_text` is NUL-terminated, and the buffer has the length that is passed; both outlive the call.
         let needed = unsafe { truth(dir_text.as_ptr(), json.as_mut_ptr().cast(), json.len()) };
         let needed = usize::try_from(needed).map_err(|_| no_gpus())?;
         if needed < json.len() {
             json.truncate(needed);
             return String::from_utf8(json).map_err(|why| DriverError::Sim(why.to_string()));
         }
-        // Processes may come between the two calls.
+        // Processes may start between the two calls.
         json.resize(needed + 4096, 0);
     }
 }
@@ -73,17 +73,17 @@ pub(crate) fn libraries(lib_dir: &Path) -> Result<Libraries> {
     Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
 }
 
-/// Loads the library and tells this copy of it where its state is, before it is initialised.
+/// Loads the library and sets where this copy of it finds its state, before it is initialised.
 pub(crate) fn nvml(dir: &Path, lib_dir: &Path) -> Result<NvmlLib> {
     let path = libraries(lib_dir)?.nvml.real;
     let failed = |why: String| DriverError::Load { path: path.clone(), why };
-    // SAFETY: our own library; it has no constructors.
+    // SAFETY: our own library, which has no constructors of its own; those of the Rust runtime ask nothing of the process.
     let lib = unsafe { NvmlLib::new(&path) }.map_err(|why| failed(why.to_string()))?;
     let dir_text = c_path(dir)?;
-    // SAFETY: the simulated driver declares the function so.
+    // SAFETY: the simulated driver declares the function with this type (`control.rs` of cantle-simgpu).
     let select = unsafe { lib.__library.get::<Use>(b"cantle_sim_use\0") };
     let select = select.map_err(|why| failed(why.to_string()))?;
-    // SAFETY: the string is NUL-terminated and outlives the call.
+    // SAFETY: `dir_text` is NUL-terminated and outlives the call.
     match unsafe { select(dir_text.as_ptr()) } {
         0 => Ok(lib),
         code => Err(DriverError::Sim(format!("cannot use {} (code {code})", dir.display()))),
@@ -92,12 +92,14 @@ pub(crate) fn nvml(dir: &Path, lib_dir: &Path) -> Result<NvmlLib> {
 
 fn load(lib_dir: &Path) -> Result<Library> {
     let path = libraries(lib_dir)?.cuda.real;
-    // SAFETY: our own library; it has no constructors.
+    // SAFETY: our own library, which has no constructors of its own; those of the Rust runtime ask nothing of the process.
     unsafe { Library::new(&path) }.map_err(|why| DriverError::Load { path, why: why.to_string() })
 }
 
+/// One of the simulated driver's own functions. `T` must be its type, one of those above.
 fn symbol<'lib, T>(lib: &'lib Library, name: &[u8]) -> Result<Symbol<'lib, T>> {
-    // SAFETY: the three functions are declared by the simulated driver as the types above say.
+    // SAFETY: `T` is the function's type: the callers above use the types that the simulated driver declares for these names
+    // (`control.rs` of cantle-simgpu).
     unsafe { lib.get(name) }.map_err(|why| DriverError::Sim(why.to_string()))
 }
 

@@ -1,4 +1,4 @@
-//! What CUDA shows to this very process, filters included: how a task finds out whether its limits are in force.
+//! What CUDA shows to this process, filters included: how a task finds out whether its limits are in force.
 
 use std::ffi::{c_int, c_uint};
 
@@ -8,7 +8,7 @@ use libloading::{Library, Symbol};
 /// (`libcuda.so.1` by name). Empty if there is no driver or no device.
 #[must_use]
 pub fn visible_memory() -> Vec<([u8; 16], u64)> {
-    // SAFETY: loading the driver's library runs its constructors, which is what its users expect.
+    // SAFETY: runs the constructors of the driver's library, which ask nothing of the process that loads it.
     let Ok(lib) = (unsafe { Library::new("libcuda.so.1") }) else { return Vec::new() };
     devices(&lib).unwrap_or_default()
 }
@@ -22,17 +22,17 @@ fn devices(lib: &Library) -> Option<Vec<([u8; 16], u64)>> {
     let total_of: Symbol<'_, unsafe extern "C" fn(*mut usize, c_int) -> c_int> =
         symbol(lib, b"cuDeviceTotalMem_v2\0")?;
     let mut count = 0;
-    // SAFETY: flags must be 0; the out pointer is a live local.
+    // SAFETY: no pointers; 0 is the only value that the flags may have.
     ok(unsafe { init(0) })?;
-    // SAFETY: the out pointer is a live local.
+    // SAFETY: `count` is a live local to which one integer is written.
     ok(unsafe { count_of(&raw mut count) })?;
     let one = |ordinal| {
         let (mut device, mut uuid, mut total) = (0, [0u8; 16], 0usize);
-        // SAFETY: the out pointer is a live local; a wrong ordinal is refused by the driver.
+        // SAFETY: `device` is a live local to which one integer is written; the driver refuses a wrong ordinal.
         ok(unsafe { get(&raw mut device, ordinal) })?;
-        // SAFETY: CUuuid is 16 bytes.
+        // SAFETY: `uuid` is a live local of 16 bytes, the size of a `CUuuid`, which is all that is written.
         ok(unsafe { uuid_of(&raw mut uuid, device) })?;
-        // SAFETY: the out pointer is a live local.
+        // SAFETY: `total` is a live local to which one size is written.
         ok(unsafe { total_of(&raw mut total, device) })?;
         Some((uuid, u64::try_from(total).ok()?))
     };
@@ -43,7 +43,8 @@ fn ok(code: c_int) -> Option<()> {
     (code == 0).then_some(())
 }
 
+/// A function of the library. `T` must be its type, as CUDA's header declares it.
 fn symbol<'lib, T>(lib: &'lib Library, name: &[u8]) -> Option<Symbol<'lib, T>> {
-    // SAFETY: the callers give the signatures of the CUDA header.
+    // SAFETY: `T` is the function's type: `devices`, the only caller, writes the types down from CUDA's header.
     unsafe { lib.get(name) }.ok()
 }

@@ -32,10 +32,10 @@ fn lib_dir() -> Option<PathBuf> {
 
 fn example() -> PathBuf {
     let own = std::env::current_exe().expect("own path");
-    own.ancestors().nth(2).expect("target folder").join("examples/gpus")
+    own.ancestors().nth(2).expect("target directory").join("examples/gpus")
 }
 
-/// One at a time: the simulated library is told its folder per process, as the real one serves one machine.
+/// One at a time: the simulated library has one directory per process, as the real one serves one machine.
 static ONE: Mutex<()> = Mutex::new(());
 
 struct Node {
@@ -54,9 +54,9 @@ impl Node {
     fn with(spec: &str) -> Option<Self> {
         let lib_dir = lib_dir()?;
         let one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = tempfile::tempdir().expect("temporary folder");
+        let state = tempfile::tempdir().expect("temporary directory");
         simulated::create(state.path(), spec, &lib_dir).expect("simulated GPUs");
-        let source = Installation::in_folder(state.path().to_owned(), lib_dir.clone());
+        let source = Installation::in_directory(state.path().to_owned(), lib_dir.clone());
         let driver = open_with_probe(&source, example()).expect("driver");
         Some(Self { driver, state, lib_dir, _one: one })
     }
@@ -140,8 +140,8 @@ fn more_processes_than_fit_the_first_buffer() {
     let holders: Vec<_> = (0..40).map(|_| node.holder(&gpu.0)).collect();
     let mut pids: Vec<u32> = holders.iter().map(|holder| holder.0.id()).collect();
     pids.sort_unstable();
-    let seen: Vec<u32> = node.driver.processes(&gpu).unwrap().iter().map(|process| process.pid).collect();
-    assert_eq!(seen, pids);
+    let found: Vec<u32> = node.driver.processes(&gpu).unwrap().iter().map(|process| process.pid).collect();
+    assert_eq!(found, pids);
 }
 
 #[test]
@@ -165,12 +165,12 @@ fn the_cache_measures_once_per_model() {
 fn a_probe_that_fails_says_why() {
     let Some(node) = Node::new() else { return };
     let gpu = node.uuids().remove(0);
-    let source = Installation::in_folder(node.state.path().to_owned(), node.lib_dir.clone());
+    let source = Installation::in_directory(node.state.path().to_owned(), node.lib_dir.clone());
     let measure = |probe: &str| {
         let driver = open_with_probe(&source, probe.into()).unwrap();
         driver.context_bytes(&gpu, &gpu.0).unwrap_err().to_string()
     };
-    assert!(measure("/bin/true").ends_with("the probe ended without a word"));
+    assert!(measure("/bin/true").ends_with("the probe ended without a message"));
     assert!(measure("/no/such/probe").contains("cannot start /no/such/probe"));
 }
 
@@ -220,7 +220,7 @@ fn a_container_gets_the_nodes_of_its_own_instance() {
     let nodes = [own, own + 1].map(|n| node.state.path().join(format!("dev/nvidia-caps/nvidia-cap{n}")));
     assert_eq!(parts.devices, nodes);
     let whole = Slice { gpu, milli: Milli::ONE, memory_limit_bytes: 0, mig: None };
-    // In a folder the machine has no other nodes.
+    // In a directory the machine has no other nodes.
     assert_eq!(node.driver.container_parts(&[whole]).unwrap().devices, Vec::<PathBuf>::new());
 }
 
@@ -265,7 +265,7 @@ fn the_life_of_an_instance() {
     let half_made = GpuInstance { id, profile_id: 14, start: 2, size: 2, devices: Vec::new() };
     assert_eq!(node.driver.gpu_instances(&gpu), Ok(vec![half_made.clone()]));
     let taken = node.driver.create_gpu_instance(&gpu, 9, 0, 4).unwrap_err();
-    assert!(taken.is_place_taken(), "{taken}");
+    assert!(taken.is_placement_taken(), "{taken}");
     let name = node.driver.create_compute_instance(&gpu, id).unwrap();
     let made = GpuInstance { devices: vec![name.clone()], ..half_made };
     assert_eq!(node.driver.gpu_instances(&gpu), Ok(vec![made]));

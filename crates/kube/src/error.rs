@@ -3,6 +3,9 @@
 use std::io;
 use std::path::PathBuf;
 
+use cantle_kube_model::queues::QueueFileError;
+use cantle_kube_model::{ClaimError, DroppedError, ObjectError, Version, VersionError};
+
 /// An error of the Kubernetes part.
 #[derive(Debug, thiserror::Error)]
 pub enum KubeError {
@@ -13,14 +16,14 @@ pub enum KubeError {
     #[error("Kubernetes API: {0}")]
     Api(#[from] Box<kube::Error>),
     /// A version that has not what cantle needs.
-    #[error("Kubernetes {found} has no resource.k8s.io/v1; cantle needs at least {}", crate::Version::FLOOR)]
+    #[error("Kubernetes {found} has no resource.k8s.io/v1; cantle needs at least {}", Version::FLOOR)]
     TooOld {
         /// The server's version.
-        found: crate::Version,
+        found: Version,
     },
     /// A version that makes no sense.
-    #[error("the API server calls its version {0:?}; something like v1.36.2 was expected")]
-    Version(String),
+    #[error(transparent)]
+    Version(#[from] VersionError),
     /// An object of ours that is not as we write it.
     #[error("an object of cantle's is not as cantle writes it: {0}")]
     Object(#[source] serde_json::Error),
@@ -46,23 +49,11 @@ pub enum KubeError {
     #[error("cannot serve: {0}")]
     Serve(#[source] std::io::Error),
     /// Something that was published and not kept.
-    #[error(
-        "the API server drops part of what it is told of GPUs: its feature gate {gate} is off; turn it on, or use Kubernetes {since} or newer, where it is on"
-    )]
-    Dropped {
-        /// The gate.
-        gate: &'static str,
-        /// Since when it is on.
-        since: crate::Version,
-    },
+    #[error(transparent)]
+    Dropped(#[from] DroppedError),
     /// A claim that can't be prepared.
-    #[error("claim {claim}: {why}")]
-    Claim {
-        /// Namespace and name.
-        claim: String,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
     /// A pod on the classic path that can't have its slice.
     #[error("pod {pod}: {why}")]
     Slice {
@@ -83,13 +74,10 @@ pub enum KubeError {
         why: String,
     },
     /// A version without what the classic path needs.
-    #[error(
-        "Kubernetes {found} is too old for the classic path; it needs at least {}",
-        crate::Version::CLASSIC
-    )]
+    #[error("Kubernetes {found} is too old for the classic path; it needs at least {}", Version::CLASSIC)]
     TooOldForClassic {
         /// The server's version.
-        found: crate::Version,
+        found: Version,
     },
     /// A socket for the kubelet.
     #[error("socket {}: {why}", path.display())]
@@ -99,10 +87,10 @@ pub enum KubeError {
         /// What the system says.
         why: io::Error,
     },
-    /// The folder for the container engine.
-    #[error("CDI specs in {}: {why}; give the folder that the container engine reads with --cdi-dir", dir.display())]
+    /// The directory for the container engine.
+    #[error("CDI specs in {}: {why}; give the directory that the container engine reads with --cdi-dir", dir.display())]
     Cdi {
-        /// The folder.
+        /// The directory.
         dir: PathBuf,
         /// What the system says.
         why: io::Error,
@@ -112,7 +100,7 @@ pub enum KubeError {
     Lost(String),
     /// The ClearML server, or the way to it.
     #[error(transparent)]
-    Server(#[from] cantle_clearml::Error),
+    Server(#[from] cantle_clearml::WireError),
     /// Quotas without a look at what they are about.
     #[error(
         "projects have quotas, but the GPUs of the cluster can't be read: this account must be allowed to list and watch nodes, pods, resourceslices and resourceclaims"
@@ -127,16 +115,25 @@ pub enum KubeError {
         /// The file.
         path: PathBuf,
         /// What is wrong with it.
-        why: crate::queues::QueueFileError,
+        why: QueueFileError,
     },
+    /// A decision that breaks a rule.
+    #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
+    Plan(#[from] cantle_decide::BrokenPlan),
     /// The node's part.
     #[error(transparent)]
-    Node(#[from] cantle_agent::AgentError),
+    Node(#[from] cantle_node::NodeError),
 }
 
 impl From<kube::Error> for KubeError {
     fn from(error: kube::Error) -> Self {
         Self::Api(Box::new(error))
+    }
+}
+
+impl From<ObjectError> for KubeError {
+    fn from(error: ObjectError) -> Self {
+        Self::Object(error.0)
     }
 }
 
@@ -148,8 +145,8 @@ impl KubeError {
             Self::NoCluster(_) | Self::Queues { .. } => 2,
             Self::NoSuchQueue(_) => 3,
             Self::Unseen => 4,
-            Self::Server(cantle_clearml::Error::Unauthorized { .. }) => 4,
-            Self::TooOld { .. } | Self::TooOldForClassic { .. } | Self::Dropped { .. } => 7,
+            Self::Server(cantle_clearml::WireError::Unauthorized { .. }) => 4,
+            Self::TooOld { .. } | Self::TooOldForClassic { .. } | Self::Dropped(_) => 7,
             Self::Api(_)
             | Self::Version(_)
             | Self::Object(_)
@@ -158,7 +155,8 @@ impl KubeError {
             | Self::File { .. }
             | Self::Listen(..)
             | Self::Serve(_)
-            | Self::Claim { .. }
+            | Self::Plan(_)
+            | Self::Claim(_)
             | Self::Slice { .. }
             | Self::Contended(_)
             | Self::Kubelet { .. }

@@ -9,9 +9,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_agent::{Grants, MigAtStart};
 use cantle_driver::Installation;
+use cantle_kube_model::SliceDecision;
 use cantle_model::GpuList;
+use cantle_node::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use tokio::task::JoinSet;
@@ -37,7 +38,7 @@ pub struct NodeConfig {
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
-    /// The kubelet's folder, usually `/var/lib/kubelet`.
+    /// The kubelet's directory, usually `/var/lib/kubelet`.
     pub kubelet_dir: PathBuf,
     /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
     pub cdi_dir: PathBuf,
@@ -53,14 +54,15 @@ impl NodeConfig {
     ///
     /// # Errors
     /// If there are none, or another agent has them.
-    pub(crate) async fn open(&self, client: &Client) -> Result<Arc<Grants>, KubeError> {
+    pub(crate) async fn open(&self, client: &Client) -> Result<Arc<AllocatableGpus>, KubeError> {
         let mig = match &self.mig {
             Some(list) => MigAtStart::Listed(list.clone()),
             None => labelled(client, &self.node).await?,
         };
         let Self { node, installation, lib_dir, .. } = self.clone();
         let opened =
-            tokio::task::spawn_blocking(move || Grants::open(&installation, &lib_dir, &node, &mig)).await;
+            tokio::task::spawn_blocking(move || AllocatableGpus::open(&installation, &lib_dir, &node, &mig))
+                .await;
         Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
     }
 
@@ -83,18 +85,25 @@ async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> 
     Ok(if is_for_mig(&node) { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
 }
 
-/// Work with the GPUs, beside the threads that answer calls.
+/// A decision, in the words of what carries it out.
+pub(crate) fn allocation(decision: &SliceDecision) -> Allocation {
+    let SliceDecision { lease, task, name, request, gpus } = decision.clone();
+    let placements = gpus.into_iter().map(|gpu| SlicePlacement { gpu: gpu.gpu, start: gpu.start }).collect();
+    Allocation { lease, task, name, request, placements }
+}
+
+/// Work with the GPUs, on a thread of its own: those that answer calls must not wait.
 pub(crate) async fn blocking<T: Send + 'static>(
-    grants: &Arc<Grants>,
-    work: impl FnOnce(&Grants) -> Result<T, KubeError> + Send + 'static,
+    grants: &Arc<AllocatableGpus>,
+    work: impl FnOnce(&AllocatableGpus) -> Result<T, KubeError> + Send + 'static,
 ) -> Result<T, KubeError> {
     let grants = Arc::clone(grants);
     let done = tokio::task::spawn_blocking(move || work(&grants)).await;
     done.unwrap_or_else(|panicked| Err(KubeError::Lost(panicked.to_string())))
 }
 
-/// Looks at what the pods really hold, for ever.
-pub(crate) async fn keep_watch(grants: &Arc<Grants>) -> Infallible {
+/// Watches what the pods really hold, without end.
+pub(crate) async fn keep_watch(grants: &Arc<AllocatableGpus>) -> Infallible {
     let mut look = ticks(WATCH_EVERY);
     loop {
         look.tick().await;

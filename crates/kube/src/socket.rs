@@ -23,7 +23,7 @@ pub(crate) fn listen(path: &Path) -> Result<UnixListenerStream, KubeError> {
     bind().map(UnixListenerStream::new).map_err(|why| KubeError::Socket { path: path.to_owned(), why })
 }
 
-/// Waits until it is said to stop.
+/// Waits for the signal to stop.
 pub(crate) async fn stopped(mut stop: watch::Receiver<bool>) {
     // An error means that nobody is left who could say so.
     let _ = stop.wait_for(|stop| *stop).await;

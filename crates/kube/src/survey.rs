@@ -11,11 +11,11 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::classic::is_reserving;
-use crate::inject::{LABEL, SLICE_LABEL};
-use crate::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
 use crate::version::serves_claims;
 use crate::{KubeError, Version, server_version};
+use cantle_kube_model::classic::record::is_reserving;
+use cantle_kube_model::inject::{LABEL, SLICE_LABEL};
+use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";

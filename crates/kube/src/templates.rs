@@ -1,5 +1,5 @@
 //! Looks after claim templates: pods that the webhook has changed wait for theirs, and get it here. What the cluster has
-//! decides alone what is done, so several of these beside each other, or a restart, do no harm.
+//! decides alone what is done, so several replicas, or a restart, do no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
@@ -18,10 +18,11 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 
 use crate::KubeError;
-use crate::ask::Ask;
-use crate::inject::SLICE_LABEL;
-use crate::names::{CLASS_SHARED, DRIVER, KIND_SHARED};
-use crate::template::{Key, MAX_SIZES, Sizes, Step, steps};
+use crate::api_status::is_namespace_terminating;
+use cantle_kube_model::TemplateName;
+use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, steps};
+use cantle_kube_model::inject::SLICE_LABEL;
+use cantle_kube_model::names::{CLASS_SHARED, DRIVER, KIND_SHARED};
 
 const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "cantle");
 
@@ -75,22 +76,23 @@ impl World {
 
     /// Does what is missing; says whether nothing is left to do.
     async fn settle(&self) -> bool {
-        let wanted: BTreeSet<Key> = self.pods.state().iter().filter_map(|pod| wanted_by(pod)).collect();
+        let wanted: BTreeSet<TemplateKey> =
+            self.pods.state().iter().filter_map(|pod| wanted_by(pod)).collect();
         let mut all_done = true;
         for step in steps(&wanted, &self.existing(), &self.sizes()) {
-            let (done, (namespace, ask)) = match &step {
-                Step::Create(key, spec) => (self.create(key, spec).await, key),
-                Step::Replace(key, _) => (self.delete(key).await, key),
+            let (done, (namespace, name)) = match &step {
+                TemplateAction::Create(key, spec) => (self.create(key, spec).await, key),
+                TemplateAction::Replace(key, _) => (self.delete(key).await, key),
             };
             if let Err(error) = done {
-                tracing::warn!("claim template {namespace}/{ask}: {error}; trying again");
+                tracing::warn!("claim template {namespace}/{name}: {error}; trying again");
                 all_done = false;
             }
         }
         all_done
     }
 
-    fn existing(&self) -> BTreeMap<Key, serde_json::Value> {
+    fn existing(&self) -> BTreeMap<TemplateKey, serde_json::Value> {
         let of = |template: &ResourceClaimTemplate| {
             let key = (template.namespace()?, template.name_any().parse().ok()?);
             Some((key, json!(template.spec)))
@@ -98,8 +100,8 @@ impl World {
         self.templates.state().iter().filter_map(|template| of(template)).collect()
     }
 
-    fn sizes(&self) -> Sizes {
-        let mut sizes = Sizes::new();
+    fn sizes(&self) -> GpuSizes {
+        let mut sizes = GpuSizes::new();
         for slice in self.slices.state() {
             for mib in slice.spec.devices.iter().flatten().filter_map(shared_mib) {
                 *sizes.entry(mib).or_default() += 1;
@@ -114,37 +116,42 @@ impl World {
         sizes
     }
 
-    async fn create(&self, (namespace, ask): &Key, spec: &serde_json::Value) -> Result<(), KubeError> {
+    async fn create(
+        &self,
+        (namespace, name): &TemplateKey,
+        spec: &serde_json::Value,
+    ) -> Result<(), KubeError> {
         let labels = BTreeMap::from([MANAGED_BY]);
         let owner = self.owner().await?;
         let template = json!({
             "apiVersion": "resource.k8s.io/v1",
             "kind": "ResourceClaimTemplate",
-            "metadata": {"name": ask.to_string(), "namespace": namespace, "labels": labels, "ownerReferences": [owner]},
+            "metadata": {"name": name.to_string(), "namespace": namespace, "labels": labels, "ownerReferences": [owner]},
             "spec": spec,
         });
         let template: ResourceClaimTemplate = serde_json::from_value(template).map_err(KubeError::Object)?;
         let api = Api::namespaced(self.client.clone(), namespace);
         match api.create(&PostParams::default(), &template).await {
-            Ok(_) => tracing::info!("claim template {namespace}/{ask} made"),
+            Ok(_) => tracing::info!("claim template {namespace}/{name} made"),
             // Another replica was quicker, or the namespace is going, and its pods with it.
             Err(kube::Error::Api(status))
-                if matches!(status.code, 404 | 409)
-                    || status.reason == "Forbidden" && status.message.contains("being terminated") => {}
+                if matches!(status.code, 404 | 409) || is_namespace_terminating(&status) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
     }
 
     /// What is deleted comes back when the watch has seen that it is gone.
-    async fn delete(&self, (namespace, ask): &Key) -> Result<(), KubeError> {
-        let name = ask.to_string();
+    async fn delete(&self, (namespace, name): &TemplateKey) -> Result<(), KubeError> {
+        let name = name.to_string();
         let seen =
             self.templates.find(|t| t.namespace().as_deref() == Some(namespace) && t.name_any() == name);
         let preconditions = Some(Preconditions { uid: seen.and_then(|t| t.uid()), resource_version: None });
         let api: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), namespace);
         match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
-            Ok(_) => tracing::info!("claim template {namespace}/{name} was for other GPUs; making it anew"),
+            Ok(_) => {
+                tracing::info!("claim template {namespace}/{name} was for other GPUs; creating it again")
+            }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error.into()),
         }
@@ -164,24 +171,24 @@ impl World {
     }
 }
 
-/// Something for each event; errors are told, and the watch goes on after a while.
+/// Something for each event; errors are logged, and the watch goes on after a while.
 fn changes<K>(
     events: impl Stream<Item = watcher::Result<watcher::Event<K>>> + Send + 'static,
 ) -> stream::BoxStream<'static, ()>
 where
     K: Send + 'static,
 {
-    let told = events.default_backoff().map(|event| {
+    let changes = events.default_backoff().map(|event| {
         if let Err(error) = event {
             tracing::warn!("watching: {error}");
         }
     });
-    told.boxed()
+    changes.boxed()
 }
 
-fn wanted_by(pod: &PartialObjectMeta<Pod>) -> Option<Key> {
-    let ask: Ask = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
-    Some((pod.namespace()?, ask))
+fn wanted_by(pod: &PartialObjectMeta<Pod>) -> Option<TemplateKey> {
+    let template: TemplateName = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
+    Some((pod.namespace()?, template))
 }
 
 /// Memory in MiB of a GPU that can be shared.

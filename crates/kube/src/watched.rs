@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use tokio::task::JoinSet;
 
 /// Follows the objects of `api` that `which` selects, in the background. `lean` takes away of each what nobody reads; `seen` is
-/// told of each event when the store has it.
+/// called with each event when the store has it.
 pub(crate) fn follow<K>(
     background: &mut JoinSet<()>,
     api: Api<K>,

@@ -1,16 +1,16 @@
-//! A process and its slot: taking one, using it, and telling whether another one's owner still lives.
+//! A process and its slot: how a process takes and uses one, and how others find out whether its owner is still alive.
 //!
-//! **Life.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
-//! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock is there as long
-//! as the process's memory is there, whatever the program does to its descriptors, and works across pid namespaces. Children
+//! **Alive.** The owner of slot *n* holds an open-file-description lock on byte *n* of `usage`. Such a lock belongs to the open
+//! file, and the process's mapping of `usage` keeps the file open after its descriptor is closed. So the lock lasts as long
+//! as the process's memory, whatever the program does to its descriptors, and it works across pid namespaces. Children
 //! don't inherit it: the mapping stays out of them (`MADV_DONTFORK`), and the descriptor is closed.
 //!
-//! **Death.** The kernel takes a process's memory first, then its files, and only with the driver's files what it holds of a GPU.
-//! So a slot whose lock is free is not settled while its process is still exiting: what it held would be given out twice. A
-//! process that lives on without its lock has replaced its memory by `exec`, and its GPU memory with it: dead, for a slot.
+//! **Dead.** When a process ends, the kernel frees its memory first, then its files, and its GPU memory only with the driver's
+//! files. So a slot whose lock is free is not settled while its process is still exiting: what it held would be given out twice.
+//! A process that runs without its lock has replaced its memory by `exec`, and its GPU memory with it: its slot counts as dead.
 //!
-//! Where a filesystem maps another file than the one that was opened (overlayfs), the lock would go with the descriptor. That is
-//! noticed when attaching; then the descriptor stays open, and such a slot is dead only once its process is.
+//! Some filesystems (overlayfs) map another file than the one that was opened; there the lock would end with the descriptor.
+//! Attaching notices that: the descriptor then stays open, and the slot counts as dead only once its process is.
 
 use core::ffi::{CStr, c_int};
 use core::ops::Range;
@@ -18,8 +18,8 @@ use core::sync::atomic::Ordering;
 
 use crate::GRANULE_BYTES;
 use crate::layout::{
-    ANY_GPU, GpuCells, GpuEntry, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid, Word,
-    freed, owner_pid, taken,
+    ANY_GPU, GpuEntry, GpuTotal, LimitsRegion, MAX_GPUS, MAX_SLOTS, Refusal, RegionGpu, Slot, UsageRegion,
+    Uuid, freed, owner_pid, taken,
 };
 use crate::map::{self, Fd, Mapping, OpenError};
 use crate::proc_stat::{self, Life};
@@ -42,9 +42,9 @@ impl Path {
     fn join(dir: &CStr, name: &CStr) -> Result<Self, OpenError> {
         let mut path = [0; PATH_BYTES];
         let bytes = dir.to_bytes().iter().chain(b"/").chain(name.to_bytes_with_nul());
-        let mut room = path.iter_mut();
+        let mut free = path.iter_mut();
         for byte in bytes {
-            *room.next().ok_or(OpenError::PathTooLong)? = *byte;
+            *free.next().ok_or(OpenError::PathTooLong)? = *byte;
         }
         Ok(Self(path))
     }
@@ -80,26 +80,27 @@ impl Ledger {
     /// question, for all processes.
     #[must_use]
     pub fn gpu_index(&self, uuid: &Uuid) -> Option<usize> {
-        let taken = |(gpu, word): (&GpuEntry, &Word)| gpu.uuid == ANY_GPU && word.take(uuid);
+        let taken = |(gpu, total): (&GpuEntry, &GpuTotal)| gpu.uuid == ANY_GPU && total.take(uuid);
         let named = self.gpus().iter().position(|gpu| gpu.uuid == *uuid);
-        named.or_else(|| self.gpus().iter().zip(&self.usage.words).position(taken))
+        named.or_else(|| self.gpus().iter().zip(&self.usage.totals).position(taken))
     }
 
-    /// Granules in use on a GPU by all processes of the slice, hidden ones and dead processes' included until these are settled.
+    /// Granules in use on a GPU by all processes of the slice: hidden ones too, and those of dead processes until they are
+    /// settled.
     #[must_use]
     #[inline]
     pub fn used(&self, gpu: usize) -> u32 {
         let hidden = self.gpus().get(gpu).map_or(0, GpuEntry::hidden_granules);
-        let counted = self.usage.words.get(gpu).map_or(0, |word| protocol::used(Cell::load(&word.sum)));
+        let counted = self.usage.totals.get(gpu).map_or(0, |total| protocol::used(Cell::load(&total.word)));
         counted.saturating_add(hidden)
     }
 
-    /// The processes that hold something on a GPU: their pids, as they know themselves, and granules. Dead ones are among
-    /// them until they are settled.
+    /// The processes that hold something on a GPU: each one's pid in its own pid namespace, and its granules. Dead processes are
+    /// included until they are settled.
     pub fn holders(&self, gpu: usize) -> impl Iterator<Item = (u32, u32)> {
         (0..self.usage.touched()).filter_map(move |number| {
             let pid = owner_pid(self.usage.slot(number)?.owner.load(Ordering::Acquire));
-            let granules = protocol::charged(&GpuCells::new(&self.usage, gpu)?, number);
+            let granules = protocol::charged(&RegionGpu::new(&self.usage, gpu)?, number);
             (pid != 0 && granules > 0).then_some((pid, granules))
         })
     }
@@ -124,7 +125,7 @@ impl Ledger {
         let still_dead = || slot.owner.load(Ordering::Acquire) == owner;
         let mut returned = 0_u32;
         for gpu in 0..MAX_GPUS {
-            if let Some(cells) = GpuCells::new(&self.usage, gpu) {
+            if let Some(cells) = RegionGpu::new(&self.usage, gpu) {
                 returned = returned.saturating_add(protocol::settle(&cells, number, still_dead));
             }
         }
@@ -143,7 +144,7 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    /// Maps the slice's files and takes a slot for this process. What dead processes left is returned on the way.
+    /// Returns what dead processes left, then takes a slot of the slice for this process.
     ///
     /// The mapping is not inherited by children: a child of `fork` must attach for itself and must not touch its parent's.
     ///
@@ -157,7 +158,7 @@ impl Attachment {
             return Err(OpenError::Io(map::errno()));
         }
         ledger.reap();
-        // SAFETY: always succeeds.
+        // SAFETY: `getpid` takes no arguments and has no preconditions.
         let pid = unsafe { libc::getpid() } as u32;
         let start_ticks = proc_stat::start_ticks(pid).unwrap_or(0);
         for number in 0..MAX_SLOTS as u32 {
@@ -189,22 +190,23 @@ impl Attachment {
     #[must_use]
     pub fn account(&self, gpu: usize) -> Option<Account<'_>> {
         let entry = self.ledger.gpus().get(gpu)?;
-        Some(Account { attachment: self, cells: GpuCells::new(&self.ledger.usage, gpu)?, entry })
+        Some(Account { attachment: self, cells: RegionGpu::new(&self.ledger.usage, gpu)?, entry })
     }
 }
 
 /// One process's account on one GPU.
 pub struct Account<'a> {
     attachment: &'a Attachment,
-    cells: GpuCells<'a>,
+    cells: RegionGpu<'a>,
     entry: &'a GpuEntry,
 }
 
 impl Account<'_> {
-    /// Reserves granules, before anything is allocated. If the limit is in the way, what dead processes left is returned first.
+    /// Reserves granules, before anything is allocated. If the limit does not admit them, returns what dead processes left and
+    /// tries again.
     ///
     /// # Errors
-    /// [`Over`]: nothing was reserved. Call [`Account::refused`] if the program is told.
+    /// [`Over`]: nothing was reserved. Call [`Account::refused`] if the program's allocation fails because of it.
     #[inline]
     pub fn reserve(&mut self, granules: u32) -> Result<(), Over> {
         self.try_reserve(granules).or_else(|_| {
@@ -218,8 +220,8 @@ impl Account<'_> {
 
     #[inline]
     fn try_reserve(&mut self, granules: u32) -> Result<(), Over> {
-        let room = self.entry.limit_granules().saturating_sub(self.entry.hidden_granules());
-        protocol::reserve(&self.cells, self.attachment.slot, granules, room)
+        let limit = self.entry.limit_granules().saturating_sub(self.entry.hidden_granules());
+        protocol::reserve(&self.cells, self.attachment.slot, granules, limit)
     }
 
     /// Gives granules back, after they were freed.
@@ -228,7 +230,7 @@ impl Account<'_> {
         protocol::release(&self.cells, self.attachment.slot, granules);
     }
 
-    /// Charges this process with exactly `granules`, over the limit if need be: for memory that is in use already.
+    /// Charges this process with exactly `granules`, even beyond the limit: for memory that is in use already.
     pub fn set_held(&mut self, granules: u32) {
         protocol::set_held(&self.cells, self.attachment.slot, granules);
     }
@@ -253,7 +255,7 @@ impl Account<'_> {
 }
 
 fn lock_command(fd: &Fd, command: c_int, kind: c_int, slots: Range<u32>) -> Option<c_int> {
-    // SAFETY: all-zero is a valid flock.
+    // SAFETY: `flock` consists of integers, for which zero is a valid value.
     let mut request: libc::flock = unsafe { core::mem::zeroed() };
     request.l_type = kind as libc::c_short;
     request.l_whence = libc::SEEK_SET as libc::c_short;
@@ -286,7 +288,8 @@ fn take(usage: &UsageRegion, slot: &Slot, number: u32, pid: u32, start_ticks: u6
     slot.owner.swap_if(owner, taken(owner, pid))
 }
 
-/// True if another open file holds the slot's lock, or if that can't be told: better to keep a dead slot than to lose a living one.
+/// True if another open file holds the slot's lock, or if the kernel gives no answer: a dead slot that is kept does less harm
+/// than a live one that is freed.
 fn is_locked(fd: &Fd, slot: u32) -> bool {
     is_any_locked(fd, one(slot))
 }
@@ -304,7 +307,7 @@ fn is_dead_once_unlocked(slot: &Slot, owner: u64) -> bool {
     }
 }
 
-/// Swaps `fd` for a fresh descriptor and tells whether the slot's lock survived, held by the mapping. If not, locks it again.
+/// Replaces `fd` by a fresh descriptor. True if the slot's lock survived that, held by the mapping; if not, locks it again.
 fn outlives_descriptor(fd: &mut Fd, ledger: &Ledger, slot: u32) -> Result<bool, OpenError> {
     *fd = Fd::open(ledger.usage_path.as_c_str(), libc::O_RDWR)?;
     if is_locked(fd, slot) {

@@ -1,4 +1,4 @@
-//! The agent's side: creating a slice's files; [`Observer`] looks on and changes limits.
+//! The agent's side: creating a slice's files. [`Observer`] reads them and changes limits.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write as _;
@@ -13,7 +13,7 @@ use crate::layout::{
     LEASE_BYTES, LIMITS_MAGIC, LimitsRegion, MAX_GPUS, USAGE_MAGIC, UsageRegion, Uuid, VERSION,
 };
 use crate::map::OpenError;
-pub use crate::observer::{GpuUse, Observer, ProcessUse, Snapshot};
+pub use crate::observer::{GpuUse, Observer, ProcessUse, SliceUse};
 use crate::protocol;
 use core::mem::offset_of;
 
@@ -108,7 +108,7 @@ fn empty_usage() -> Vec<u8> {
     put(offset_of!(UsageRegion, magic), &USAGE_MAGIC.to_ne_bytes());
     put(offset_of!(UsageRegion, version), &VERSION.to_ne_bytes());
     for gpu in 0..MAX_GPUS {
-        let at = offset_of!(UsageRegion, words) + gpu * size_of::<crate::layout::Word>();
+        let at = offset_of!(UsageRegion, totals) + gpu * size_of::<crate::layout::GpuTotal>();
         put(at, &protocol::empty_word().to_ne_bytes());
     }
     bytes

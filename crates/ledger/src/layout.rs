@@ -20,8 +20,22 @@ pub(crate) const LEASE_BYTES: usize = 64;
 
 /// The 16 bytes of a GPU's or MIG instance's UUID, in the order in which they are printed.
 pub type Uuid = [u8; 16];
-/// In place of a UUID: the limit is for whichever GPU comes first. For slices that do not know their GPUs beforehand.
+/// In place of a UUID: the limit belongs to the first GPU that asks for one. For slices whose GPUs are not known in advance.
 pub const ANY_GPU: Uuid = [0; 16];
+
+/// The layout of a file that can be mapped.
+///
+/// # Safety
+/// Any bytes must be a valid value of the type, because a file may hold anything. A field that somebody writes while the file is
+/// mapped must be atomic.
+pub(crate) unsafe trait Region: Sync {}
+
+// SAFETY: integers, bytes and atomics, for which any bytes are valid. `host::create` writes a file before it gets its name;
+// after that its owner, the agent, changes only the atomics, and nobody else may write it.
+unsafe impl Region for LimitsRegion {}
+
+// SAFETY: nothing but atomic integers, for which any bytes are valid.
+unsafe impl Region for UsageRegion {}
 
 /// The file `limits`.
 #[repr(C)]
@@ -46,8 +60,8 @@ pub struct GpuEntry {
     pub(crate) uuid: Uuid,
     pub(crate) limit_bytes: AtomicU64,
     pub(crate) context_bytes: u64,
-    /// What the driver says is in use beyond what `usage` counts. It lies here, where only the agent writes: a task that
-    /// wipes its own accounting does not get the room.
+    /// What the driver says is in use beyond what `usage` counts. It is in this file because only the agent writes it: a task
+    /// that wipes its own accounting gains no memory by that.
     pub(crate) hidden_bytes: AtomicU64,
 }
 
@@ -59,7 +73,8 @@ impl GpuEntry {
         crate::granules_within(self.limit_bytes.load(Ordering::Relaxed))
     }
 
-    /// In use on this GPU without having been asked for: modules, stacks, libraries' workspaces. The agent keeps it up to date.
+    /// Memory that is in use on this GPU although no allocation asked for it: modules, stacks, libraries' workspaces. The agent
+    /// keeps it up to date.
     #[must_use]
     #[inline]
     pub fn hidden_granules(&self) -> u32 {
@@ -79,32 +94,32 @@ impl GpuEntry {
     }
 }
 
-/// The file `usage`.
+/// The file `usage`. The tenant may write any byte of it at any time, so every field is atomic.
 #[repr(C)]
 pub(crate) struct UsageRegion {
-    pub(crate) magic: u64,
-    pub(crate) version: u32,
+    pub(crate) magic: AtomicU64,
+    pub(crate) version: AtomicU32,
     /// Slots below this number have been used at some time.
     pub(crate) slots_touched: AtomicU32,
     pub(crate) refusal_count: AtomicU64,
-    pub(crate) words: [Word; MAX_GPUS],
+    pub(crate) totals: [GpuTotal; MAX_GPUS],
     pub(crate) refusals: [RefusalRecord; MAX_REFUSALS],
     pub(crate) slots: [Slot; MAX_SLOTS],
 }
 
-/// What all processes share of one GPU, alone in its cache line.
+/// What all processes share of one GPU, in a cache line of its own.
 #[repr(C, align(64))]
-pub(crate) struct Word {
-    /// The sum ([`crate::protocol`]).
-    pub(crate) sum: AtomicU64,
-    /// Short name of the GPU that took this place, if the limit is one for any GPU; 0 for none yet.
+pub(crate) struct GpuTotal {
+    /// The granules in use and the operation that wrote them, packed ([`crate::protocol`]).
+    pub(crate) word: AtomicU64,
+    /// Hash of the UUID of the GPU that took this limit, if the limit is one for any GPU; 0 for none yet.
     pub(crate) taken_by: AtomicU64,
 }
 
-impl Word {
-    /// True if the place is that GPU's, from now on or already.
+impl GpuTotal {
+    /// True if the limit is that GPU's, from now on or already.
     pub(crate) fn take(&self, uuid: &Uuid) -> bool {
-        // Sixteen GPUs at most are told apart by these 64 bits; that two are the same does not happen.
+        // 64 bits tell at most sixteen GPUs apart; a collision is as good as impossible.
         let whole = u128::from_be_bytes(*uuid);
         let (high, low) = ((whole >> 64) as u64, whole as u64);
         // The halves must not cancel out; Knuth's multiplier, as good as any odd number.
@@ -121,7 +136,7 @@ impl Word {
 pub(crate) struct Slot {
     /// `[generation:32 | pid:32]`; pid 0 is a free slot.
     pub(crate) owner: AtomicU64,
-    /// Start time of the process, in clock ticks since boot; with the pid it names one process for ever.
+    /// Start time of the process, in clock ticks since boot; with the pid it identifies the process for good.
     pub(crate) start_ticks: AtomicU64,
     /// 1 if the owner's lock stays as long as its memory ([`crate::attach`]).
     pub(crate) lock_is_durable: AtomicU32,
@@ -143,7 +158,7 @@ pub(crate) const fn taken(owner: u64, pid: u32) -> u64 {
     owner & !0xFFFF_FFFF | pid as u64
 }
 
-/// A refusal as it lies in the region. `stamp` is 0 while it is being written, so a torn record is never read as whole.
+/// A refusal in the region. `stamp` is 0 while it is being written, so a torn record is never read as whole.
 #[repr(C, align(64))]
 pub(crate) struct RefusalRecord {
     stamp: AtomicU64,
@@ -172,15 +187,15 @@ pub struct Refusal {
 }
 
 impl UsageRegion {
-    pub(crate) const fn is_ours(&self) -> bool {
-        self.magic == USAGE_MAGIC && self.version == VERSION
+    pub(crate) fn is_ours(&self) -> bool {
+        self.magic.load(Ordering::Relaxed) == USAGE_MAGIC && self.version.load(Ordering::Relaxed) == VERSION
     }
 
     pub(crate) fn slot(&self, slot: u32) -> Option<&Slot> {
         self.slots.get(slot as usize)
     }
 
-    /// Slots worth looking at.
+    /// Number of slots that may be in use: those from here on never were.
     pub(crate) fn touched(&self) -> u32 {
         self.slots_touched.load(Ordering::Acquire).min(MAX_SLOTS as u32)
     }
@@ -216,19 +231,19 @@ impl UsageRegion {
 }
 
 /// One GPU of the region, as the protocol sees it.
-pub(crate) struct GpuCells<'a> {
+pub(crate) struct RegionGpu<'a> {
     pub(crate) usage: &'a UsageRegion,
     pub(crate) word: &'a AtomicU64,
     pub(crate) gpu: usize,
 }
 
-impl<'a> GpuCells<'a> {
+impl<'a> RegionGpu<'a> {
     pub(crate) fn new(usage: &'a UsageRegion, gpu: usize) -> Option<Self> {
-        Some(Self { usage, word: &usage.words.get(gpu)?.sum, gpu })
+        Some(Self { usage, word: &usage.totals.get(gpu)?.word, gpu })
     }
 }
 
-impl protocol::Gpu for GpuCells<'_> {
+impl protocol::GpuCells for RegionGpu<'_> {
     type Cell = AtomicU64;
 
     #[inline]

@@ -5,14 +5,14 @@
 //!
 //! * **Never over the limit.** A reservation is one compare-and-swap of the GPU's word, whose new value was checked
 //!   against the limit. There is no instant at which the sum exceeds it, with any number of processes.
-//! * **Exact through SIGKILL at any instruction.** The word carries the stamp of the operation that wrote it, so whoever
-//!   tidies up after a dead process can tell whether its last operation took effect ([`protocol`]).
-//! * **No lock that a dead process can hold.** The region has none; tidying up is lock-free and may itself be killed.
-//! * **A living process is never tidied away.** Life is a kernel lock that goes when the process's memory goes
-//!   ([`attach`]), not a pid.
+//! * **Exact through SIGKILL at any instruction.** The word carries the stamp of the operation that wrote it, so the process
+//!   that settles a dead one's slot can tell whether the last operation took effect ([`protocol`]).
+//! * **No lock that a dead process can hold.** The region has none; settling is lock-free and may itself be killed.
+//! * **The slot of a live process is never settled.** A process is alive as long as it holds a kernel lock, which ends with its
+//!   memory ([`attach`]); a pid does not decide that.
 //!
-//! Bytes in `usage` belong to the tenant and may hold anything: each field read from it is bounds-checked, and the worst
-//! that wrong bytes can do is to make that tenant's own accounting wrong (the agent compares it with the driver's).
+//! Bytes in `usage` belong to the tenant and may hold anything: each field read from it is bounds-checked, and wrong bytes
+//! can at worst make that tenant's own accounting wrong (the agent compares it with the driver's).
 #![no_std]
 
 #[cfg(feature = "std")]

@@ -5,7 +5,7 @@ use core::marker::PhantomData;
 use core::ops::Deref;
 use core::ptr::NonNull;
 
-use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, UsageRegion, VERSION};
+use crate::layout::{LIMITS_MAGIC, LimitsRegion, MAX_GPUS, Region, UsageRegion, VERSION};
 
 /// Why a slice's files can't be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ impl core::fmt::Display for OpenError {
 impl core::error::Error for OpenError {}
 
 pub(crate) fn errno() -> c_int {
-    // SAFETY: glibc's errno of this thread, always valid.
+    // SAFETY: the address of this thread's own errno, valid and aligned as long as the thread runs.
     unsafe { *libc::__errno_location() }
 }
 
@@ -49,7 +49,7 @@ impl Fd {
     pub(crate) fn open(path: &CStr, flags: c_int) -> Result<Self, OpenError> {
         // By number, as all calls here: the C library's functions are cancellation points, and a thread that was asked to end
         // must not do so in the middle of ours.
-        // SAFETY: `path` is a C string; no mode is read without O_CREAT.
+        // SAFETY: `path` is NUL-terminated and outlives the call; without O_CREAT the kernel reads no mode.
         let fd = unsafe {
             libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path.as_ptr(), flags | libc::O_CLOEXEC)
         };
@@ -57,7 +57,7 @@ impl Fd {
     }
 
     pub(crate) fn read(&self, buffer: &mut [u8]) -> Option<usize> {
-        // SAFETY: `buffer` has room for what is asked for.
+        // SAFETY: the kernel writes at most `buffer.len()` bytes, all of them into `buffer`, which we borrow exclusively.
         let length = unsafe { libc::syscall(libc::SYS_read, self.0, buffer.as_mut_ptr(), buffer.len()) };
         usize::try_from(length).ok()
     }
@@ -66,7 +66,7 @@ impl Fd {
     #[cfg(feature = "std")]
     pub(crate) fn read_exact_at(&self, mut buffer: &mut [u8], mut offset: usize) -> bool {
         while !buffer.is_empty() {
-            // SAFETY: `buffer` has room for what is asked for.
+            // SAFETY: the kernel writes at most `buffer.len()` bytes, all of them into `buffer`, which we borrow exclusively.
             let length = unsafe {
                 libc::syscall(libc::SYS_pread64, self.0, buffer.as_mut_ptr(), buffer.len(), offset)
             };
@@ -81,13 +81,14 @@ impl Fd {
 
     /// `fcntl` with a lock; false if it fails.
     pub(crate) fn lock(&self, command: c_int, request: &mut libc::flock) -> bool {
-        // SAFETY: `request` lives through the call; on 64-bit systems the kernel's structure is the C library's.
+        // SAFETY: the kernel reads and writes one `flock`, the one that we borrow exclusively; on 64-bit systems its layout is
+        // the C library's.
         unsafe { libc::syscall(libc::SYS_fcntl, self.0, command, core::ptr::from_mut(request)) == 0 }
     }
 
     fn len(&self) -> Result<usize, OpenError> {
         // Not fstat: its symbol needs a newer glibc than we promise.
-        // SAFETY: a plain system call on our own descriptor.
+        // SAFETY: no pointers; the descriptor is open as long as `self` exists.
         let len = unsafe { libc::lseek(self.0, 0, libc::SEEK_END) };
         usize::try_from(len).map_err(|_| OpenError::Io(errno()))
     }
@@ -95,36 +96,39 @@ impl Fd {
 
 impl Drop for Fd {
     fn drop(&mut self) {
-        // SAFETY: our own descriptor, closed once.
+        // SAFETY: no pointers; only `self` owns the descriptor, so it is closed once and not used afterwards.
         unsafe { libc::syscall(libc::SYS_close, self.0) };
     }
 }
 
 /// A whole region in memory, unmapped on drop.
-pub(crate) struct Mapping<T> {
+///
+/// A region that was kept out of children ([`Mapping::keep_from_children`]) does not exist in a child of `fork`: such a child
+/// must not use the copy of this value that it inherits. A file that somebody shortens while it is mapped ends whoever reads
+/// beyond its end with SIGBUS; nothing but a slice's own processes maps the one that they can shorten.
+pub(crate) struct Mapping<T: Region> {
     at: NonNull<T>,
     region: PhantomData<T>,
 }
 
-impl<T> core::fmt::Debug for Mapping<T> {
+impl<T: Region> core::fmt::Debug for Mapping<T> {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         self.at.fmt(f)
     }
 }
 
-// SAFETY: the regions consist of atomics and of fields that nobody changes after creation.
-unsafe impl<T: Sync> Send for Mapping<T> {}
-// SAFETY: as above.
-unsafe impl<T: Sync> Sync for Mapping<T> {}
+// SAFETY: `munmap` may be called by any thread, and the value gives out shared references only, which `T: Sync` allows.
+unsafe impl<T: Region> Send for Mapping<T> {}
+// SAFETY: the value gives out shared references only, which `T: Sync` allows in several threads.
+unsafe impl<T: Region> Sync for Mapping<T> {}
 
-impl<T> Mapping<T> {
-    /// `T` must be valid for any bytes.
+impl<T: Region> Mapping<T> {
     fn new(fd: &Fd, writable: bool) -> Result<Self, OpenError> {
         if fd.len()? < size_of::<T>() {
             return Err(OpenError::Truncated);
         }
         let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
-        // SAFETY: a fresh shared mapping at an address of the kernel's choice.
+        // SAFETY: without MAP_FIXED the kernel chooses unused addresses, so no memory that is in use changes.
         let at = unsafe {
             libc::mmap(core::ptr::null_mut(), size_of::<T>(), protection, libc::MAP_SHARED, fd.0, 0)
         };
@@ -136,24 +140,26 @@ impl<T> Mapping<T> {
 
     /// Keeps the mapping out of children of this process.
     pub(crate) fn keep_from_children(&self) -> bool {
-        // SAFETY: advice on our own mapping.
+        // SAFETY: the address and length of the live mapping that `self` owns; the advice changes nothing in this process.
         unsafe { libc::madvise(self.at.as_ptr().cast(), size_of::<T>(), libc::MADV_DONTFORK) == 0 }
     }
 }
 
-impl<T> Deref for Mapping<T> {
+impl<T: Region> Deref for Mapping<T> {
     type Target = T;
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: mapped with the size of T until drop; every T here is valid for any bytes.
+        // SAFETY: `at` begins a page and is mapped for `size_of::<T>()` bytes until `self` is dropped, which the returned
+        // reference does not outlive. `T: Region`: any bytes are a valid `T`, and what other processes may change meanwhile is
+        // atomic.
         unsafe { self.at.as_ref() }
     }
 }
 
-impl<T> Drop for Mapping<T> {
+impl<T: Region> Drop for Mapping<T> {
     fn drop(&mut self) {
-        // SAFETY: our own mapping, to which no reference can be left.
+        // SAFETY: `new` mapped this address with this length; references into it borrow `self`, so none is left.
         unsafe { libc::munmap(self.at.as_ptr().cast(), size_of::<T>()) };
     }
 }

@@ -1,5 +1,5 @@
-//! Looking on from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing here maps it: it is copied,
-//! and whatever the copy says is checked. What the agent itself has to say lies in `limits`.
+//! The slice as the agent observes it from outside. The tenant may write, empty or shorten `usage` at any moment, so nothing here
+//! maps that file: it is copied, and every field of the copy is checked. What the agent writes is in `limits`.
 
 use std::borrow::ToOwned as _;
 use std::boxed::Box;
@@ -17,8 +17,8 @@ use crate::GRANULE_BYTES;
 use crate::attach::is_any_locked;
 use crate::host::{HostError, LIMITS_FILE, USAGE_FILE};
 use crate::layout::{
-    GpuCells, GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, Slot, UsageRegion, Uuid,
-    owner_pid,
+    GpuEntry, LEASE_BYTES, LimitsRegion, MAX_REFUSALS, MAX_SLOTS, Refusal, RegionGpu, Slot, UsageRegion,
+    Uuid, owner_pid,
 };
 use crate::map::{self, Fd, Mapping, OpenError};
 use crate::proc_stat::{self, Life};
@@ -33,7 +33,7 @@ pub struct GpuUse {
     pub limit_bytes: u64,
     /// Reserved by the slice's living processes.
     pub counted_bytes: u64,
-    /// In use beside that, as the agent has noted with [`Observer::set_hidden`].
+    /// In use in addition, as the agent has noted with [`Observer::set_hidden`].
     pub hidden_bytes: u64,
 }
 
@@ -48,9 +48,9 @@ impl GpuUse {
 /// What one process of a slice holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessUse {
-    /// The pid that the process knows itself by. The tenant writes it: a name to show, not an identity to act on.
+    /// The process's pid in its own pid namespace. The tenant writes it: show it, but never act on it.
     pub pid: u32,
-    /// False if the process is dead and not settled yet. The kernel says so, not the tenant.
+    /// False if the process is dead and not settled yet. This comes from the kernel, not from the tenant.
     pub alive: bool,
     /// Held on each of the slice's GPUs, in their order.
     pub held_bytes: Vec<u64>,
@@ -58,7 +58,7 @@ pub struct ProcessUse {
 
 /// A slice at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct SliceUse {
     /// Whose slice it is.
     pub lease: String,
     /// The slice's GPUs.
@@ -73,11 +73,11 @@ pub struct Observer {
     limits: Mapping<LimitsRegion>,
     usage: Fd,
     dir: PathBuf,
-    refusals_seen: u64,
+    refusals_read: u64,
 }
 
 impl Observer {
-    /// Opens the files in `dir`. What the tenant may have done to `usage` shows only when it is read.
+    /// Opens the files in `dir`. Damage that the tenant did to `usage` shows only when it is read.
     ///
     /// # Errors
     /// [`HostError::Open`] if one is missing, or `limits` is not ours.
@@ -87,10 +87,10 @@ impl Observer {
             Ok((limits, Fd::open(&c_path(&dir.join(USAGE_FILE))?, libc::O_RDONLY)?))
         };
         let (limits, usage) = open().map_err(|error| HostError::Open(dir.to_owned(), error))?;
-        Ok(Self { limits, usage, dir: dir.to_owned(), refusals_seen: 0 })
+        Ok(Self { limits, usage, dir: dir.to_owned(), refusals_read: 0 })
     }
 
-    /// Does any process hold a slot? The kernel's locks say so, whatever has become of the file's contents.
+    /// True if any process holds a slot. The kernel's locks say so, whatever the file's contents are.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         is_any_locked(&self.usage, 0..MAX_SLOTS as u32)
@@ -100,14 +100,14 @@ impl Observer {
     /// The slice now. Figures of different GPUs and processes are not of one instant.
     ///
     /// # Errors
-    /// [`HostError::Open`] if the tenant has spoilt `usage`.
-    pub fn snapshot(&self) -> Result<Snapshot, HostError> {
+    /// [`HostError::Open`] if the tenant has damaged `usage`.
+    pub fn snapshot(&self) -> Result<SliceUse, HostError> {
         let usage = self.copy(Wanted::Slots)?;
         let processes: Vec<ProcessUse> =
             (0..usage.touched()).filter_map(|number| self.process(&usage, number)).collect();
         let gpus = self.gpus().iter().enumerate().map(|(index, gpu)| {
             let sum =
-                usage.words.get(index).map_or(0, |word| protocol::used(word.sum.load(Ordering::Relaxed)));
+                usage.totals.get(index).map_or(0, |total| protocol::used(total.word.load(Ordering::Relaxed)));
             let dead = processes.iter().filter(|process| !process.alive);
             let of_dead: u64 = dead.filter_map(|process| process.held_bytes.get(index)).sum();
             GpuUse {
@@ -117,14 +117,14 @@ impl Observer {
                 hidden_bytes: u64::from(gpu.hidden_granules()) * GRANULE_BYTES,
             }
         });
-        Ok(Snapshot { lease: self.lease(), gpus: gpus.collect(), processes })
+        Ok(SliceUse { lease: self.lease(), gpus: gpus.collect(), processes })
     }
 
     fn process(&self, usage: &UsageRegion, number: u32) -> Option<ProcessUse> {
         let slot = usage.slot(number)?;
         let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
         let held = |gpu| {
-            let cells = GpuCells::new(usage, gpu);
+            let cells = RegionGpu::new(usage, gpu);
             cells.map_or(0, |cells| u64::from(protocol::charged(&cells, number)) * GRANULE_BYTES)
         };
         (pid != 0).then(|| ProcessUse {
@@ -134,21 +134,21 @@ impl Observer {
         })
     }
 
-    /// Holds its lock, or has let go of it only because it is being taken down. What the tenant wrote about the slot can't make
-    /// a dead process live: its lease would never end.
+    /// True if the owner holds its lock, or has lost it only because the process is exiting. Nothing that the tenant writes into
+    /// the slot may make a dead process count as alive: its lease would never end.
     fn is_alive(&self, slot: &Slot, number: u32) -> bool {
         let pid = owner_pid(slot.owner.load(Ordering::Relaxed));
         is_any_locked(&self.usage, number..number + 1)
             || proc_stat::life(pid, slot.start_ticks.load(Ordering::Relaxed)) == Life::Exiting
     }
 
-    /// A copy of `usage`, of which the slots come only if they are wanted.
+    /// A copy of `usage`; the slots are left out unless they are wanted.
     fn copy(&self, wanted: Wanted) -> Result<Box<UsageRegion>, HostError> {
-        // SAFETY: a region is valid for any bytes, zeros included.
+        // SAFETY: `UsageRegion: Region`, so zero bytes are a valid value.
         let mut copy = unsafe { Box::<UsageRegion>::new_zeroed().assume_init() };
         self.fill(&mut copy, 0, offset_of!(UsageRegion, slots))?;
         if !copy.is_ours() {
-            return Err(self.spoilt(OpenError::Unknown));
+            return Err(self.damaged(OpenError::Unknown));
         }
         if wanted == Wanted::Slots {
             let length = copy.touched() as usize * size_of::<Slot>();
@@ -158,15 +158,16 @@ impl Observer {
     }
 
     fn fill(&self, copy: &mut UsageRegion, at: usize, length: usize) -> Result<(), HostError> {
-        // SAFETY: the region's own memory; whatever is written to it, it stays valid.
+        // SAFETY: the bytes of one region, borrowed exclusively as long as the slice exists. All of them are initialised, padding
+        // too, because `copy` allocates them as zeros and never moves the region. Any bytes written are a valid `Region`.
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(core::ptr::from_mut(copy).cast::<u8>(), size_of::<UsageRegion>())
         };
         let part = bytes.get_mut(at..at + length).unwrap_or_default();
-        if self.usage.read_exact_at(part, at) { Ok(()) } else { Err(self.spoilt(OpenError::Truncated)) }
+        if self.usage.read_exact_at(part, at) { Ok(()) } else { Err(self.damaged(OpenError::Truncated)) }
     }
 
-    fn spoilt(&self, error: OpenError) -> HostError {
+    fn damaged(&self, error: OpenError) -> HostError {
         HostError::Open(self.dir.clone(), error)
     }
 
@@ -180,17 +181,17 @@ impl Observer {
         String::from_utf8_lossy(&bytes[..length]).into_owned()
     }
 
-    /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing:
-    /// their numbers are. None from a region that the tenant has spoilt.
+    /// Refusals since the last call, oldest first. If there were more than the region keeps, the oldest are missing, which
+    /// shows as a gap in the numbers. None from a region that the tenant has damaged.
     pub fn new_refusals(&mut self) -> Vec<Refusal> {
         let Ok(usage) = self.copy(Wanted::Head) else { return Vec::new() };
         let count = usage.refusal_count.load(Ordering::Relaxed);
-        let first = self.refusals_seen.max(count.saturating_sub(MAX_REFUSALS as u64));
-        self.refusals_seen = count;
+        let first = self.refusals_read.max(count.saturating_sub(MAX_REFUSALS as u64));
+        self.refusals_read = count;
         (first..count).filter_map(|number| usage.refusal(number + 1)).collect()
     }
 
-    /// Changes the limit on one GPU, for running processes too. Below what is in use it only stops further allocations.
+    /// Changes the limit on one GPU, for running processes too. A limit below what is in use only stops further allocations.
     ///
     /// # Errors
     /// [`HostError`] if the slice has no such GPU or `limits` can't be written.
@@ -198,7 +199,7 @@ impl Observer {
         self.set(uuid, |gpu| &gpu.limit_bytes, limit_bytes)
     }
 
-    /// Notes what the slice uses on one GPU beyond what its processes have counted. It keeps further allocations out.
+    /// Notes what the slice uses on one GPU beyond what its processes have counted. That much less is left for allocations.
     ///
     /// # Errors
     /// As [`Observer::set_limit`].

@@ -4,14 +4,14 @@ use core::ffi::CStr;
 
 use crate::map::Fd;
 
-/// What has become of a process.
+/// Whether a process is alive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Life {
     /// It runs.
     Living,
-    /// It is being taken down: its memory may be gone, but not yet its files, and with them what it holds of a GPU.
+    /// It is exiting: its memory may be freed already, but not its files, and so not its GPU memory either.
     Exiting,
-    /// It is no more, or no more than a zombie.
+    /// It does not exist any more, or only as a zombie.
     Gone,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     parse(read(pid, &mut buffer)?).map(|stat| stat.start_ticks)
 }
 
-/// What has become of the process with this pid and start time.
+/// Whether the process with this pid and start time is alive.
 pub(crate) fn life(pid: u32, start_ticks: u64) -> Life {
     let mut buffer = [0; 1024];
     if let Some(stat) = read(pid, &mut buffer).and_then(parse) {
@@ -44,8 +44,8 @@ pub(crate) fn life(pid: u32, start_ticks: u64) -> Life {
             _ => Life::Living,
         };
     }
-    // No entry, or no /proc: signal 0 tells.
-    // SAFETY: signal 0 is not delivered.
+    // No entry, or no /proc: signal 0 shows whether the process exists.
+    // SAFETY: no pointers; signal 0 is only checked and never delivered, whatever the pid.
     let missing = unsafe { libc::kill(pid as libc::pid_t, 0) } != 0;
     if missing && crate::map::errno() == libc::ESRCH { Life::Gone } else { Life::Living }
 }

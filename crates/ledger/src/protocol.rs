@@ -11,8 +11,8 @@
 //! they copy it into that slot's `acked`. So at any instant a slot's last intent took effect exactly if the word still
 //! shows its stamp or `acked` does; a process may die between any two instructions and nothing is ever ambiguous.
 //!
-//! Settling a dead slot is an operation *of that slot* with `after = 0`, carried out by whoever notices, several at a time
-//! if need be: all of them agree on its sequence number through `intent`, and the word accepts it once.
+//! Settling a dead slot is an operation *of that slot* with `after = 0`. Any process may carry it out, and several may at a
+//! time: all of them agree on its sequence number through `intent`, and the word accepts it once.
 //!
 //! Sequence numbers wrap after 2³² operations of one slot on one GPU. A stale compare-and-swap could then succeed only if its
 //! process stood still for exactly a multiple of 2³² operations and the word's slot and sum were the same again.
@@ -65,8 +65,8 @@ pub struct Record<C> {
     pub acked: C,
 }
 
-/// The cells of one GPU: its word and each slot's record.
-pub trait Gpu {
+/// The shared cells of one GPU: its word and each slot's record.
+pub trait GpuCells {
     /// The kind of cell.
     type Cell: Cell;
     /// The GPU's word.
@@ -132,12 +132,12 @@ const fn low(pair: u64) -> u32 {
 }
 
 /// Granules that a slot holds, as its owner last wrote it.
-pub fn held<G: Gpu>(gpu: &G, slot: u32) -> u32 {
+pub fn held<G: GpuCells>(gpu: &G, slot: u32) -> u32 {
     gpu.record(slot).map_or(0, |record| low(record.held.load()))
 }
 
 /// Granules of a slot that are part of the GPU's word: also right for an owner that died in the middle of a change.
-pub fn charged<G: Gpu>(gpu: &G, slot: u32) -> u32 {
+pub fn charged<G: GpuCells>(gpu: &G, slot: u32) -> u32 {
     let Some(record) = gpu.record(slot) else { return 0 };
     let (intent, held) = (record.intent.load(), record.held.load());
     low(if took_effect(record, gpu.word().load(), slot, intent) { intent } else { held })
@@ -149,7 +149,7 @@ pub fn charged<G: Gpu>(gpu: &G, slot: u32) -> u32 {
 ///
 /// # Errors
 /// [`Over`] if the sum would exceed `limit`; nothing has changed then.
-pub fn reserve<G: Gpu>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Result<(), Over> {
+pub fn reserve<G: GpuCells>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Result<(), Over> {
     change(
         gpu,
         slot,
@@ -165,7 +165,7 @@ pub fn reserve<G: Gpu>(gpu: &G, slot: u32, granules: u32, limit: u32) -> Result<
 /// Gives `granules` of the slot back. Never fails; more than the slot holds is what it holds.
 ///
 /// Only the slot's owner may call this, and not twice at a time.
-pub fn release<G: Gpu>(gpu: &G, slot: u32, granules: u32) {
+pub fn release<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
     let granules = granules.min(held(gpu, slot));
     let given: Result<(), core::convert::Infallible> =
         change(gpu, slot, |used| Ok(used.saturating_sub(granules)), |held| held.saturating_sub(granules));
@@ -175,7 +175,7 @@ pub fn release<G: Gpu>(gpu: &G, slot: u32, granules: u32) {
 /// Charges the slot with exactly `granules`, whatever the limit says: for memory that is already in use when it is noticed.
 ///
 /// Only the slot's owner may call this, and not twice at a time.
-pub fn set_held<G: Gpu>(gpu: &G, slot: u32, granules: u32) {
+pub fn set_held<G: GpuCells>(gpu: &G, slot: u32, granules: u32) {
     let before = held(gpu, slot);
     let set: Result<(), core::convert::Infallible> = change(
         gpu,
@@ -188,7 +188,7 @@ pub fn set_held<G: Gpu>(gpu: &G, slot: u32, granules: u32) {
 
 /// One operation of a slot by its owner: intent, word, held.
 #[inline]
-fn change<G: Gpu, E>(
+fn change<G: GpuCells, E>(
     gpu: &G,
     slot: u32,
     sum_after: impl Fn(u32) -> Result<u32, E>,
@@ -212,7 +212,7 @@ fn change<G: Gpu, E>(
 
 /// Copies the stamp in `word` to its slot before `writer` overwrites it. False if the word has changed meanwhile.
 #[inline]
-fn acknowledge<G: Gpu>(gpu: &G, word: u64, writer: u32) -> bool {
+fn acknowledge<G: GpuCells>(gpu: &G, word: u64, writer: u32) -> bool {
     let slot = word_slot(word);
     // A slot's own earlier operation is over (its `held` is written, or it is being settled): nobody will ask about it.
     if slot == writer {
@@ -233,7 +233,7 @@ fn acknowledge<G: Gpu>(gpu: &G, word: u64, writer: u32) -> bool {
 ///
 /// `still_dead` says whether the slot still belongs to the same dead owner; false once another settler has freed it.
 /// Gives the granules that this caller itself returned.
-pub fn settle<G: Gpu>(gpu: &G, slot: u32, still_dead: impl Fn() -> bool) -> u32 {
+pub fn settle<G: GpuCells>(gpu: &G, slot: u32, still_dead: impl Fn() -> bool) -> u32 {
     let Some(record) = gpu.record(slot) else { return 0 };
     let mut returned = 0;
     loop {

@@ -10,7 +10,7 @@
 use std::cell::Cell as StdCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use cantle_ledger::protocol::{self, Cell, Gpu, Record};
+use cantle_ledger::protocol::{self, Cell, GpuCells, Record};
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
@@ -94,7 +94,7 @@ struct Model {
     driver: AtomicU64,
 }
 
-impl Gpu for Model {
+impl GpuCells for Model {
     type Cell = ModelCell;
 
     fn word(&self) -> &ModelCell {

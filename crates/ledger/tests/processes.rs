@@ -38,7 +38,8 @@ fn reap(dir: &CString) -> u64 {
 
 /// Runs `work` in a child process, which must not allocate: the test harness has threads.
 fn spawn(work: impl FnOnce()) -> libc::pid_t {
-    // SAFETY: the child calls only what is safe after a fork with threads, and leaves by `_exit`.
+    // SAFETY: the child has a copy of this thread only; `work` neither allocates nor takes locks that another thread may have
+    // held (see above), and `_exit` runs nothing of the harness.
     unsafe {
         let pid = libc::fork();
         assert!(pid >= 0);
@@ -52,19 +53,19 @@ fn spawn(work: impl FnOnce()) -> libc::pid_t {
 
 fn wait(pid: libc::pid_t) -> libc::c_int {
     let mut status = 0;
-    // SAFETY: a child of ours.
+    // SAFETY: `waitpid` writes to `status`, a live local.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     status
 }
 
 fn kill(pid: libc::pid_t) {
-    // SAFETY: a child of ours.
+    // SAFETY: no pointers; `pid` is a child that has not been waited for, so it names no other process.
     unsafe { libc::kill(pid, libc::SIGKILL) };
 }
 
 fn stop(pid: libc::pid_t) {
     let mut status = 0;
-    // SAFETY: a child of ours, and a live local for its status.
+    // SAFETY: `waitpid` writes to `status`, a live local; `pid` is a child that has not been waited for.
     unsafe {
         libc::kill(pid, libc::SIGSTOP);
         libc::waitpid(pid, &raw mut status, libc::WUNTRACED);
@@ -73,7 +74,7 @@ fn stop(pid: libc::pid_t) {
 
 /// Memory that children share with the test.
 fn shared(count: usize) -> &'static [AtomicU64] {
-    // SAFETY: fresh zeroed memory, never unmapped.
+    // SAFETY: a fresh mapping of `count * 8` zero bytes that begins a page and is never unmapped; zero is a valid `AtomicU64`.
     unsafe {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED | libc::MAP_ANONYMOUS);
@@ -206,7 +207,7 @@ fn a_process_that_closes_every_descriptor_keeps_what_it_holds() {
         let mut account = attachment.account(0).unwrap();
         account.reserve(10).unwrap();
         for fd in 3..256 {
-            // SAFETY: the test harness's descriptors are of no use to this child.
+            // SAFETY: no pointers; the child ends by `_exit` and drops none of the values that own these descriptors.
             unsafe { libc::close(fd) };
         }
         closed.store(1, Ordering::Release);
@@ -231,7 +232,7 @@ fn exec_ends_what_the_program_before_it_held() {
         let attachment = Attachment::new(&path).unwrap();
         attachment.account(0).unwrap().reserve(10).unwrap();
         let program = [c"sleep".as_ptr(), c"60".as_ptr(), std::ptr::null()];
-        // SAFETY: a terminated array of C strings.
+        // SAFETY: `program` is an array of NUL-terminated strings that ends with a null pointer; both outlive the call.
         unsafe { libc::execvp(program[0], program.as_ptr()) };
     });
     let mut returned = 0;
@@ -255,7 +256,7 @@ fn a_child_that_outlives_its_parent_does_not_keep_the_parents_memory() {
         let attachment = Attachment::new(&path).unwrap();
         attachment.account(0).unwrap().reserve(10).unwrap();
         // The grandchild: forked after its parent attached, and still there when that is gone.
-        // SAFETY: it only sleeps.
+        // SAFETY: the forking process has one thread, and its child only reads shared memory until it leaves by `_exit`.
         if unsafe { libc::fork() } == 0 {
             while release.load(Ordering::Acquire) == 0 {
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! `/dev` of the machine: what this machine has, and the driver's nodes.
+//! `/dev` of the machine: the host's nodes without its own driver's, and the simulated driver's.
 
 use std::fs::{self, File, Permissions};
 use std::io;
@@ -12,25 +12,29 @@ use crate::layout::Layout;
 use crate::mounts::{Stage, bind, mirror};
 use crate::{Result, step};
 
-/// As the driver's nodes are: for everybody.
+/// The mode of the driver's nodes: all users may open them.
 const MODE: u32 = 0o666;
-/// Nodes that stand for a MIG instance may be read only.
+/// The mode of nodes of MIG instances: all users may read them.
 const CAPABILITY_MODE: u32 = 0o444;
 
 /// What the machine's nodes lead to.
 pub(crate) enum Backing {
-    /// A block device: its nodes are real ones, which container engines pass on and the kernel guards.
+    /// A block device: its nodes are real ones, which container engines pass on and to which the kernel controls access.
     Device(u64),
-    /// The state itself, bound to each name: all that can be had without root.
+    /// The state itself, bound to each name: without root nothing else is possible.
     File(PathBuf),
 }
 
 impl Backing {
     pub(crate) fn of(device: Option<&File>, state: &Path) -> Result<Self> {
         match device {
-            Some(device) => Ok(Self::Device(step("look at the loop device", || device.metadata())?.rdev())),
+            Some(device) => {
+                Ok(Self::Device(step("read the loop device's number", || device.metadata())?.rdev()))
+            }
             None => {
-                step("open it to all", || fs::set_permissions(state, Permissions::from_mode(MODE)))?;
+                step("open the state to all users", || {
+                    fs::set_permissions(state, Permissions::from_mode(MODE))
+                })?;
                 Ok(Self::File(state.to_owned()))
             }
         }
@@ -56,7 +60,7 @@ pub(crate) fn put(
     backing: &Backing,
     shared_memory: &Path,
 ) -> Result<()> {
-    let dir = stage.folder("dev")?;
+    let dir = stage.directory("dev")?;
     for entry in step("read /dev", || fs::read_dir("/dev"))? {
         let entry = step("read /dev", || entry)?;
         if entry.file_name() == "shm" {
@@ -65,7 +69,7 @@ pub(crate) fn put(
             bind(shared_memory, &copy)?;
             continue;
         }
-        // A driver that is installed is not this machine's.
+        // The host may have a driver of its own, which the machine does not show.
         if !entry.file_name().to_string_lossy().starts_with("nvidia") {
             copy(&entry.path(), &dir.join(entry.file_name()), backing)?;
         }
@@ -86,13 +90,13 @@ pub(crate) fn put(
     bind(&dir, Path::new("/dev"))
 }
 
-/// Makes `path` appear as `copy`. Nodes are made again, because a mount for each would burden every later namespace;
+/// Makes `path` appear as `copy`. Nodes are created again, because a mount for each would slow down every later namespace;
 /// without root they can only be mounted.
 fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
     let what = format!("copy {}", path.display());
     let meta = match fs::symlink_metadata(path) {
         Ok(meta) => meta,
-        // Gone since the folder was read.
+        // Removed since the directory was read.
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(why) => return step(&what, || Err(why)),
     };
@@ -110,6 +114,6 @@ fn copy(path: &Path, copy: &Path, backing: &Backing) -> Result<()> {
 
 fn node(path: &Path, number: u64, kind: SFlag, mode: u32) -> io::Result<()> {
     mknod(path, kind, Mode::from_bits_truncate(mode), number)?;
-    // The mode was cut by our umask.
+    // The umask has changed the mode.
     fs::set_permissions(path, Permissions::from_mode(mode))
 }

@@ -1,8 +1,8 @@
-//! An empty shared library: what stands for those libraries of the driver that nobody calls here, and for its 32-bit copies.
+//! An empty shared library, in place of those libraries of the driver that no program calls here, and of its 32-bit copies.
 
-/// Size of the words of its class, and what `e_machine` says.
+/// The ELF class, which gives the size of words, and the value of `e_machine`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum ElfClass {
     /// i386.
     Small,
     /// This machine's.
@@ -21,8 +21,8 @@ const DT_SONAME: u64 = 14;
 const READABLE: u64 = 4;
 
 /// A library with this name and no symbols, as in the ELF specification (System V ABI, chapters 4 and 5).
-pub(crate) fn empty_library(soname: &str, class: Class) -> Vec<u8> {
-    let is_small = class == Class::Small;
+pub(crate) fn empty_library(soname: &str, class: ElfClass) -> Vec<u8> {
+    let is_small = class == ElfClass::Small;
     let word = if is_small { 4 } else { 8 };
     let (header, segment, symbol) = if is_small { (52, 32, 16) } else { (64, 56, 24) };
     // In order: header, two segments, dynamic section, symbol table with its empty first entry, hash table, names.
@@ -89,7 +89,7 @@ impl Out {
         self.bytes.extend(&value.to_le_bytes()[..self.word as usize]);
     }
 
-    /// The fields of a segment's header stand in another order in each class.
+    /// The order of the fields of a segment's header depends on the class.
     fn segment(&mut self, kind: u64, start: u64, len: u64, align: u64) {
         self.int(kind as u32);
         if self.word == 8 {
@@ -112,14 +112,14 @@ mod tests {
     fn it_can_be_loaded() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("libempty.so.1");
-        std::fs::write(&path, empty_library("libempty.so.1", Class::Own)).unwrap();
-        // SAFETY: a library without code.
+        std::fs::write(&path, empty_library("libempty.so.1", ElfClass::Own)).unwrap();
+        // SAFETY: the library has no code, so nothing of it runs when it is loaded.
         unsafe { libloading::Library::new(&path) }.unwrap();
     }
 
     #[test]
     fn the_small_one_is_of_the_other_class() {
-        let small = empty_library("libcuda.so.1", Class::Small);
+        let small = empty_library("libcuda.so.1", ElfClass::Small);
         assert_eq!((small[4], small[18]), (1, 3));
         assert!(small.windows(13).any(|bytes| bytes == b"libcuda.so.1\0"));
     }

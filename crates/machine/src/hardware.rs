@@ -1,5 +1,5 @@
 //! The simulated GPUs: made, described and asked by the simulated `libcuda.so.1`, which exports functions of its own for it.
-//! This room can't depend on the one that builds it, because that one is a library to be loaded by other programs.
+//! This crate can't depend on the one that builds it, which is a library for other programs to load.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStrExt as _;
@@ -22,16 +22,16 @@ pub struct Hardware {
     /// 1000 · major + 10 · minor of its CUDA.
     pub cuda: i32,
     /// In order of their minor numbers.
-    pub gpus: Vec<Gpu>,
+    pub gpus: Vec<HardwareGpu>,
     /// The names of the nodes in `/dev/nvidia-caps`.
     pub capability_nodes: Vec<String>,
     /// The text of `/proc/driver/nvidia-caps/mig-minors`.
     pub mig_minors: String,
 }
 
-/// One GPU.
+/// One GPU, as the driver shows it.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Gpu {
+pub struct HardwareGpu {
     /// Its product name.
     pub model: String,
     /// `GPU-…`
@@ -40,13 +40,13 @@ pub struct Gpu {
     pub pci: String,
 }
 
-/// Makes the GPUs that `spec` names, unless they are there already.
+/// Makes the GPUs that `spec` names, unless they exist already.
 pub(crate) fn create(home: &Path, spec: &str, lib_dir: &Path) -> Result<()> {
     let lib = load(&in_dist(lib_dir)?)?;
     let create: Symbol<'_, Create> = symbol(&lib, b"cantle_sim_create\0")?;
     let (dir, spec) = (c_path(home)?, c_string(spec.as_bytes())?);
     let mut message = vec![0u8; 1024];
-    // SAFETY: both strings are NUL-terminated, and the buffer has the length that is given; all outlive the call.
+    // SAFETY: both strings are NUL-terminated, and the buffer has the length that is passed; all outlive the call.
     let code = unsafe { create(dir.as_ptr(), spec.as_ptr(), message.as_mut_ptr().cast(), message.len()) };
     if code == 0 {
         return Ok(());
@@ -82,12 +82,12 @@ pub fn truth_json() -> Result<String> {
     json(&truth, None)
 }
 
-/// Calls a function that fills a buffer with as much text as fits, and returns how much there is.
+/// Calls a function that writes as much of a text as fits into a buffer, and returns the text's length.
 fn json(function: &Json, dir: Option<&CString>) -> Result<String> {
     let dir = dir.map_or(std::ptr::null(), |dir| dir.as_ptr());
     let mut text: Vec<u8> = vec![0; 16 * 1024];
     loop {
-        // SAFETY: `dir` is null or NUL-terminated and outlives the call; the buffer has the length that is given.
+        // SAFETY: `dir` is null or NUL-terminated and outlives the call; the buffer has the length that is passed.
         let needed = unsafe { function(dir, text.as_mut_ptr().cast(), text.len()) };
         let needed =
             usize::try_from(needed).map_err(|_| MachineError::Gpus("there are none here".to_owned()))?;
@@ -95,7 +95,7 @@ fn json(function: &Json, dir: Option<&CString>) -> Result<String> {
             text.truncate(needed);
             return String::from_utf8(text).map_err(|why| MachineError::Gpus(why.to_string()));
         }
-        // Processes may come between the two calls.
+        // Processes may start between the two calls.
         text.resize(needed + 4096, 0);
     }
 }
@@ -106,14 +106,16 @@ fn in_dist(lib_dir: &Path) -> Result<PathBuf> {
 }
 
 fn load(path: &Path) -> Result<Library> {
-    // SAFETY: the simulated driver, or the machine's real one, is loaded as every CUDA program does.
+    // SAFETY: runs the constructors of a driver's library, simulated or real, which ask nothing of the process that loads it.
     unsafe { Library::new(path) }.map_err(|why| MachineError::Gpus(why.to_string()))
 }
 
+/// One of the simulated driver's own functions. `T` must be its type, one of those above.
 fn symbol<'lib, T>(lib: &'lib Library, name: &'static [u8]) -> Result<Symbol<'lib, T>> {
     let not_simulated =
         |_| MachineError::Gpus("the driver of this machine is not the simulated one".to_owned());
-    // SAFETY: the simulated driver declares its own functions as the types above say.
+    // SAFETY: `T` is the function's type: the callers above use the types that the simulated driver declares for these names
+    // (`control.rs` of cantle-simgpu), which no real driver has.
     unsafe { lib.get(name) }.map_err(not_simulated)
 }
 

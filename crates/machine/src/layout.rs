@@ -11,7 +11,7 @@ pub enum Layout {
     Debian,
     /// Red Hat, SUSE, Fedora: `/usr/lib64`, 32-bit copies in `/usr/lib`.
     Rhel,
-    /// NVIDIA's GPU Operator: a root file system of the driver's own at `/run/nvidia/driver`, not known to the loader.
+    /// NVIDIA's GPU Operator: a root file system of the driver's own at `/run/nvidia/driver`, which the loader does not know.
     DriverContainer,
     /// Windows' subsystem for Linux: `/usr/lib/wsl/lib`, and `/dev/dxg` is the only device node.
     Wsl,
@@ -30,7 +30,7 @@ impl Layout {
         }
     }
 
-    /// The folder of the libraries.
+    /// The directory of the libraries.
     pub(crate) fn library_dir(self) -> String {
         let arch = std::env::consts::ARCH;
         match self {
@@ -41,7 +41,7 @@ impl Layout {
         }
     }
 
-    /// The folder of the 32-bit copies, where the layout has them.
+    /// The directory of the 32-bit copies, where the layout has them.
     pub(crate) const fn small_library_dir(self) -> Option<&'static str> {
         match self {
             Self::Debian => Some("/usr/lib/i386-linux-gnu"),
@@ -50,7 +50,7 @@ impl Layout {
         }
     }
 
-    /// The folder of the driver's programs.
+    /// The directory of the driver's programs.
     pub(crate) const fn program_dir(self) -> &'static str {
         match self {
             Self::Debian | Self::Rhel => "/usr/bin",
@@ -77,6 +77,6 @@ impl FromStr for Layout {
     fn from_str(text: &str) -> Result<Self, String> {
         let names = Self::ALL.map(Self::name).join(", ");
         let found = Self::ALL.into_iter().find(|layout| layout.name() == text);
-        found.ok_or_else(|| format!("\"{text}\" is no layout of a driver; known: {names}"))
+        found.ok_or_else(|| format!("\"{text}\" is not a layout of a driver; known: {names}"))
     }
 }

@@ -1,14 +1,14 @@
-//! A machine with simulated GPUs, as an installed driver makes GPUs appear: libraries in the distribution's folders and in
-//! the loader's cache, nodes in `/dev`, `/proc/driver/nvidia`. All of it exists in a mount namespace only, and whoever runs
-//! in there finds a machine with GPUs: no variable and no option says that they are simulated.
+//! A machine with simulated GPUs, as an installed driver makes GPUs appear: libraries in the distribution's directories and in
+//! the loader's cache, nodes in `/dev`, `/proc/driver/nvidia`. All of it exists in a mount namespace only, and a
+//! program that runs there finds a machine with GPUs: no variable and no option says that they are simulated.
 //!
 //! ```text
 //! <home>/state       the GPUs; what `/dev/nvidiactl` and all other nodes of the machine lead to
-//! <home>/lock        held shared by everybody in the machine
+//! <home>/lock        held shared by every process in the machine
 //! <home>/run         the machine's /run/cantle: leases belong to GPUs
 //! <home>/shm         its /dev/shm, for the same reason
 //! <home>/driver/…    the libraries of one version in one layout, and the loader's cache
-//! <home>/mnt         where they are put together, inside the namespace
+//! <home>/mnt         where they are assembled, inside the namespace
 //! ```
 
 mod dev;
@@ -32,10 +32,10 @@ use rustix::io::{FdFlags, fcntl_setfd};
 pub use hardware::{Hardware, truth_json};
 pub use layout::Layout;
 
-/// The GPUs of a machine for which none were named.
+/// The GPUs of a machine if none are named.
 pub const DEFAULT_GPUS: &str = "1xA100-40GB";
 
-/// Why there is no such machine.
+/// Why a machine can't be entered.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's text says it")]
 pub enum MachineError {
@@ -43,7 +43,9 @@ pub enum MachineError {
     NoDriver(PathBuf),
     #[error("simulated GPUs: {0}")]
     Gpus(String),
-    #[error("\"{0}\" is no driver that can be simulated; expected a version such as 550.163.01, from 470 on")]
+    #[error(
+        "\"{0}\" is not a driver that can be simulated; expected a version such as 550.163.01, from 470 on"
+    )]
     Version(String),
     #[error("a machine with simulated GPUs needs root or user namespaces: {0}")]
     NoNamespace(io::Error),
@@ -53,29 +55,29 @@ pub enum MachineError {
 
 type Result<T> = std::result::Result<T, MachineError>;
 
-/// What machine is wanted.
+/// Which machine to enter.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    /// Where its parts are kept; a machine that is there already is entered again.
+    /// Directory of its parts; a machine that exists there already is entered again.
     pub home: PathBuf,
-    /// Its GPUs, e.g. `3xA100-40GB,1xT4-16GB`; none: those that are there, or [`DEFAULT_GPUS`].
+    /// Its GPUs, e.g. `3xA100-40GB,1xT4-16GB`; none: those it has, or [`DEFAULT_GPUS`].
     pub gpus: Option<String>,
     /// The driver's version; none: the one it has, or 550.163.01.
     pub driver: Option<String>,
-    /// Where the driver's files lie.
+    /// Where the driver's files are.
     pub layout: Layout,
-    /// Folder with the simulated driver, below `sim`.
+    /// Directory with the simulated driver, below `sim`.
     pub lib_dir: PathBuf,
 }
 
-/// Moves the calling process, which must have one thread only, into the machine; what it executes from now on runs there.
-/// The machine stays as it is while anything runs in it.
+/// Moves the calling process, which must have one thread only, into the machine; everything that it executes afterwards runs
+/// there. The machine stays as it is while any process runs in it.
 ///
 /// # Errors
-/// If the machine can't be had here, or is in use with other GPUs.
+/// If this host can't have such a machine, or the machine is in use with other GPUs.
 pub fn enter(machine: &Machine) -> Result<()> {
     let Machine { home, lib_dir, .. } = machine;
-    step("make its folder", || fs::create_dir_all(home.join("run")))?;
+    step("make its directory", || fs::create_dir_all(home.join("run")))?;
     let lock = step("open its lock", || {
         OpenOptions::new().read(true).write(true).create(true).truncate(false).open(home.join("lock"))
     })?;
@@ -98,12 +100,12 @@ pub fn enter(machine: &Machine) -> Result<()> {
     if !is_root {
         namespace::drop_capabilities()?;
     }
-    // Whatever runs in the machine holds both: the state is not replaced, the device not detached, while somebody does.
+    // Every process in the machine holds both, so the state is not replaced and the device not detached while one runs.
     inherit(lock)?;
     device.map_or(Ok(()), inherit)
 }
 
-/// Makes the GPUs that were asked for. A machine in which nothing runs any more may get others.
+/// Makes the GPUs that were asked for. A machine in which no process runs any more may get others.
 fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
     let Machine { home, lib_dir, .. } = machine;
     let state = home.join("state");
@@ -125,7 +127,7 @@ fn make_gpus(machine: &Machine, lock: &File) -> Result<()> {
     }
 }
 
-/// Forgets the GPUs and who had slices of them.
+/// Removes the GPUs and the leases of their slices.
 fn switch_off(home: &Path) -> io::Result<()> {
     fs::remove_file(home.join("state"))?;
     let _ = fs::remove_dir_all(home.join("shm"));
@@ -133,7 +135,7 @@ fn switch_off(home: &Path) -> io::Result<()> {
     fs::create_dir(home.join("run"))
 }
 
-/// The folder that is `/dev/shm` in the machine.
+/// The directory that is `/dev/shm` in the machine.
 fn shared_memory(home: &Path) -> Result<PathBuf> {
     let dir = home.join("shm");
     step("make its shared memory", || {

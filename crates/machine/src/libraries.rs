@@ -1,4 +1,4 @@
-//! The driver's libraries under their real names, and the loader's cache that knows them.
+//! The driver's libraries under their real names, and a loader's cache that lists them.
 
 use std::fs::{self, Permissions};
 use std::io;
@@ -6,14 +6,14 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::elf::{Class, empty_library};
+use crate::elf::{ElfClass, empty_library};
 use crate::layout::Layout;
 use crate::mounts::{Stage, bind, mirror};
 use crate::{MachineError, Result, step};
 
-/// The libraries that do something, by their stems.
+/// The libraries that have functions here, by their stems.
 const HOOKED: [&str; 2] = ["libcuda", "libnvidia-ml"];
-/// Others that lie beside them: their names up to `.so`, and the number of their interface. They are empty here.
+/// Other libraries of a driver: their names up to `.so`, and the number of their interface. They are empty here.
 const COMPANIONS: [(&str, &str); 7] = [
     ("libnvidia-ptxjitcompiler", "1"),
     ("libnvidia-nvvm", "4"),
@@ -26,15 +26,15 @@ const COMPANIONS: [(&str, &str); 7] = [
 const CACHE: &str = "/etc/ld.so.cache";
 const CACHE_CONFIG: &str = "/etc/ld.so.conf";
 
-/// A driver's files, ready to be put in place.
+/// A driver's files, ready to be mounted.
 #[derive(Debug)]
 pub(crate) struct Files {
     layout: Layout,
-    /// Holds everything below the root that it will have.
+    /// The directory that has them, at the paths that they will have below the root.
     tree: PathBuf,
 }
 
-/// Lays out the files of one version in one layout below `home`, unless they are there already.
+/// Lays out the files of one version in one layout below `home`, unless that has been done already.
 pub(crate) fn prepare(home: &Path, lib_dir: &Path, layout: Layout, version: &str) -> Result<Files> {
     let tree = home.join("driver").join(format!("{layout}-{version}"));
     let files = Files { layout, tree };
@@ -46,10 +46,10 @@ pub(crate) fn prepare(home: &Path, lib_dir: &Path, layout: Layout, version: &str
 
 /// Makes the files appear in this namespace.
 pub(crate) fn put(stage: &Stage, files: &Files) -> Result<()> {
-    for dir in files.folders() {
+    for dir in files.directories() {
         let more = files.below(&dir);
         if more.is_dir() && !has_all(&more, Path::new(&dir)) {
-            put_folder(stage, &more, Path::new(&dir))?;
+            put_directory(stage, &more, Path::new(&dir))?;
         }
     }
     if !files.layout.is_in_loader_cache() {
@@ -62,20 +62,20 @@ pub(crate) fn put(stage: &Stage, files: &Files) -> Result<()> {
     bind(&files.loader_cache()?, Path::new(CACHE))
 }
 
-/// Whether the files are there already, because a folder above has been put in place.
+/// Whether the files are visible already, because a directory above them has been mounted.
 fn has_all(more: &Path, target: &Path) -> bool {
     let names = fs::read_dir(more).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.file_name()));
     names.into_iter().all(|name| target.join(name).symlink_metadata().is_ok())
 }
 
-/// A folder that is missing here is made in a copy of the nearest one above it.
-fn put_folder(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
+/// A directory that is missing here is made in an overlay of the nearest one above it.
+fn put_directory(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
     let (mut there, mut more) = (target.to_owned(), more.to_owned());
     while !there.is_dir() || (there.starts_with("/run") && there != Path::new("/run")) {
         there.pop();
         more.pop();
     }
-    // What runs on this machine has its sockets there; a copy of them is of no use.
+    // The host's programs have their sockets there; an overlay would cut them off.
     if there == Path::new("/run") {
         if let Err(why) = fs::create_dir_all("/run/nvidia") {
             if why.kind() != io::ErrorKind::PermissionDenied {
@@ -88,16 +88,16 @@ fn put_folder(stage: &Stage, more: &Path, target: &Path) -> Result<()> {
     stage.overlay(&more, &there)
 }
 
-/// A `/run` with a folder for the driver, for who can't make one in the machine's. All else in it is the machine's.
+/// A `/run` with a directory for the driver, for users who can't make one in the host's. Everything else in it is the host's.
 fn put_run(stage: &Stage) -> Result<()> {
-    let run = stage.folder("run")?;
+    let run = stage.directory("run")?;
     for entry in step("read /run", || fs::read_dir("/run"))? {
         let entry = step("read /run", || entry)?;
         mirror(&entry.path(), &run.join(entry.file_name()))?;
     }
     step("make /run/nvidia", || {
         fs::create_dir(run.join("nvidia"))?;
-        // Ordinary users make nothing there.
+        // Ordinary users can't make anything there.
         fs::set_permissions(&run, Permissions::from_mode(0o555))
     })?;
     bind(&run, Path::new("/run"))
@@ -108,16 +108,16 @@ impl Files {
         self.tree.join(path.trim_start_matches('/'))
     }
 
-    fn folders(&self) -> Vec<String> {
+    fn directories(&self) -> Vec<String> {
         let mut dirs = vec![self.layout.library_dir()];
         dirs.extend(self.layout.small_library_dir().map(str::to_owned));
         dirs.extend(Some(self.layout.program_dir().to_owned()).filter(|dir| !dirs.contains(dir)));
-        // Of two folders one of which holds the other, the outer one comes first.
+        // If one directory contains another, the outer one comes first.
         dirs.sort();
         dirs
     }
 
-    /// Files of an older build, or half of them, are laid out again.
+    /// False for files of an older build, or incomplete ones, which are laid out again.
     fn are_current(&self, lib_dir: &Path) -> bool {
         let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
         let built = HOOKED.iter().map(|stem| time(&lib_dir.join(format!("sim/{stem}.so.1")))).max().flatten();
@@ -138,7 +138,7 @@ impl Files {
         for (stem, interface) in COMPANIONS {
             let file = format!("{stem}.so.{version}");
             let soname = if interface.is_empty() { file.clone() } else { format!("{stem}.so.{interface}") };
-            fs::write(dir.join(&file), empty_library(&soname, Class::Own))?;
+            fs::write(dir.join(&file), empty_library(&soname, ElfClass::Own))?;
             if soname != file {
                 symlink(&file, dir.join(soname))?;
             }
@@ -148,7 +148,7 @@ impl Files {
             fs::create_dir_all(&dir)?;
             for stem in HOOKED {
                 let soname = format!("{stem}.so.1");
-                fs::write(dir.join(format!("{stem}.so.{version}")), empty_library(&soname, Class::Small))?;
+                fs::write(dir.join(format!("{stem}.so.{version}")), empty_library(&soname, ElfClass::Small))?;
                 symlink(format!("{stem}.so.{version}"), dir.join(soname))?;
             }
         }
@@ -164,7 +164,7 @@ impl Files {
             fs::write(config.join("nvidia.conf"), dirs.join("\n") + "\n")?;
         }
         fs::write(files.tree.join("complete"), "")?;
-        // Somebody else may be quicker; theirs is the same.
+        // Another process may have been quicker; its files are the same.
         let _ = fs::remove_dir_all(&self.tree);
         fs::rename(&files.tree, &self.tree).or_else(|why| {
             let _ = fs::remove_dir_all(&files.tree);
@@ -172,7 +172,7 @@ impl Files {
         })
     }
 
-    /// NVIDIA's own program, where the installation has it beside the simulated driver.
+    /// NVIDIA's own program, if the installation has it in the simulated driver's directory.
     fn lay_out_programs(&self, lib_dir: &Path) -> io::Result<()> {
         let program = lib_dir.join("sim/nvidia-smi");
         if !program.is_file() {
@@ -183,7 +183,7 @@ impl Files {
         fs::copy(program, dir.join("nvidia-smi")).map(drop)
     }
 
-    /// The cache for this machine's libraries and the driver's; made in here, where both are seen.
+    /// The loader's cache for the host's libraries and the driver's, made in the namespace, where both are visible.
     fn loader_cache(&self) -> Result<PathBuf> {
         let cache = self.tree.join("ld.so.cache");
         let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
@@ -195,14 +195,14 @@ impl Files {
             let find = |path: &&str| Path::new(path).is_file();
             let ldconfig =
                 ["/sbin/ldconfig", "/usr/sbin/ldconfig"].into_iter().find(find).unwrap_or("ldconfig");
-            // -X: no link of this machine is touched.
+            // -X: the host's links stay as they are.
             Command::new(ldconfig).arg("-X").arg("-C").arg(&fresh).arg("-f").arg(CACHE_CONFIG).output()
         })?;
         if !ran.status.success() {
             let why = io::Error::other(String::from_utf8_lossy(&ran.stderr).trim().to_owned());
             return Err(MachineError::Step { step: "run ldconfig".to_owned(), why });
         }
-        step("keep the loader's cache", || fs::rename(&fresh, &cache))?;
+        step("store the loader's cache", || fs::rename(&fresh, &cache))?;
         Ok(cache)
     }
 }

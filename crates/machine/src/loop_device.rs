@@ -1,4 +1,4 @@
-//! A block device over the machine's state: its nodes can be passed to containers, and all of them are one memory.
+//! A block device over the machine's state: its nodes can be passed to containers, and all of them share one memory.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -14,7 +14,7 @@ const LOOP_CONFIGURE: libc::c_ulong = 0x4C0A;
 const LOOP_GET_STATUS64: libc::c_ulong = 0x4C05;
 const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const AUTOCLEAR: u32 = 4;
-/// Others take a free device between our question and our call.
+/// Another process may take the free device between our two calls.
 const ATTEMPTS: usize = 64;
 
 /// `struct loop_info64`.
@@ -45,20 +45,20 @@ struct Config {
     reserved: [u64; 8],
 }
 
-/// The device over `state`: the one that others in this machine use already, or a new one. It goes away when the last user
+/// The device over `state`: the one that others in this machine use already, or a new one, which disappears when its last user
 /// closes it. `None` where this kernel has no loop devices.
 pub(crate) fn attach(state: &Path) -> Result<Option<File>> {
     let Ok(control) = OpenOptions::new().read(true).write(true).open(CONTROL) else { return Ok(None) };
     step("attach a loop device", || {
         let file = OpenOptions::new().read(true).write(true).open(state)?;
         // Two devices over one file would be two memories.
-        let folder = File::open(state.parent().unwrap_or(state))?;
-        folder.lock()?;
+        let directory = File::open(state.parent().unwrap_or(state))?;
+        directory.lock()?;
         if let Some(found) = existing(&file)? {
             return Ok(Some(found));
         }
         for _ in 0..ATTEMPTS {
-            // SAFETY: the call takes no argument.
+            // SAFETY: this request takes no argument and writes no memory; `control` is open during the call.
             let number = unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) };
             if number < 0 {
                 return Err(io::Error::last_os_error());
@@ -70,7 +70,7 @@ pub(crate) fn attach(state: &Path) -> Result<Option<File>> {
                 Err(why) => return Err(why),
             }
         }
-        Err(io::Error::other("others take every free device"))
+        Err(io::Error::other("other processes take every free loop device"))
     })
 }
 
@@ -78,14 +78,15 @@ fn configure(device: &File, file: &File) -> io::Result<()> {
     let mut config = Config {
         fd: file.as_raw_fd().cast_unsigned(),
         block_size: 0,
-        // SAFETY: a structure of integers; zero is a valid value of each.
+        // SAFETY: a structure of integers and arrays of them, for which zero bytes are valid.
         info: unsafe { std::mem::zeroed() },
         reserved: [0; 8],
     };
     config.info.flags = AUTOCLEAR;
     let name = b"cantle simulated GPUs";
     config.info.file_name[..name.len()].copy_from_slice(name);
-    // SAFETY: the structure is the kernel's, and outlives the call.
+    // SAFETY: `config` has the layout of the `struct loop_config` that this request reads, and outlives the call; its file and
+    // `device` are open during the call.
     let rc = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) };
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
@@ -95,14 +96,14 @@ fn existing(file: &File) -> io::Result<Option<File>> {
     for entry in fs::read_dir("/sys/block")? {
         let name = entry?.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok());
-        // A device that is not in use has no such folder.
+        // A device that is not in use has no such directory.
         let Some(number) = number.filter(|n| Path::new(&format!("/sys/block/loop{n}/loop")).exists()) else {
             continue;
         };
         let Ok(device) = open(number) else { continue };
-        // SAFETY: a structure of integers; zero is a valid value of each.
+        // SAFETY: a structure of integers and arrays of them, for which zero bytes are valid.
         let mut info: Info = unsafe { std::mem::zeroed() };
-        // SAFETY: the kernel fills the structure, which outlives the call.
+        // SAFETY: `info` has the layout of the `struct loop_info64` that this request writes, and is a live local.
         let rc = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) };
         // The kernel encodes the device as `stat(2)` does.
         if rc == 0 && info.inode == of_file.ino() && info.device == of_file.dev() {

@@ -1,4 +1,4 @@
-//! Mounts, and the place where the machine's parts are put together.
+//! Mounts, and the directory in which the machine's parts are assembled.
 
 use std::fs::{self, File};
 use std::io;
@@ -10,33 +10,34 @@ use nix::mount::{MntFlags, MsFlags, umount2};
 
 use crate::{Result, step};
 
-/// A tmpfs in which the machine's own files are, until they are where they belong. It goes away with the namespace; nobody
-/// finds it by a name.
+/// A tmpfs for the machine's own files until they are mounted where they belong. It ends with the namespace and has no path after
+/// [`Stage::close`].
 pub(crate) struct Stage {
     dir: PathBuf,
 }
 
 impl Stage {
     pub(crate) fn new(dir: &Path) -> Result<Self> {
-        step("make its folder", || fs::create_dir_all(dir))?;
+        step("make its directory", || fs::create_dir_all(dir))?;
         mount(Some(Path::new("tmpfs")), dir, Some("tmpfs"), MsFlags::MS_NOSUID, Some("mode=0755"))?;
         Ok(Self { dir: dir.to_owned() })
     }
 
-    /// A new folder for one purpose.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
+    /// A new directory for one purpose.
+    pub(crate) fn directory(&self, name: &str) -> Result<PathBuf> {
         let dir = self.dir.join(name);
-        step("make a folder", || fs::create_dir_all(&dir))?;
+        step("make a directory", || fs::create_dir_all(&dir))?;
         Ok(dir)
     }
 
-    /// Makes the contents of `more` appear in the existing folder `target` beside what is there. Writing to the folder
-    /// changes the machine only.
+    /// Makes the contents of `more` appear in the existing directory `target` in addition to what it has. Writing to the
+    /// directory changes the machine only.
     pub(crate) fn overlay(&self, more: &Path, target: &Path) -> Result<()> {
         let name = target.to_string_lossy().replace('/', "+");
-        let (upper, work) = (self.folder(&format!("upper{name}"))?, self.folder(&format!("work{name}"))?);
+        let (upper, work) =
+            (self.directory(&format!("upper{name}"))?, self.directory(&format!("work{name}"))?);
         step(&format!("overlay {}", target.display()), || {
-            // By descriptors: names may hold what separates options.
+            // By descriptors: names may contain the characters that separate options.
             let open = [more, target, &upper, &work].map(File::open);
             let [more, below, upper, work] = open;
             let (more, below, upper, work) = (more?, below?, upper?, work?);
@@ -51,7 +52,7 @@ impl Stage {
             let attempt = |options: &str| {
                 nix::mount::mount(Some("overlay"), target, Some("overlay"), MsFlags::empty(), Some(options))
             };
-            // In a user namespace the trusted attributes can't be had.
+            // A user namespace has no access to trusted attributes.
             Ok(attempt(&options).or_else(|_| attempt(&format!("{options},userxattr")))?)
         })
     }
@@ -61,13 +62,13 @@ impl Stage {
     }
 }
 
-/// The leases of a machine are about its GPUs and nobody else's: they have their own `/run/cantle`.
+/// The leases of a machine are for its own GPUs only, so it has a `/run/cantle` of its own.
 pub(crate) fn put_node_directory(run: &Path) -> Result<()> {
     const NODE: &str = "/run/cantle";
     match fs::create_dir(NODE) {
         Ok(()) => {}
         Err(why) if why.kind() == io::ErrorKind::AlreadyExists => {}
-        // An ordinary user, on a machine where root has never run cantle: nobody finds anything there.
+        // An ordinary user, on a host where root has never run cantle: there is nothing to hide.
         Err(why) if why.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         Err(why) => return step("make /run/cantle", || Err(why)),
     }
@@ -78,12 +79,12 @@ pub(crate) fn bind(source: &Path, target: &Path) -> Result<()> {
     mount(Some(source), target, None, MsFlags::MS_BIND | MsFlags::MS_REC, None)
 }
 
-/// Makes `path` appear as `copy` too. Sockets stay the same sockets.
+/// Makes `path` appear as `copy` too. Sockets stay connected to their servers.
 pub(crate) fn mirror(path: &Path, copy: &Path) -> Result<()> {
     let what = format!("copy {}", path.display());
     let kind = match fs::symlink_metadata(path) {
         Ok(meta) => meta.file_type(),
-        // Gone since the folder was read.
+        // Removed since the directory was read.
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(why) => return step(&what, || Err(why)),
     };

@@ -11,7 +11,7 @@ use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
 use crate::mounts::mount;
 use crate::{MachineError, Result, step};
 
-/// Gives this process a mount namespace of its own. True if it may do there what root may.
+/// Gives this process a mount namespace of its own. True if it has root's rights there.
 pub(crate) fn enter() -> Result<bool> {
     let refused = |why: nix::Error| MachineError::NoNamespace(why.into());
     let (user, group) = (geteuid(), getegid());
@@ -26,15 +26,15 @@ pub(crate) fn enter() -> Result<bool> {
             fs::write("/proc/self/gid_map", format!("{group} {group} 1"))
         })?;
     }
-    // What is mounted outside later may come in, nothing goes out.
+    // Later mounts outside appear inside, but not the other way round.
     mount(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_SLAVE, None)?;
     Ok(is_root)
 }
 
-/// A user namespace gives its maker every right in it. An ordinary user of a machine has none.
+/// A user namespace gives its creator every capability. An ordinary user of a machine has none.
 pub(crate) fn drop_capabilities() -> Result<()> {
     let none = CapabilitySet::empty();
-    step("drop the rights in the user namespace", || {
+    step("drop the capabilities in the user namespace", || {
         Ok(set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?)
     })
 }

@@ -1,4 +1,4 @@
-//! `/proc/driver/nvidia` as far as programs read it.
+//! The files in `/proc/driver/nvidia` that programs read.
 
 use std::fs;
 use std::io;
@@ -9,11 +9,11 @@ use crate::mounts::{Stage, bind};
 use crate::{Result, step};
 
 pub(crate) fn put(stage: &Stage, hardware: &Hardware) -> Result<()> {
-    // A kernel without any such driver has no folder to put it into.
+    // A kernel without such drivers has no directory to mount it on.
     if !Path::new("/proc/driver").is_dir() {
         return Ok(());
     }
-    let dir = stage.folder("proc-driver")?;
+    let dir = stage.directory("proc-driver")?;
     step("write /proc/driver/nvidia", || {
         write(&dir, "nvidia/version", &version(&hardware.driver))?;
         write(&dir, "nvidia/params", PARAMS)?;

@@ -1,10 +1,10 @@
 //! Counts in buckets.
 
-/// How often which values occurred.
+/// Counts of values in buckets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     bounds: &'static [f64],
-    /// By bucket, each value in one bucket only; what is above all bounds is in none.
+    /// By bucket, each value in one bucket only; a value above all bounds is in none.
     buckets: Vec<u64>,
     count: u64,
     sum: f64,
@@ -17,7 +17,7 @@ impl Histogram {
         Self { bounds, buckets: vec![0; bounds.len()], count: 0, sum: 0.0 }
     }
 
-    /// Takes a value into account.
+    /// Counts a value.
     pub fn observe(&mut self, value: f64) {
         self.count += 1;
         self.sum += value;

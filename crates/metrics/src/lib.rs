@@ -1,10 +1,12 @@
-//! What `/metrics` is made of: numbers as text that Prometheus reads, and histograms. Names and labels are their owners'
+//! What `/metrics` is made of: Prometheus' text, histograms, counts of fall-backs. Each component chooses its names and labels
 //! (`docs/metrics.md` lists them).
 
+mod fallbacks;
 mod histogram;
 mod slice;
 mod text;
 
+pub use fallbacks::{Fallback, Fallbacks};
 pub use histogram::Histogram;
 pub use slice::SliceLabels;
-pub use text::{Exposition, Kind, precise};
+pub use text::{Exposition, MetricKind, precise};

@@ -1,6 +1,6 @@
-//! The labels of what is said about a slice: the agent's own and the server's figures are joined by them.
+//! The labels of a slice's metrics: they join the agent's own figures with the server's.
 
-/// Whose slice it is, and of what. The names are those of NVIDIA's DCGM exporter where it has one.
+/// The task that holds the slice, and its GPU. Labels that NVIDIA's DCGM exporter has, too, carry its names.
 #[derive(Clone, Copy, Debug)]
 pub struct SliceLabels<'a> {
     /// NVML index of the GPU.

@@ -1,12 +1,12 @@
-//! Metrics as text: OpenMetrics for who asks for it, else what Prometheus has read since its first version.
+//! Metrics as text: OpenMetrics for scrapers that accept it, else Prometheus' classic format.
 
 use std::fmt::Write as _;
 
 use crate::Histogram;
 
-/// What a family's numbers are.
+/// The type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum MetricKind {
     /// Goes up and down.
     Gauge,
     /// Only goes up; its samples end in `_total`.
@@ -15,12 +15,12 @@ pub enum Kind {
     Histogram,
 }
 
-/// Grows family by family, sample by sample.
+/// The text of `/metrics`, written family by family, sample by sample.
 #[derive(Debug)]
 pub struct Exposition {
     open_metrics: bool,
     family: &'static str,
-    kind: Kind,
+    kind: MetricKind,
     text: String,
 }
 
@@ -32,32 +32,32 @@ impl Exposition {
     #[must_use]
     pub fn new(accept: &str) -> Self {
         let open_metrics = accept.contains("application/openmetrics-text");
-        Self { open_metrics, family: "", kind: Kind::Gauge, text: String::new() }
+        Self { open_metrics, family: "", kind: MetricKind::Gauge, text: String::new() }
     }
 
     /// Begins a family; `name` without `_total`.
-    pub fn family(&mut self, kind: Kind, name: &'static str, help: &str) {
+    pub fn family(&mut self, kind: MetricKind, name: &'static str, help: &str) {
         (self.family, self.kind) = (name, kind);
-        // OpenMetrics names a counter's family without the suffix, the older format with it.
-        let suffix = if kind == Kind::Counter && !self.open_metrics { "_total" } else { "" };
+        // OpenMetrics names a counter's family without the suffix, the classic format with it.
+        let suffix = if kind == MetricKind::Counter && !self.open_metrics { "_total" } else { "" };
         let word = match kind {
-            Kind::Gauge => "gauge",
-            Kind::Counter => "counter",
-            Kind::Histogram => "histogram",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Counter => "counter",
+            MetricKind::Histogram => "histogram",
         };
         self.text += &format!("# HELP {name}{suffix} {help}\n# TYPE {name}{suffix} {word}\n");
     }
 
     /// A number of the family.
     pub fn sample(&mut self, labels: &[(&str, &str)], value: f64) {
-        let suffix = if self.kind == Kind::Counter { "_total" } else { "" };
+        let suffix = if self.kind == MetricKind::Counter { "_total" } else { "" };
         self.line(suffix, labels, value);
     }
 
     /// A histogram of the family.
     pub fn histogram(&mut self, labels: &[(&str, &str)], histogram: &Histogram) {
         for (bound, below) in histogram.cumulative() {
-            // OpenMetrics wants every bound to look like a float.
+            // OpenMetrics requires each bound to be written as a float.
             self.line("_bucket", &with(labels, &format!("{bound:?}")), precise(below));
         }
         self.line("_bucket", &with(labels, "+Inf"), precise(histogram.count()));
@@ -108,11 +108,11 @@ mod tests {
 
     fn example(accept: &str) -> (&'static str, String) {
         let mut text = Exposition::new(accept);
-        text.family(Kind::Gauge, "a_bytes", "What a is.");
+        text.family(MetricKind::Gauge, "a_bytes", "What a is.");
         text.sample(&[("name", "say \"hi\"\\\n"), ("gpu", "0")], precise(42_949_672_960));
-        text.family(Kind::Counter, "b", "How often b.");
+        text.family(MetricKind::Counter, "b", "How often b.");
         text.sample(&[], 3.0);
-        text.family(Kind::Histogram, "c_seconds", "How long c.");
+        text.family(MetricKind::Histogram, "c_seconds", "How long c.");
         let mut waits = Histogram::new(&[1.0, 2.5]);
         [0.5, 0.75, 2.0, 4.0].into_iter().for_each(|value| waits.observe(value));
         text.histogram(&[("queue", "q")], &waits);

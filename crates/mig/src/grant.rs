@@ -71,7 +71,7 @@ pub fn grant(table: &Table, request: &GpuRequest) -> Result<Granted, MigError> {
         GpuRequest::MigProfile(name) => {
             table.position(name).ok_or_else(|| MigError::NoProfile(name.clone(), table.names()))?
         }
-        GpuRequest::Fraction(milli) => by_size(table, (milli.0 * table.units).div_ceil(1000))?,
+        GpuRequest::Fraction(part) => by_size(table, part.of_units(table.units))?,
         GpuRequest::Gpus(1) => by_size(table, table.whole())?,
         GpuRequest::Gpus(count) => return Err(MigError::SeveralGpus(*count)),
         GpuRequest::Memory(bytes) => by_memory(table, *bytes)?,

@@ -8,7 +8,13 @@ use serde::{Deserialize, Serialize};
 /// Memory of a slice is given out in this unit: 2 MiB, the driver's own physical granularity.
 pub const GRANULE_BYTES: u64 = 2 * 1024 * 1024;
 
-/// So many of something, for people: `1 GPU`, `1.5 GPUs`, `0 GPUs`.
+/// The largest multiple of [`GRANULE_BYTES`] that is at most `bytes`.
+#[must_use]
+pub const fn whole_granules(bytes: u64) -> u64 {
+    bytes - bytes % GRANULE_BYTES
+}
+
+/// A number of things, for people: `1 GPU`, `1.5 GPUs`, `0 GPUs`.
 #[must_use]
 pub fn counted(number: impl fmt::Display, what: &str) -> String {
     let number = number.to_string();
@@ -24,20 +30,6 @@ pub struct Milli(pub u32);
 impl Milli {
     /// One whole GPU.
     pub const ONE: Self = Self(1000);
-
-    /// The bytes of a GPU of `total_bytes` that this share of it may hold: `⌊share · total⌋`, rounded down to 2 MiB.
-    ///
-    /// A whole GPU keeps its exact total: there is nobody to share the last partial granule with.
-    #[must_use]
-    pub fn of_bytes(self, total_bytes: u64) -> u64 {
-        if self >= Self::ONE {
-            return total_bytes;
-        }
-        let exact = u128::from(total_bytes) * u128::from(self.0) / 1000;
-        // `exact` ≤ `total_bytes`, so it fits.
-        let exact = u64::try_from(exact).unwrap_or(total_bytes);
-        exact - exact % GRANULE_BYTES
-    }
 
     /// `self - other`, or zero.
     #[must_use]
@@ -172,6 +164,7 @@ pub enum AmountError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Fraction;
 
     #[test]
     fn fractions_round_trip() {
@@ -220,11 +213,11 @@ mod tests {
     #[test]
     fn a_share_rounds_down_to_granules() {
         let total = 40_960u64 << 20;
-        assert_eq!(Milli(500).of_bytes(total), 20_480 << 20);
-        assert_eq!(Milli(125).of_bytes(15_360 << 20), 1_920 << 20);
-        let third = Milli(333).of_bytes(total);
+        assert_eq!(Fraction::from(Milli(500)).of_bytes(total), 20_480 << 20);
+        assert_eq!(Fraction::from(Milli(125)).of_bytes(15_360 << 20), 1_920 << 20);
+        let third = Fraction::from(Milli(333)).of_bytes(total);
         assert_eq!(third % GRANULE_BYTES, 0);
         assert!(third <= total * 333 / 1000 && total * 333 / 1000 - third < GRANULE_BYTES);
-        assert_eq!(Milli::ONE.of_bytes(total + 5), total + 5, "a whole GPU is not rounded");
+        assert_eq!(Fraction::ONE.of_bytes(total + 5), total + 5, "a whole GPU is not rounded");
     }
 }

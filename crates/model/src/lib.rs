@@ -4,6 +4,9 @@
 //! ([`GpuRequest::share_of`] for shared GPUs, the `mig` room for MIG GPUs) and everything downstream counts slices.
 
 mod amount;
+mod capability;
+mod fleet;
+mod fraction;
 mod gpu;
 mod gpulist;
 mod id;
@@ -13,7 +16,10 @@ mod quota;
 mod request;
 mod task;
 
-pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted};
+pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted, whole_granules};
+pub use capability::{WITHHELD_CAPABILITIES, is_withheld};
+pub use fleet::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, TaskTerms, Victim, WaitingTask};
+pub use fraction::Fraction;
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
 pub use gpulist::{GpuList, GpuListError, MigName};
 pub use id::{LeaseId, QueueId, TaskId};
@@ -21,4 +27,4 @@ pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
 pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};
-pub use task::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, TaskStatus};
+pub use task::TaskStatus;

@@ -95,7 +95,7 @@ fn amount(text: &str, spec: &str) -> Result<GpuRequest, QueueSpecError> {
             let nearest = if below == 0 { above.to_string() } else { format!("{} or {above}", Milli(below)) };
             Err(QueueSpecError::Step(text, nearest))
         }
-        m => Ok(GpuRequest::Fraction(Milli(m))),
+        m => Ok(GpuRequest::Fraction(Milli(m).into())),
     }
 }
 
@@ -147,8 +147,8 @@ mod tests {
     fn documented_specs() {
         let want = |text: &str| QueueSpec::parse(text).map(|q| q.want);
         assert_eq!(want("dual_gpus=2"), Ok(QueueWant::Fixed(GpuRequest::Gpus(2))));
-        assert_eq!(want("quarter_gpu=0.25"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(250)))));
-        assert_eq!(want("half_gpu=0.500"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(500)))));
+        assert_eq!(want("quarter_gpu=0.25"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(250).into()))));
+        assert_eq!(want("half_gpu=0.500"), Ok(QueueWant::Fixed(GpuRequest::Fraction(Milli(500).into()))));
         assert_eq!(want("single_gpu=1"), Ok(QueueWant::Fixed(GpuRequest::Gpus(1))));
         assert_eq!(want("opp=1-4"), Ok(QueueWant::Range { min: 1, max: 4 }));
         assert_eq!(want("default=task"), Ok(QueueWant::Task));

@@ -4,17 +4,17 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AmountError, Bytes, GRANULE_BYTES, Milli, counted};
+use crate::{AmountError, Bytes, Fraction, GRANULE_BYTES, Milli, counted, whole_granules};
 
 /// A request for GPU. It becomes slices only when a GPU is known.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GpuRequest {
-    /// A part of one GPU: more than 0, less than 1000.
-    Fraction(Milli),
-    /// So much memory of one GPU.
+    /// A part of one GPU: more than 0, less than 1.
+    Fraction(Fraction),
+    /// An amount of memory of one GPU.
     Memory(Bytes),
-    /// So many whole GPUs.
+    /// A number of whole GPUs.
     Gpus(u32),
     /// A named MIG profile, e.g. `2g.10gb`.
     MigProfile(String),
@@ -28,10 +28,9 @@ impl GpuRequest {
     pub fn from_fraction(text: &str) -> Result<Self, RequestError> {
         let milli: Milli = text.parse()?;
         match milli {
-            Milli(0) => Err(RequestError::Range(text.to_owned())),
-            Milli(m) if m > 1000 => Err(RequestError::Range(text.to_owned())),
+            Milli(1..1000) => Ok(Self::Fraction(milli.into())),
             Milli::ONE => Ok(Self::Gpus(1)),
-            milli => Ok(Self::Fraction(milli)),
+            _ => Err(RequestError::Range(text.to_owned())),
         }
     }
 
@@ -69,22 +68,18 @@ impl GpuRequest {
 
     /// What the request takes of one shared (non-MIG) GPU of `memory_bytes`; `None` if such a GPU can't serve it
     /// (too little memory, or a MIG profile). The one place where requests become amounts.
+    ///
+    /// Bytes decide: a limit is what was asked for, rounded down to whole granules. What it counts follows from it
+    /// ([`Share::of`]), so that however a request is spelled, the same bytes are the same slice.
     #[must_use]
     pub fn share_of(&self, memory_bytes: u64) -> Option<Share> {
         match self {
-            Self::Fraction(milli) => {
-                Some(Share { milli: *milli, memory_limit_bytes: milli.of_bytes(memory_bytes) })
-            }
-            Self::Gpus(_) => Some(Share { milli: Milli::ONE, memory_limit_bytes: memory_bytes }),
+            Self::Fraction(part) => Some(Share::of(part.of_bytes(memory_bytes), memory_bytes))
+                .filter(|share| share.memory_limit_bytes > 0),
+            Self::Gpus(_) => Some(Share::of(memory_bytes, memory_bytes)),
             Self::Memory(Bytes(asked)) => {
-                let limit = asked - asked % GRANULE_BYTES;
-                if limit == 0 || limit > memory_bytes {
-                    return None;
-                }
-                // Counted as the smallest share whose memory covers it: rounding up keeps Σ milli ≤ 1000 meaning "fits".
-                let milli = (u128::from(limit) * 1000).div_ceil(u128::from(memory_bytes));
-                let milli = u32::try_from(milli).unwrap_or(1000).clamp(1, 1000);
-                Some(Share { milli: Milli(milli), memory_limit_bytes: limit })
+                let limit = whole_granules(*asked);
+                (limit > 0 && limit <= memory_bytes).then(|| Share::of(limit, memory_bytes))
             }
             Self::MigProfile(_) => None,
         }
@@ -95,7 +90,7 @@ impl GpuRequest {
 impl fmt::Display for GpuRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Fraction(milli) => write!(f, "{milli} GPU"),
+            Self::Fraction(part) => write!(f, "{part} GPU"),
             Self::Gpus(n) => f.write_str(&counted(n, "GPU")),
             Self::Memory(bytes) => write!(f, "{bytes} of GPU memory"),
             Self::MigProfile(profile) => write!(f, "a {profile} MIG instance"),
@@ -110,6 +105,22 @@ pub struct Share {
     pub milli: Milli,
     /// Memory limit in bytes.
     pub memory_limit_bytes: u64,
+}
+
+impl Share {
+    /// A share of `limit_bytes`, a whole number of granules, of a GPU of `total_bytes`.
+    ///
+    /// It counts as the largest number of thousandths that mean no more memory than that: 0.333 of a GPU counts as 333,
+    /// whether it was asked for as a fraction or as its bytes, and three shares of a third each fit.
+    #[must_use]
+    pub fn of(limit_bytes: u64, total_bytes: u64) -> Self {
+        // ⌊m · total / 1000⌋, rounded down to granules, is at most `limit` exactly if m · total < (limit + granule) · 1000.
+        let below = (u128::from(limit_bytes) + u128::from(GRANULE_BYTES)) * 1000;
+        let milli = below.saturating_sub(1) / u128::from(total_bytes.max(1));
+        let milli =
+            if limit_bytes >= total_bytes { 1000 } else { u32::try_from(milli).unwrap_or(999).clamp(1, 999) };
+        Self { milli: Milli(milli), memory_limit_bytes: limit_bytes }
+    }
 }
 
 /// How compute time of a shared GPU is divided.
@@ -163,7 +174,7 @@ mod tests {
 
     #[test]
     fn fraction_range() {
-        assert_eq!(GpuRequest::from_fraction("0.5"), Ok(GpuRequest::Fraction(Milli(500))));
+        assert_eq!(GpuRequest::from_fraction("0.5"), Ok(GpuRequest::Fraction(Milli(500).into())));
         assert_eq!(GpuRequest::from_fraction("1"), Ok(GpuRequest::Gpus(1)));
         for text in ["0", "1.001", "2"] {
             assert_eq!(GpuRequest::from_fraction(text), Err(RequestError::Range(text.into())));
@@ -171,14 +182,39 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_counted_as_the_share_that_covers_it() {
+    fn memory_counts_as_the_share_that_it_is() {
         let total = 40_960u64 << 20;
         let share = GpuRequest::from_memory("4G").unwrap().share_of(total).unwrap();
         assert_eq!(share.memory_limit_bytes, 4_000_000_000 / GRANULE_BYTES * GRANULE_BYTES);
-        assert_eq!(share.milli, Milli(94));
+        assert_eq!(share.milli, Milli(93));
         assert!(GpuRequest::from_memory("41Gi").unwrap().share_of(total).is_none());
         let all = GpuRequest::from_memory("40Gi").unwrap().share_of(total).unwrap();
         assert_eq!(all.milli, Milli::ONE);
+    }
+
+    /// For every size of GPU that there is: however a share is spelled, it is the same share.
+    #[test]
+    fn the_same_bytes_are_the_same_share() {
+        for total in
+            [4_096u64, 8_192, 15_360, 16_384, 23_034, 24_576, 40_960, 46_068, 81_559, 143_771, 183_359]
+        {
+            let total = total << 20;
+            for milli in 1..1000 {
+                let asked = GpuRequest::Fraction(Milli(milli).into()).share_of(total).unwrap();
+                assert_eq!(asked.milli, Milli(milli), "{total}");
+                let by_bytes = GpuRequest::Memory(Bytes(asked.memory_limit_bytes)).share_of(total);
+                assert_eq!(by_bytes, Some(asked), "{milli} of {total}");
+            }
+        }
+    }
+
+    #[test]
+    fn shares_that_fit_by_their_bytes_fit() {
+        let total = 40_960u64 << 20;
+        for parts in 1..=64 {
+            let each = GpuRequest::Memory(Bytes(total / parts)).share_of(total).unwrap();
+            assert!(u64::from(each.milli.0) * parts <= 1000, "{parts}");
+        }
     }
 
     #[test]

@@ -5,13 +5,6 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Message of a running task that somebody wants stopped, as ClearML's server writes it.
-pub const ASKED_TO_STOP: &str = "stopping";
-
-/// Message of a running task that has to make room for another one. ClearML's SDK looks for the word "stopping": it
-/// calls the task's abort callback for either.
-pub const ASKED_TO_MAKE_ROOM: &str = "stopping for another task";
-
 /// A task is in exactly one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -1,4 +1,4 @@
-//! The smallest program over this room, and what its tests run: `start attached SPEC_JSON`,
+//! The smallest program over this crate, and what its tests run: `start attached SPEC_JSON`,
 //! `start detached SPEC_JSON TASK_DIR` or `start container SPEC_JSON SOCKET IMAGE`.
 //! Exits as the task does; says on stderr what enforces the limit.
 
@@ -9,8 +9,8 @@ use std::process::ExitCode;
 use std::{env, fs};
 
 use cantle_runtime::{
-    ContainerSpec, Engine, Output, Running, StartError, TASK_INIT_COMMAND, TaskSpec, start_attached,
-    start_detached,
+    ContainerOutput, ContainerSpec, Engine, RunningTask, StartError, TASK_INIT_COMMAND, TaskDirectory,
+    TaskSpec, start_attached, start_detached,
 };
 
 fn main() -> ExitCode {
@@ -29,7 +29,7 @@ fn main() -> ExitCode {
     runtime.block_on(async {
         let started = match args.get(2) {
             Some(dir) if mode == "detached" => {
-                start_detached(&spec, Path::new(dir), Path::new("/proc/self/exe")).await
+                start_detached(&spec, &TaskDirectory::new(dir), Path::new("/proc/self/exe")).await
             }
             Some(socket) if mode == "container" => start_container(&spec, socket.as_ref(), args.get(3)).await,
             _ => start_attached(&spec),
@@ -42,7 +42,7 @@ async fn start_container(
     spec: &TaskSpec,
     socket: &Path,
     image: Option<&OsString>,
-) -> Result<Running, StartError> {
+) -> Result<RunningTask, StartError> {
     let container = ContainerSpec {
         task: "example".into(),
         image: image.map(|image| image.to_string_lossy().into_owned()).unwrap_or_default(),
@@ -51,10 +51,10 @@ async fn start_container(
         driver_files: Vec::new(),
     };
     let engine = Engine::connect(Some(socket)).await?;
-    engine.start(spec, &container, Output::Inherit).await
+    engine.start(spec, &container, ContainerOutput::Inherit).await
 }
 
-async fn run(started: Result<Running, StartError>) -> ExitCode {
+async fn run(started: Result<RunningTask, StartError>) -> ExitCode {
     let mut err = std::io::stderr();
     match started {
         Ok(mut task) => {

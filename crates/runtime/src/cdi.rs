@@ -1,6 +1,6 @@
 //! Specs of the Container Device Interface: files in which a container engine finds what a device of a given name puts into
-//! a container. A slice is such a device. Each slice has a file of its own, so that nothing else has to be written anew when
-//! one comes or goes.
+//! a container. A slice is such a device. Each slice has a file of its own, so that no other file changes when one
+//! comes or goes.
 //!
 //! The format is that of CDI 0.5.0, the first in which a name may begin with a digit: engines refuse what is newer than they.
 
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use crate::files::{Survives, write_json};
+use crate::files::{Durability, write_json};
 
 /// The kind of a slice: vendor and class. `cantle.dev/slice=NAME` is the whole name of one.
 pub const SLICE_KIND: &str = "cantle.dev/slice";
@@ -22,13 +22,13 @@ pub const SLICE_KIND: &str = "cantle.dev/slice";
 pub struct Spec {
     cdi_version: String,
     kind: String,
-    devices: Vec<Device>,
+    devices: Vec<CdiDevice>,
 }
 
 /// Something that a container can ask for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Device {
+pub struct CdiDevice {
     /// Its name within the kind: letters, digits and `_ . : -`, with a letter or a digit at both ends.
     pub name: String,
     /// What it puts into the container.
@@ -42,7 +42,7 @@ pub struct Edits {
     /// `NAME=VALUE`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub env: Vec<String>,
-    /// Device nodes of the machine, under the same path.
+    /// CdiDevice nodes of the machine, under the same path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub device_nodes: Vec<DeviceNode>,
     /// Mounts; the engine puts them in order.
@@ -77,18 +77,18 @@ pub struct Mount {
 impl Spec {
     /// The slices of one lease or claim.
     #[must_use]
-    pub fn of_slices(devices: Vec<Device>) -> Self {
+    pub fn of_slices(devices: Vec<CdiDevice>) -> Self {
         Self { cdi_version: "0.5.0".to_owned(), kind: SLICE_KIND.to_owned(), devices }
     }
 
-    /// Puts it into `dir`, whole or not at all, in place of an earlier one with the same id; makes the folder if need be.
+    /// Puts it into `dir`, whole or not at all, in place of an earlier one with the same id; makes the directory if need be.
     ///
     /// # Errors
     /// If the file can't be written.
     pub fn write(&self, dir: &Path, id: &str) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
-        // The folder and the devices are the machine's; a restart takes both.
-        write_json(&file(dir, id), self, Survives::Crash)
+        // A restart of the machine empties the directory and ends the slices.
+        write_json(&file(dir, id), self, Durability::Crash).map_err(|error| error.source)
     }
 
     /// [`Self::write`] for as long as the result lives.
@@ -110,7 +110,7 @@ pub(crate) struct Published {
 
 impl Drop for Published {
     fn drop(&mut self) {
-        // One that stays names files that go with the slice; the folder is emptied when the machine starts.
+        // One that stays names files that go with the slice; the directory is emptied when the machine starts.
         let _ = remove(&self.dir, &self.id);
     }
 }
@@ -126,10 +126,10 @@ pub fn remove(dir: &Path, id: &str) -> io::Result<()> {
     }
 }
 
-/// The ids of all specs of slices in `dir`, in no order; none if there is no such folder.
+/// The ids of all specs of slices in `dir`, in no order; none if there is no such directory.
 ///
 /// # Errors
-/// If the folder can't be read.
+/// If the directory can't be read.
 pub fn ids(dir: &Path) -> io::Result<Vec<String>> {
     let entries = match fs::read_dir(dir) {
         Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -164,10 +164,10 @@ mod tests {
         };
         let node = DeviceNode { path: "/dev/nvidia0".into(), permissions: "rw".to_owned() };
         let edits = Edits { env: vec!["A=1".to_owned()], device_nodes: vec![node], mounts: vec![mount] };
-        Spec::of_slices(vec![Device { name: "lease-1".to_owned(), container_edits: edits }])
+        Spec::of_slices(vec![CdiDevice { name: "lease-1".to_owned(), container_edits: edits }])
     }
 
-    /// The words are those of the specification's schema.
+    /// The names are those of the specification's schema.
     #[test]
     fn the_file_is_what_engines_read() {
         let dir = tempfile::tempdir().unwrap();

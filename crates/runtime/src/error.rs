@@ -26,13 +26,13 @@ pub enum StartError {
     /// A part of the installation is missing.
     #[error("{} is missing; run `make build`, or set CANTLE_LIB_DIR", .0.display())]
     NotInstalled(PathBuf),
-    /// The namespace could not be made and nothing weaker was allowed.
+    /// The mount namespace could not be made, and no weaker backend is allowed.
     #[error("cannot give the task its own mount namespace: {0}; enforcement needs root, or allow preload")]
     Namespace(String),
-    /// The supervisor could not start it; its own words.
+    /// The supervisor could not start it; its own message.
     #[error("{message}")]
     Supervisor {
-        /// What it said.
+        /// Its message.
         message: String,
         /// The exit code that goes with it.
         exit_code: u8,
@@ -43,7 +43,7 @@ pub enum StartError {
     /// The container engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// Anything else on the way to the task's first instruction.
+    /// Any other step before the task's first instruction failed.
     #[error("cannot start the task: {what}: {why}")]
     Setup {
         /// The step.

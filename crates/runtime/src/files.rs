@@ -1,31 +1,195 @@
-//! Files of JSON that are there whole or not at all.
+//! Small files that are there whole or not at all, whatever ends the process that writes them: each is written under
+//! another name and then renamed.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
-    Ok(serde_json::from_slice(&fs::read(path)?)?)
-}
+/// A file may hold a task's variables, and keys among them.
+const OWNER_ONLY: u32 = 0o600;
+const EVERYBODY_READS: u32 = 0o644;
 
-/// What a file must survive. The start of a task need not wait for the disk: a power cut ends the task as well.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Survives {
+/// What a file survives once the call that wrote it has returned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Durability {
+    /// The death of any process, ours included. A loss of power may take the file, or leave it empty. For what describes
+    /// processes: they end with the machine.
     Crash,
-    PowerCut,
+    /// A loss of power too: the call waits for the disk.
+    PowerLoss,
 }
 
-/// Whole or not at all. Only the owner may read it: a task's variables are among what is written.
-pub(crate) fn write_json<T: Serialize>(path: &Path, value: &T, survives: Survives) -> io::Result<()> {
-    let fresh = path.with_extension("tmp");
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&fresh)?;
-    file.write_all(&serde_json::to_vec(value)?)?;
-    if survives == Survives::PowerCut {
-        file.sync_data()?;
-    }
-    fs::rename(&fresh, path)
+/// A file or directory that can't be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {source}", path.display())]
+pub struct FileError {
+    /// Its path.
+    pub path: PathBuf,
+    /// What the system says.
+    pub source: io::Error,
 }
+
+impl FileError {
+    /// `source` happened at `path`.
+    #[must_use]
+    pub fn new(path: &Path, source: io::Error) -> Self {
+        Self { path: path.to_owned(), source }
+    }
+}
+
+/// The system calls that decide what is on disk. A test replaces them by a disk that loses its power.
+pub(crate) trait FileSystem {
+    /// An open file or directory.
+    type File;
+
+    /// An empty file with this mode, whatever the umask.
+    fn create(&self, path: &Path, mode: u32) -> io::Result<Self::File>;
+    /// A file or directory that exists.
+    fn open(&self, path: &Path) -> io::Result<Self::File>;
+    fn write(&self, file: &mut Self::File, bytes: &[u8]) -> io::Result<()>;
+    /// Waits for the disk: for the bytes of a file, for the names in a directory.
+    fn sync(&self, file: &Self::File) -> io::Result<()>;
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+}
+
+/// The file system of this machine.
+pub(crate) struct Kernel;
+
+impl FileSystem for Kernel {
+    type File = File;
+
+    fn create(&self, path: &Path, mode: u32) -> io::Result<File> {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
+        // The umask has cut the mode, and a file that a killed process left behind keeps its own.
+        file.set_permissions(fs::Permissions::from_mode(mode))?;
+        Ok(file)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<File> {
+        File::open(path)
+    }
+
+    fn write(&self, file: &mut File, bytes: &[u8]) -> io::Result<()> {
+        file.write_all(bytes)
+    }
+
+    fn sync(&self, file: &File) -> io::Result<()> {
+        file.sync_all()
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs::rename(from, to)
+    }
+}
+
+/// Writes `value` as JSON to `path` in one step, readable by the owner only.
+///
+/// # Errors
+/// Names the file that could not be written.
+pub fn write_json<T: Serialize>(path: &Path, value: &T, durability: Durability) -> Result<(), FileError> {
+    save_json(&Kernel, path, value, durability, OWNER_ONLY).map_err(|why| FileError::new(path, why))
+}
+
+/// As [`write_json`], for everybody to read.
+///
+/// # Errors
+/// Names the file that could not be written.
+pub fn write_public_json<T: Serialize>(
+    path: &Path,
+    value: &T,
+    durability: Durability,
+) -> Result<(), FileError> {
+    save_json(&Kernel, path, value, durability, EVERYBODY_READS).map_err(|why| FileError::new(path, why))
+}
+
+/// [`write_json`] on a file system of the caller's.
+pub(crate) fn write_json_to<T: Serialize>(
+    files: &impl FileSystem,
+    path: &Path,
+    value: &T,
+    durability: Durability,
+) -> io::Result<()> {
+    save_json(files, path, value, durability, OWNER_ONLY)
+}
+
+fn save_json<T: Serialize>(
+    files: &impl FileSystem,
+    path: &Path,
+    value: &T,
+    durability: Durability,
+    mode: u32,
+) -> io::Result<()> {
+    let fresh = path.with_extension("new");
+    let mut file = files.create(&fresh, mode)?;
+    files.write(&mut file, &serde_json::to_vec(value)?)?;
+    if durability == Durability::PowerLoss {
+        files.sync(&file)?;
+    }
+    files.rename(&fresh, path)?;
+    match path.parent() {
+        // A name lasts only once its directory is synced.
+        Some(directory) if durability == Durability::PowerLoss => sync(files, directory),
+        _ => Ok(()),
+    }
+}
+
+/// Waits until what is at `path` is on disk.
+pub(crate) fn sync(files: &impl FileSystem, path: &Path) -> io::Result<()> {
+    files.sync(&files.open(path)?)
+}
+
+/// Waits until the names in `directory` are on disk. A new directory survives a loss of power only if its parent was synced.
+///
+/// # Errors
+/// Names the directory.
+pub fn sync_directory(directory: &Path) -> Result<(), FileError> {
+    sync(&Kernel, directory).map_err(|why| FileError::new(directory, why))
+}
+
+/// Reads what [`write_json`] wrote; `None` if there is no such file.
+///
+/// # Errors
+/// Names the file that can't be read or does not hold a `T`: it is never taken for one that is not there.
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileError> {
+    let read = match fs::read(path) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(None),
+        read => read,
+    };
+    let value = read.and_then(|text| serde_json::from_slice(&text).map_err(io::Error::other));
+    value.map(Some).map_err(|why| FileError::new(path, why))
+}
+
+/// Each `*.json` of a directory, in order of name.
+///
+/// # Errors
+/// As [`read_json`].
+pub fn read_all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, FileError> {
+    let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
+    let mut paths: Vec<_> = entries
+        .filter_map(|entry| entry.ok().map(|entry| entry.path()))
+        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
+        .collect();
+    paths.sort();
+    paths.iter().filter_map(|path| read_json(path).transpose()).collect()
+}
+
+/// Removes a file or a directory tree; it is no error if nothing is there.
+///
+/// # Errors
+/// Names what could not be removed.
+pub fn remove(path: &Path) -> Result<(), FileError> {
+    let removed = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    match removed {
+        Err(why) if why.kind() != io::ErrorKind::NotFound => Err(FileError::new(path, why)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod disk;
+#[cfg(test)]
+mod tests;

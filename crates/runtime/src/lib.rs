@@ -1,12 +1,12 @@
-//! Starts, watches and stops a task, with the shim in its way.
+//! Starts, watches and stops a task behind the shim.
 //!
 //! - [`start_attached`]: the task is a child of this very process and shares its terminal (`cantle run`).
-//! - [`start_detached`]: the task has a supervisor of its own and outlives this process (the daemon); [`adopt`] finds it
+//! - [`start_detached`]: the task has a supervisor of its own and outlives this process (the agent); [`adopt`] finds it
 //!   again after a restart.
 //!
 //! - [`Engine::start`]: the task is a container of Docker or Podman.
 //!
-//! All give a [`Running`]. How the shim gets in the way is the [`Backend`]: the task's own mount namespace in which the
+//! All return a [`RunningTask`]. The [`Backend`] is how the shim is put in place: the task's own mount namespace in which the
 //! driver's libraries are replaced, or `LD_PRELOAD` where mounts are impossible.
 
 mod attached;
@@ -15,7 +15,8 @@ mod container;
 mod detached;
 mod environment;
 mod error;
-mod files;
+mod exit;
+pub mod files;
 mod namespace;
 mod privileges;
 mod processes;
@@ -24,18 +25,22 @@ mod signals;
 mod spawn;
 mod spec;
 mod supervisor;
+mod task_directory;
 
 pub use attached::start_attached;
 pub use container::{
-    AdmissionError, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover, Output, slice_edits,
+    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover,
+    slice_edits,
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
+pub use exit::Exit;
 pub use privileges::is_withheld;
 pub use processes::{alive, end_now, holder_of, leave_terminal, terminate};
-pub use running::{Exit, Running, Stopper};
-pub use spec::{Backend, BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+pub use running::{RunningTask, Stopper};
+pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;
+pub use task_directory::TaskDirectory;
 
 /// The first argument that makes the binary act as a task's supervisor: see [`task_init_main`].
 pub const TASK_INIT_COMMAND: &str = "__task-init";
@@ -44,6 +49,6 @@ pub const TASK_INIT_COMMAND: &str = "__task-init";
 #[must_use]
 pub fn inside_slice() -> bool {
     let mounted = std::path::Path::new(namespace::SLICE_DIR).join("limits").exists();
-    // Preloaded tasks have no folder of their own; the variable decides nothing but this.
+    // Preloaded tasks have no such directory. The variable decides nothing but this.
     mounted || std::env::var_os(environment::SLICE).is_some()
 }

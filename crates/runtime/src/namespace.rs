@@ -54,22 +54,22 @@ impl std::fmt::Display for NamespaceError {
 type Result<T> = std::result::Result<T, NamespaceError>;
 
 /// Moves the calling thread into a namespace of its own and puts everything in place; a child that the thread makes
-/// afterwards lives there. Use a thread that does nothing else and ends: there is no way back.
+/// afterwards lives there. Use a thread that does nothing else and ends: it can't leave again.
 pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
-    // The mount point is the only thing that is made outside of the namespace.
+    // Only the mount point is made outside of the namespace.
     step("create /run/cantle", || fs::create_dir_all(CANTLE_DIR))?;
     step("unshare", || unshare(CloneFlags::CLONE_NEWNS).map_err(io::Error::from))?;
-    // Nothing that is mounted from here on may show up outside, and nothing mounted outside may cover it.
+    // From here on no mount propagates to the outside or comes from there.
     step("make / private", || {
         plain_mount(None, Path::new("/"), None, MsFlags::MS_REC | MsFlags::MS_PRIVATE)
     })?;
-    // What is bound below may lie where the tmpfs is about to be mounted: the accounting of root's tasks does.
+    // The sources of the binds below may be where the tmpfs is about to be mounted: the accounting of root's tasks is.
     let sources = Sources::open(confinement)?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
     step("mount tmpfs on /run/cantle", || {
         plain_mount(Some(Path::new("tmpfs")), Path::new(CANTLE_DIR), Some("tmpfs"), flags)
     })?;
-    step("make folders in /run/cantle", || {
+    step("make directories in /run/cantle", || {
         fs::create_dir(REAL_DIR)?;
         fs::create_dir(SLICE_DIR)
     })?;
@@ -80,7 +80,7 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
     sources.usage.bind(Path::new(USAGE_FILE), Access::ReadWrite)?;
     cover(&libraries.cuda, &sources.cuda_filter)?;
     cover(&libraries.nvml, &sources.nvml_filter)?;
-    // Last: the folder itself takes no more files.
+    // Last: nothing more can be put into it.
     step("make /run/cantle read-only", || {
         plain_mount(None, Path::new(CANTLE_DIR), None, flags | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY)
     })
@@ -107,7 +107,7 @@ fn cover(library: &DriverLibrary, filter: &Source) -> Result<()> {
     Ok(())
 }
 
-/// The files that are bound, held open: a mount over their folder does not hide them from us.
+/// The files that are bound, held open: a mount over their directory does not hide them from this process.
 struct Sources {
     cuda: Source,
     nvml: Source,

@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::namespace::USAGE_FILE;
 
-/// How often a condition that the kernel does not announce is looked at.
-const LOOK: Duration = Duration::from_millis(10);
+/// How often a condition is polled that the kernel does not announce.
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One line of `/proc/<pid>/stat`, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +63,7 @@ pub fn alive(holder: &Holder) -> bool {
     holder_of(holder.pid).as_ref() == Some(holder)
 }
 
-/// Asks this very process to end, as `kill PID` does. One that is gone already needs no asking.
+/// Asks this very process to end, as `kill PID` does, if it still lives.
 pub fn terminate(holder: &Holder) {
     if alive(holder) {
         let _ = kill(pid_of(holder), Signal::SIGTERM);
@@ -77,7 +77,7 @@ pub fn end_now(holder: &Holder) {
     }
 }
 
-/// Gives the calling program a session of its own, so that the end of the terminal it was started from is not its end.
+/// Gives the calling program a session of its own, so that it outlives the terminal it was started from.
 pub fn leave_terminal() {
     // Refused only to the first process of a session or group, which has left already.
     let _ = nix::unistd::setsid();
@@ -106,8 +106,8 @@ pub(crate) struct Scope {
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
     pub(crate) leader: Holder,
-    /// The slice's `usage` file: whoever sees it as `/run/cantle/slice/usage` belongs to the task, whoever his parent is
-    /// now. (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
+    /// The slice's `usage` file: a process that sees it as `/run/cantle/slice/usage` belongs to the task, whatever its
+    /// parent is now. (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
     pub(crate) usage: Option<FileId>,
 }
 
@@ -143,7 +143,7 @@ impl Scope {
         members.filter(|member| member.pid != self.leader.pid || *member == self.leader).collect()
     }
 
-    /// SIGTERM, `grace`, SIGKILL until nobody is left.
+    /// SIGTERM, `grace`, SIGKILL until no process is left.
     pub(crate) async fn end(&self, grace: Duration) {
         if !grace.is_zero() {
             signal_all(&self.members(), Signal::SIGTERM);
@@ -152,33 +152,33 @@ impl Scope {
                 if self.members().is_empty() {
                     return;
                 }
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
-        // Again and again, because processes may be born between the look and the signal.
+        // Again and again, because processes may be born between the scan and the signal.
         while !self.kill_once() {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(POLL_INTERVAL).await;
         }
     }
 
     /// [`Self::end`] for the supervisor, which has no async runtime.
     pub(crate) fn end_blocking(&self, grace: Duration, mut reap: impl FnMut()) {
-        let looks = grace.as_millis() / LOOK.as_millis();
+        let polls = grace.as_millis() / POLL_INTERVAL.as_millis();
         signal_all(&self.members(), Signal::SIGTERM);
-        for _ in 0..looks {
+        for _ in 0..polls {
             reap();
             if self.members().is_empty() {
                 return;
             }
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         while !self.kill_once() {
             reap();
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// True if there was nobody left to kill.
+    /// True if no process was left to kill.
     fn kill_once(&self) -> bool {
         let members = self.members();
         signal_all(&members, Signal::SIGKILL);
@@ -240,7 +240,7 @@ mod tests {
     fn a_zombie_is_not_alive() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         while Stat::read(child.id()).unwrap().state != 'Z' {
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
         assert_eq!(holder_of(child.id()), None);
         child.wait().unwrap();

@@ -1,41 +1,16 @@
 use std::time::Duration;
 
 use cantle_model::Holder;
-use serde::{Deserialize, Serialize};
 
-use crate::Backend;
 use crate::attached::Attached;
 use crate::container::{Container, ContainerStopper};
 use crate::detached::Detached;
 use crate::processes::Scope;
-
-/// How a task ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Exit {
-    /// It returned.
-    Code(i32),
-    /// A signal ended it.
-    Signal(i32),
-    /// It is gone, and nobody saw how: its supervisor was killed.
-    Lost,
-}
-
-impl Exit {
-    /// As a shell reports it: the code, 128+N for a signal; 125 if nobody knows.
-    #[must_use]
-    pub const fn code(self) -> i32 {
-        match self {
-            Self::Code(code) => code,
-            Self::Signal(signal) => 128 + signal,
-            Self::Lost => 125,
-        }
-    }
-}
+use crate::{Backend, Exit};
 
 /// A task that was started or adopted.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningTask {
     pub(crate) kind: Kind,
 }
 
@@ -46,7 +21,7 @@ pub(crate) enum Kind {
     Container(Container),
 }
 
-impl Running {
+impl RunningTask {
     /// Its first process.
     #[must_use]
     pub const fn leader(&self) -> Holder {
@@ -116,7 +91,7 @@ impl Stopper {
         self.end(grace).await;
     }
 
-    /// SIGKILL at once (the watchdog's way).
+    /// SIGKILL at once.
     pub async fn kill(&self) {
         self.end(Duration::ZERO).await;
     }

@@ -13,8 +13,8 @@ pub(crate) type Signals = mpsc::UnboundedReceiver<Signal>;
 pub(crate) enum FromTerminal {
     /// They are: the task is not in the terminal's foreground process group.
     Forwarded,
-    /// They reach the task by themselves; passing them on would be twice. They are caught all the same, so that this
-    /// process outlives the task and can tell how it ended.
+    /// They reach the task by themselves and must not be passed on. They are caught all the same, so that this
+    /// process outlives the task and can report how it ended.
     Caught,
 }
 
@@ -27,13 +27,13 @@ pub(crate) fn for_task(terminal: FromTerminal) -> io::Result<Signals> {
         (SignalKind::terminate(), Signal::SIGTERM, true),
         (SignalKind::hangup(), Signal::SIGHUP, true),
     ];
-    let (tell, signals) = mpsc::unbounded_channel();
+    let (sender, signals) = mpsc::unbounded_channel();
     for (kind, number, forwarded) in kinds {
         let mut stream = signal(kind)?;
-        let tell = tell.clone();
+        let sender = sender.clone();
         tokio::spawn(async move {
             while stream.recv().await.is_some() {
-                if forwarded && tell.send(number).is_err() {
+                if forwarded && sender.send(number).is_err() {
                     return;
                 }
             }

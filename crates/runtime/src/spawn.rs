@@ -8,7 +8,7 @@ use std::thread;
 use cantle_model::Holder;
 
 use crate::processes::FileId;
-use crate::{Backend, BackendWish, StartError, TaskSpec, environment, holder_of, namespace, privileges};
+use crate::{Backend, BackendChoice, StartError, TaskSpec, environment, holder_of, namespace, privileges};
 
 /// Where the task's stdin, stdout and stderr go.
 pub(crate) enum Stdio3 {
@@ -42,7 +42,7 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
         let child = execute(spec, &Backend::None, stdio, group)?;
         return Ok(spawned(spec, child, Backend::None));
     }
-    if spec.confinement.wish == BackendWish::Preload {
+    if spec.confinement.backend == BackendChoice::Preload {
         return spawn_preloaded(spec, stdio, group, "preload was asked for".to_owned());
     }
     spawn_in_namespace(spec, stdio, group)
@@ -52,7 +52,7 @@ fn check(spec: &TaskSpec) -> Result<(), StartError> {
     if spec.argv.is_empty() {
         return Err(StartError::NoCommand);
     }
-    // Asked for by itself, because the kernel reports a missing folder as if the program were missing.
+    // Asked for by itself, because the kernel reports a missing directory as if the program were missing.
     if let Some(cwd) = spec.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
         return Err(StartError::NoWorkingDirectory(cwd.clone()));
     }
@@ -68,7 +68,7 @@ fn check(spec: &TaskSpec) -> Result<(), StartError> {
     Ok(())
 }
 
-/// A thread enters the namespace, makes the child there, and ends. No process of ours stays in between, and a failure
+/// A thread enters the namespace, makes the child there, and ends. No other process stays in between, and a failure
 /// is an ordinary error.
 fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
     let outcome = thread::scope(|scope| {
@@ -86,7 +86,7 @@ fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Sp
     let outcome = outcome.map_err(|_| StartError::setup("mount namespace", "the thread panicked"))?;
     match outcome {
         Ok(child) => Ok(spawned(spec, child?, Backend::MountNamespace)),
-        Err((why, stdio)) if why.is_forbidden() && spec.confinement.wish == BackendWish::Auto => {
+        Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
             spawn_preloaded(spec, stdio, group, format!("no mount namespace: {why}"))
         }
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
@@ -101,7 +101,7 @@ fn spawn_preloaded(spec: &TaskSpec, stdio: Stdio3, group: Group, why: String) ->
 
 fn spawned(spec: &TaskSpec, child: Child, backend: Backend) -> Spawned {
     let pid = child.id();
-    // A child that has ended already, but was not waited for, has no holder; nobody must be mistaken for it.
+    // A child that has ended already, but was not waited for, has no holder; no other process may be mistaken for it.
     let leader = holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX });
     let usage = match backend {
         Backend::MountNamespace => FileId::of(&spec.confinement.slice_dir.join("usage")),

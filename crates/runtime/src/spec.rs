@@ -5,7 +5,18 @@ use std::path::PathBuf;
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
-/// A task to start: what runs, on which slices, and what is put in its way.
+/// A command line with its surroundings.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// Program and arguments, at least one.
+    pub argv: Vec<OsString>,
+    /// Set on top of this process's environment.
+    pub env: BTreeMap<String, OsString>,
+    /// Working directory; this process's if none.
+    pub cwd: Option<PathBuf>,
+}
+
+/// A task to start: what runs, on which slices, and what enforces them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct TaskSpec {
     /// The lease it runs under.
@@ -28,15 +39,15 @@ pub struct TaskSpec {
 /// What keeps a task inside its slices.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Confinement {
-    /// Folder with the filter libraries and `libcantle-preload.so` (`<lib>/shim`).
+    /// Directory of the filter libraries and `libcantle-preload.so` (`<lib>/shim`).
     pub shim_dir: PathBuf,
-    /// Folder with the slice's accounting: `limits` and `usage`.
+    /// Directory of the slice's accounting: `limits` and `usage`.
     pub slice_dir: PathBuf,
     /// The driver's libraries and all their names on this machine.
     pub libraries: DriverLibraries,
     /// Which backend may be used.
-    #[serde(default)]
-    pub wish: BackendWish,
+    #[serde(default, rename = "wish")]
+    pub backend: BackendChoice,
 }
 
 /// The two libraries through which programs reach the driver.
@@ -60,7 +71,7 @@ pub struct DriverLibrary {
 /// Which backend the caller accepts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum BackendWish {
+pub enum BackendChoice {
     /// The mount namespace where it is possible, preload where it is not.
     #[default]
     Auto,
@@ -70,13 +81,13 @@ pub enum BackendWish {
     Preload,
 }
 
-/// How the shim got in the task's way.
+/// How the shim gets between a task and its driver.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backend {
-    /// Nothing was put in its way: a task without GPUs.
+    /// There is no shim: a task without GPUs.
     None,
-    /// The driver's libraries are replaced in the task's own mount namespace: every way of loading them gets the shim.
+    /// The driver's libraries are replaced in the task's own mount namespace: however they are loaded, the task gets the shim.
     MountNamespace,
     /// `LD_PRELOAD`: a program that cleans its environment or walks ELF tables itself gets past it.
     Preload {

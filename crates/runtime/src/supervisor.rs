@@ -1,5 +1,5 @@
-//! What stays with a task: waits for it and for everything it leaves behind. In `cantle run` this is a thread, for the
-//! daemon's tasks a process of its own, so that a task outlives the daemon and its end is not forgotten.
+//! Waits for a task and for everything it leaves behind. In `cantle run` this is a thread. A task of the agent has a
+//! process for it, so that the task outlives the agent and its end is recorded.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -9,18 +9,42 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::setsid;
+use serde::{Deserialize, Serialize};
 
-use crate::detached::{Report, State, TaskDir};
 use crate::processes::{Scope, pid_of};
 use crate::spawn::{Group, Stdio3, spawn};
-use crate::{Exit, StartError, TaskSpec, holder_of};
+use crate::task_directory::TaskState;
+use crate::{Exit, StartError, TaskDirectory, holder_of};
 
-/// What a task's first process leaves behind gets so long between SIGTERM and SIGKILL.
+/// Time between SIGTERM and SIGKILL for the processes that a task's first process leaves behind.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
+
+/// What the supervisor reports to whoever started it.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Report {
+    Started(TaskState),
+    /// The error's text and exit code: a [`StartError`] itself can't cross a process boundary.
+    Failed {
+        message: String,
+        exit_code: u8,
+    },
+}
+
+impl Report {
+    fn failed(error: &StartError) -> Self {
+        Self::Failed { message: error.to_string(), exit_code: error.exit_code() }
+    }
+
+    pub(crate) fn into_state(self) -> Result<TaskState, StartError> {
+        match self {
+            Self::Started(state) => Ok(state),
+            Self::Failed { message, exit_code } => Err(StartError::Supervisor { message, exit_code }),
+        }
+    }
+}
 
 /// Waits for the first process, then ends what it left behind. The slice is free when this returns.
 pub(crate) fn wait_for_all(scope: &Scope) -> Exit {
@@ -52,48 +76,49 @@ fn reap_orphans() {
     ) {}
 }
 
-/// The supervisor's `main`; `args` are those after [`crate::TASK_INIT_COMMAND`]: the task's folder. Runs before anything
+/// The supervisor's `main`; `args` are those after [`crate::TASK_INIT_COMMAND`]: the task's directory. Runs before anything
 /// else of the program (no async runtime, no argument parser), because its time is part of every task's start.
 #[must_use]
 pub fn task_init_main(args: &[OsString]) -> ExitCode {
-    let [dir] = args else { return ExitCode::from(2) };
-    let dir = TaskDir::new(Path::new(dir));
-    match start(&dir) {
+    let [directory] = args else { return ExitCode::from(2) };
+    let directory = TaskDirectory::new(Path::new(directory));
+    match start(&directory) {
         Ok((scope, _lock)) => {
             let exit = wait_for_all(&scope);
-            match dir.write_exit(exit) {
+            match directory.write_exit(exit) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(_) => ExitCode::FAILURE,
             }
         }
         Err(error) => {
-            // If even this fails, the daemon sees a supervisor that ended without a word.
+            // If even this fails, the agent sees a supervisor that ended without a report.
             let _ = report(&Report::failed(&error));
             ExitCode::FAILURE
         }
     }
 }
 
-fn start(dir: &TaskDir) -> Result<(Scope, Flock<File>), StartError> {
-    let lock = dir.lock(FlockArg::LockExclusiveNonblock).map_err(|why| StartError::setup("lock", why))?;
-    let spec: TaskSpec = dir.read_spec()?;
-    // Ctrl-C in the daemon's terminal is not meant for the task.
+fn start(directory: &TaskDirectory) -> Result<(Scope, File), StartError> {
+    let lock = directory.try_lock().map_err(|why| StartError::setup("lock", why))?;
+    let lock = lock.ok_or_else(|| StartError::setup("lock", "the task has a supervisor already"))?;
+    let spec = directory.read_spec().map_err(|why| StartError::setup("read", why))?;
+    // Ctrl-C in the agent's terminal is not meant for the task.
     setsid().map_err(|why| StartError::setup("setsid", why))?;
     set_child_subreaper(true).map_err(|why| StartError::setup("adopt the task's orphans", why))?;
     let own = std::process::id();
     let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
-    let output = OpenOptions::new().append(true).create(true).open(dir.output());
+    let output = OpenOptions::new().append(true).create(true).open(directory.output());
     let output = output.map_err(|why| StartError::setup("output file", why))?;
     let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
     let scope = Scope::below(root, spawned.leader, spawned.usage);
-    let state = State { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
-    dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
-    // The daemon may have been killed meanwhile. The task runs all the same, and the next daemon reads the folder.
+    let state = TaskState { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
+    directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
+    // The agent may have been killed meanwhile. The task runs all the same, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
     Ok((scope, lock))
 }
 
-/// One line to the daemon, which waits for it.
+/// One line to the agent, which waits for it.
 fn report(report: &Report) -> io::Result<()> {
     let mut line = serde_json::to_vec(report)?;
     line.push(b'\n');

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use cantle_runtime::{BackendWish, holder_of};
+use cantle_runtime::{BackendChoice, holder_of};
 use common::{Bench, eventually, no_root, read, stderr, stdout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -84,7 +84,7 @@ fn a_task_of_root_cannot_undo_what_is_in_its_way() {
 fn preload_where_it_is_asked_for() {
     let bench = Bench::new();
     let mut spec = bench.shell("echo $LD_PRELOAD; echo $CANTLE_SLICE_DIR");
-    spec.confinement.wish = BackendWish::Preload;
+    spec.confinement.backend = BackendChoice::Preload;
     spec.env = BTreeMap::from([("LD_PRELOAD".into(), "".into())]);
 
     let output = bench.run(&spec);
@@ -110,7 +110,7 @@ fn preload_where_mounts_are_impossible() {
     assert!(stderr(&output).contains("no mount namespace: "), "{}", stderr(&output));
 
     let mut spec = bench.shell("true");
-    spec.confinement.wish = BackendWish::MountNamespace;
+    spec.confinement.backend = BackendChoice::MountNamespace;
     let command = bench.attached(&spec);
     let mut nobody = Command::new("setpriv");
     nobody.args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"]);

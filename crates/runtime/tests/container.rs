@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cantle_runtime::{ContainerSpec, Engine, EngineError, Exit, Output, TaskSpec, adopt, alive};
+use cantle_runtime::{ContainerSpec, Engine, EngineError, Exit, TaskSpec, adopt, alive};
 use common::docker::{Docker, lease, output, spec};
 use common::{Bench, eventually, read, stdout};
 
@@ -61,7 +61,7 @@ async fn exit_codes_are_the_tasks_or_dockers() {
     let Some(docker) = Docker::new().await else { return };
     for (argv, code) in [(&["sh", "-c", "exit 7"][..], 7), (&["sh", "-c", "kill -9 $$"], 137)] {
         let bench = Bench::new();
-        let output = Output::TaskDir(bench.path("task"));
+        let output = bench.container_output();
         let started = docker.engine.start(&spec(&bench, argv), &docker.container(&[]), output).await;
         // The container's init can't kill itself; it ends with 0 instead of by the signal.
         let expected = if code == 137 { 0 } else { code };
@@ -71,7 +71,7 @@ async fn exit_codes_are_the_tasks_or_dockers() {
         [(&["no-such-program"][..], 127), (&["/no/such/program"], 127), (&["/etc/passwd"], 126)]
     {
         let bench = Bench::new();
-        let output = Output::TaskDir(bench.path("task"));
+        let output = bench.container_output();
         let error =
             docker.engine.start(&spec(&bench, argv), &docker.container(&[]), output).await.unwrap_err();
         assert_eq!(error.exit_code(), code, "{argv:?}: {error}");
@@ -89,7 +89,7 @@ async fn what_is_refused_is_not_started() {
     let error = docker.start(&bench, "true", &["-v", &shim]).await.unwrap_err();
     assert!(error.to_string().contains("which is not the task's"), "{error}");
     let missing = ContainerSpec { image: "no-such-image".to_owned(), ..docker.container(&["--pull=never"]) };
-    let output = Output::TaskDir(bench.path("task"));
+    let output = bench.container_output();
     let error = docker.engine.start(&spec(&bench, &["true"]), &missing, output).await.unwrap_err();
     assert!(error.to_string().contains("--pull=never forbids"), "{error}");
     assert!(!docker.is_left(&lease(&bench)).await);
@@ -114,8 +114,7 @@ async fn a_container_that_hides_its_slice_does_not_run() {
     let container = ContainerSpec { image: image.clone(), ..docker.container(&["-v", &volume]) };
     let spec = spec(&bench, &["sleep", "60"]);
 
-    let error =
-        docker.engine.start(&spec, &container, Output::TaskDir(bench.path("task"))).await.unwrap_err();
+    let error = docker.engine.start(&spec, &container, bench.container_output()).await.unwrap_err();
 
     assert!(error.to_string().contains("hides limits of its slice"), "{error}");
     assert!(!docker.is_left(&spec.lease).await, "it was ended");
@@ -167,15 +166,14 @@ async fn a_container_is_adopted_and_its_output_is_not_doubled() {
     std::fs::create_dir(bench.path("go")).unwrap();
     let volume = format!("{}:/go", bench.path("go").display());
     let container = docker.container(&["-v", &volume]);
-    let dir = bench.path("task");
     // An agent that dies: its runtime ends in the middle, with all that it was doing.
     let agent = std::thread::spawn({
-        let (engine_dir, dir) = (docker.dir.clone(), dir.clone());
+        let (engine_dir, output) = (docker.dir.clone(), bench.container_output());
         move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let engine = Engine::connect(Some(&engine_dir.join("docker.sock"))).await.unwrap();
-                let _task = engine.start(&spec, &container, Output::TaskDir(dir)).await.unwrap();
+                let _task = engine.start(&spec, &container, output).await.unwrap();
                 tokio::time::sleep(Duration::from_millis(500)).await;
             });
         }
@@ -183,13 +181,13 @@ async fn a_container_is_adopted_and_its_output_is_not_doubled() {
     agent.join().unwrap();
     eventually("the first line is here", || output(&bench) == "one");
 
-    let mut task = adopt(&dir).unwrap();
+    let mut task = adopt(&bench.task()).unwrap();
     assert!(alive(&task.leader()));
     std::fs::write(bench.path("go/go"), "").unwrap();
 
     assert_eq!(task.wait().await, Exit::Code(4));
     assert_eq!(output(&bench), "one\ntwo");
-    assert_eq!(adopt(&dir).unwrap().wait().await, Exit::Code(4), "adopted after its end");
+    assert_eq!(adopt(&bench.task()).unwrap().wait().await, Exit::Code(4), "adopted after its end");
     assert!(!docker.is_left(&lease(&bench)).await);
 }
 
@@ -214,7 +212,7 @@ async fn a_lost_answer_does_not_make_a_second_container() {
     ];
     assert!(docker.client(&create).status.success());
     let spec = TaskSpec { slices: Vec::new(), ..spec(&bench, &["echo", "second"]) };
-    let output_dir = Output::TaskDir(bench.path("task"));
+    let output_dir = bench.container_output();
 
     let mut task = docker.engine.start(&spec, &docker.container(&[]), output_dir).await.unwrap();
 

@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use cantle_runtime::{ContainerSpec, Exit, Output, Running, TaskSpec, cdi, slice_edits};
+use cantle_runtime::{ContainerSpec, Exit, RunningTask, TaskSpec, cdi, slice_edits};
 use common::docker::{Docker, lease, output, spec};
 use common::{Bench, eventually, stdout};
 
@@ -66,11 +66,11 @@ impl GpuSlice {
         Some(Self { bench, spec })
     }
 
-    async fn start(&self, docker: &Docker, script: &str) -> Running {
+    async fn start(&self, docker: &Docker, script: &str) -> RunningTask {
         let spec = TaskSpec { argv: ["sh", "-c", script].map(Into::into).into(), ..self.spec.clone() };
         let tools = format!("{}:/tools:ro", repository().join("tests/docker").display());
         let container = ContainerSpec { devices: nodes(), ..docker.container(&["-v", &tools]) };
-        docker.engine.start(&spec, &container, Output::TaskDir(self.bench.path("task"))).await.unwrap()
+        docker.engine.start(&spec, &container, self.bench.container_output()).await.unwrap()
     }
 }
 
@@ -198,7 +198,7 @@ fn a_slice_is_a_device_for_engines_that_take_devices_by_name() {
     let lease = slice.spec.lease.0.as_str();
     let is_new = !Path::new(CDI_DIR).exists();
     let container_edits = slice_edits(&slice.spec, &nodes(), &[]);
-    let device = cdi::Device { name: lease.to_owned(), container_edits };
+    let device = cdi::CdiDevice { name: lease.to_owned(), container_edits };
     cdi::Spec::of_slices(vec![device]).write(Path::new(CDI_DIR), lease).unwrap();
 
     let with = podman_run(&podman, &["--device", &cdi::qualified(lease)]);

@@ -2,11 +2,10 @@
 
 mod common;
 
-use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use cantle_runtime::{Exit, adopt, alive, holder_of, start_detached};
+use cantle_runtime::{Exit, TaskDirectory, adopt, alive, holder_of, start_detached};
 use common::{Bench, eventually, read, start_program};
 
 #[tokio::test]
@@ -15,28 +14,28 @@ async fn output_and_end_are_on_disk() {
     let dir = bench.path("task");
     let spec = bench.shell("echo out; echo err >&2; exit 5");
 
-    let mut task = start_detached(&spec, &dir, &start_program()).await.unwrap();
+    let mut task = start_detached(&spec, &bench.task(), &start_program()).await.unwrap();
 
     assert_eq!(task.wait().await, Exit::Code(5));
     assert_eq!(task.wait().await, Exit::Code(5), "asked again");
     assert_eq!(read(&dir.join("output.log")), "out\nerr");
-    assert_eq!(adopt(&dir).unwrap().wait().await, Exit::Code(5), "adopted after its end");
+    assert_eq!(adopt(&bench.task()).unwrap().wait().await, Exit::Code(5), "adopted after its end");
 }
 
 #[tokio::test]
 async fn what_does_not_start_says_why() {
     let bench = Bench::new();
-    let dir = bench.path("task");
-    let start =
-        async |argv: &[&str]| start_detached(&bench.spec(argv), &dir, &start_program()).await.unwrap_err();
+    let start = async |argv: &[&str]| {
+        start_detached(&bench.spec(argv), &bench.task(), &start_program()).await.unwrap_err()
+    };
     let error = start(&["no-such-program"]).await;
     assert_eq!(error.to_string(), "no-such-program: command not found");
     assert_eq!(error.exit_code(), 127);
     let error = start(&["/etc/passwd"]).await;
     assert_eq!(error.to_string(), "/etc/passwd: cannot execute: Permission denied (os error 13)");
     assert_eq!(error.exit_code(), 126);
-    assert!(adopt(&dir).is_none(), "nothing was started");
-    assert!(adopt(&bench.path("nowhere")).is_none());
+    assert!(adopt(&bench.task()).is_none(), "nothing was started");
+    assert!(adopt(&TaskDirectory::new(bench.path("nowhere"))).is_none());
 }
 
 #[tokio::test]
@@ -45,7 +44,7 @@ async fn stop_is_gentle_first() {
     let ready = bench.path("ready");
     let script = format!("trap 'exit 9' TERM; echo x >{}; while :; do sleep 0.02; done", ready.display());
     let spec = bench.shell(&script);
-    let mut task = start_detached(&spec, &bench.path("task"), &start_program()).await.unwrap();
+    let mut task = start_detached(&spec, &bench.task(), &start_program()).await.unwrap();
     eventually("the task is ready", || !read(&ready).is_empty());
 
     task.stopper().stop(Duration::from_secs(5)).await;
@@ -64,7 +63,7 @@ async fn stop_is_final() {
         note.display()
     );
     let spec = bench.shell(&script);
-    let mut task = start_detached(&spec, &bench.path("task"), &start_program()).await.unwrap();
+    let mut task = start_detached(&spec, &bench.task(), &start_program()).await.unwrap();
     eventually("both are ready", || read(&note).lines().count() == 2);
 
     task.stopper().stop(Duration::from_millis(100)).await;
@@ -88,7 +87,7 @@ async fn a_task_outlives_its_starter_and_is_adopted() {
     starter.kill().unwrap();
     starter.wait().unwrap();
 
-    let mut task = adopt(&dir).unwrap();
+    let mut task = adopt(&bench.task()).unwrap();
     assert!(alive(&task.leader()));
     assert!(task.pids().contains(&task.leader().pid));
     std::fs::write(&go, "").unwrap();
@@ -100,9 +99,8 @@ async fn a_task_outlives_its_starter_and_is_adopted() {
 #[tokio::test]
 async fn a_killed_supervisor_is_a_lost_task_and_leaves_nobody() {
     let bench = Bench::new();
-    let dir = bench.path("task");
     let spec = bench.shell("sleep 60 & sleep 60");
-    let mut task = start_detached(&spec, &dir, &start_program()).await.unwrap();
+    let mut task = start_detached(&spec, &bench.task(), &start_program()).await.unwrap();
     eventually("both sleepers run", || task.pids().len() == 3);
     let pids = task.pids();
     let leader = std::fs::read_to_string(format!("/proc/{}/stat", task.leader().pid)).unwrap();
@@ -116,5 +114,5 @@ async fn a_killed_supervisor_is_a_lost_task_and_leaves_nobody() {
         // Their new parent reaps them in its own time; a zombie is as good as gone.
         eventually("the sleepers are gone", || holder_of(pid).is_none());
     }
-    assert!(Path::new(&dir).join("task.json").exists());
+    assert!(bench.path("task/task.json").exists());
 }

@@ -3,21 +3,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{GpuRequest, GpuUuid, Isolation, MigInstance, QueueWant, Slice, TaskId};
+use cantle_model::{GpuRequest, GpuUuid, Isolation, QueueWant, Slice, TaskId};
 
-use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Start, State, Waiting};
+use crate::audit_instance::is_as_requested;
+use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Snapshot, Start, Waiting};
 
 /// What is wrong with a plan. Any one of them forbids to execute it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// More compute share than a GPU has.
-    #[error("GPU {gpu}: {milli} thousandths given out, it has 1000")]
-    OverCompute {
-        /// The GPU.
-        gpu: GpuUuid,
-        /// Given out, in thousandths.
-        milli: u64,
-    },
     /// More memory than a GPU has.
     #[error("GPU {gpu}: limits and foreign use add up to {bytes} bytes, it has {memory_bytes}")]
     OverMemory {
@@ -124,7 +117,7 @@ pub enum Violation {
 
 /// All violations of `plan` against `state`; empty means it may be executed.
 #[must_use]
-pub fn audit(state: &State, plan: &Plan) -> Vec<Violation> {
+pub fn audit(state: &Snapshot, plan: &Plan) -> Vec<Violation> {
     let mut violations = Vec::new();
     tasks(state, plan, &mut violations);
     at_once(state, plan, &mut violations);
@@ -142,12 +135,12 @@ pub fn audit(state: &State, plan: &Plan) -> Vec<Violation> {
     violations
 }
 
-fn waiting<'a>(state: &'a State, start: &Start) -> Option<(&'a Queue, &'a Waiting)> {
+fn waiting<'a>(state: &'a Snapshot, start: &Start) -> Option<(&'a Queue, &'a Waiting)> {
     let queue = state.queues.iter().find(|queue| queue.spec.name == start.queue)?;
     Some((queue, queue.waiting.iter().find(|waiting| waiting.task == start.task)?))
 }
 
-fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+fn tasks(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
     let running: BTreeSet<&TaskId> = state.running.iter().map(|running| &running.task).collect();
     let mut started = BTreeSet::new();
     for start in &plan.starts {
@@ -164,14 +157,14 @@ fn tasks(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
     }
 }
 
-fn at_once(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+fn at_once(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
     let tasks = state.running.len() + plan.starts.len();
     if let Some(most) = state.at_once.filter(|most| !plan.starts.is_empty() && tasks > *most) {
         violations.push(Violation::TooMany { tasks, most });
     }
 }
 
-fn evictions(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+fn evictions(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
     for eviction in &plan.evictions {
         let victim = state.running.iter().find(|running| running.lease == eviction.lease);
         let may_stop = victim.is_some_and(|running| {
@@ -187,7 +180,7 @@ fn evictions(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
 }
 
 /// A limit that the plan's own starts break; what ran before a limit was lowered is not the plan's fault.
-fn limits(state: &State, plan: &Plan, project: &Project, violations: &mut Vec<Violation>) {
+fn limits(state: &Snapshot, plan: &Plan, project: &Project, violations: &mut Vec<Violation>) {
     let belongs = |of: Option<&str>| {
         let mut at = of;
         // A path is never longer than the number of projects, even if somebody made it a circle.
@@ -226,7 +219,7 @@ fn limits(state: &State, plan: &Plan, project: &Project, violations: &mut Vec<Vi
     }
 }
 
-fn gangs(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
+fn gangs(state: &Snapshot, plan: &Plan, violations: &mut Vec<Violation>) {
     let mut started: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
     for (_, task) in plan.starts.iter().filter_map(|start| waiting(state, start)) {
         if let Some(gang) = &task.gang {
@@ -240,7 +233,7 @@ fn gangs(state: &State, plan: &Plan, violations: &mut Vec<Violation>) {
     }
 }
 
-fn request(state: &State, start: &Start, violations: &mut Vec<Violation>) {
+fn request(state: &Snapshot, start: &Start, violations: &mut Vec<Violation>) {
     let gpu_of = |slice: &Slice| {
         let node = state.nodes.iter().find(|node| node.name == start.node)?;
         node.gpus
@@ -289,7 +282,9 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
     };
     let model_ok = waiting.models.is_empty() || waiting.models.contains(&gpu.gpu.model);
     if let Some(mig) = &slice.mig {
-        return model_ok && waiting.isolation != Isolation::Shared && is_granted(&request, slice, mig, gpu);
+        let table = gpu.mig.as_ref().map(|geometry| &geometry.table);
+        let is_instance = table.is_some_and(|table| is_as_requested(&request, slice, mig, table));
+        return model_ok && waiting.isolation != Isolation::Shared && is_instance;
     }
     let share = request.share_of(gpu.gpu.memory_bytes);
     model_ok
@@ -297,18 +292,6 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
         && share.is_some_and(|share| {
             share.milli == slice.milli && share.memory_limit_bytes == slice.memory_limit_bytes
         })
-}
-
-/// Is the instance of the profile that the request gets here, at a place that the profile has?
-fn is_granted(request: &GpuRequest, slice: &Slice, mig: &MigInstance, gpu: &GpuState) -> bool {
-    let Some(table) = gpu.mig.as_ref().map(|geometry| &geometry.table) else { return false };
-    let Ok(granted) = cantle_mig::grant(table, request) else { return false };
-    let profile = &table.profiles[granted.profile];
-    mig.profile == profile.name
-        && mig.size == profile.size
-        && profile.starts.contains(&mig.start)
-        && slice.milli == granted.milli()
-        && slice.memory_limit_bytes == profile.memory_bytes
 }
 
 /// Instances by first unit and size, whoever holds them, must not overlap, nor be more of a profile than there can be.
@@ -331,8 +314,11 @@ fn instances(gpu: &GpuState, slices: &[&Slice], violations: &mut Vec<Violation>)
     }
 }
 
+/// Shares are compared in bytes, which is what is enforced: their thousandths follow from the bytes by rounding
+/// (`GpuRequest::share_of`), and prove nothing beyond them.
+///
 /// Only what the plan touches is its fault: foreign use may have grown under a slice that runs.
-fn capacity(state: &State, plan: &Plan, node: &Node, violations: &mut Vec<Violation>) {
+fn capacity(state: &Snapshot, plan: &Plan, node: &Node, violations: &mut Vec<Violation>) {
     let starts: Vec<&Start> = plan.starts.iter().filter(|start| start.node == node.name).collect();
     let touched: BTreeSet<&GpuUuid> =
         starts.iter().flat_map(|start| &start.slices).map(|slice| &slice.gpu).collect();
@@ -341,13 +327,9 @@ fn capacity(state: &State, plan: &Plan, node: &Node, violations: &mut Vec<Violat
     let slices: Vec<&Slice> = held.chain(starts.iter().flat_map(|start| &start.slices)).collect();
     for gpu in node.gpus.iter().filter(|gpu| touched.contains(&gpu.gpu.uuid)) {
         let here: Vec<&Slice> = slices.iter().copied().filter(|slice| slice.gpu == gpu.gpu.uuid).collect();
-        let milli: u64 = here.iter().map(|slice| u64::from(slice.milli.0)).sum();
         let limits: u64 = here.iter().map(|slice| slice.memory_limit_bytes).sum();
         instances(gpu, &here, violations);
         let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
-        if milli > 1000 {
-            violations.push(Violation::OverCompute { gpu: uuid.clone(), milli });
-        }
         let bytes = limits.saturating_add(gpu.foreign_bytes);
         if bytes > memory_bytes {
             violations.push(Violation::OverMemory { gpu: uuid, bytes, memory_bytes });

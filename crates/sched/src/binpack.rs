@@ -4,7 +4,7 @@ use cantle_mig::GpuGeometry;
 use cantle_model::Milli;
 
 use crate::cut::instances;
-use crate::ranking::{Offer, Rank};
+use crate::ranking::{NodeOffer, Rank};
 use crate::{Cluster, Cut, GpuFree, NodeFree, Place, Ranking, Shape};
 
 /// Fullest first: cut GPUs before fresh ones and the smallest leftover first; whole GPUs where the fewest are left.
@@ -16,19 +16,19 @@ pub struct Binpack;
 pub struct Spread;
 
 impl Ranking for Binpack {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         let node = cluster.node(node);
         let gpus = choose(node, shape, fullest_first)?;
-        Some(Offer { group: 0, rank: fullness(node, shape, &gpus), gpus })
+        Some(NodeOffer { group: 0, rank: fullness(node, shape, &gpus), gpus })
     }
 }
 
 impl Ranking for Spread {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         let node = cluster.node(node);
         let gpus = choose(node, shape, |gpu, share| fullest_first(gpu, share).map(|number| -number))?;
         let [short, opened, left, free, cpu_left, digest] = fullness(node, shape, &gpus);
-        Some(Offer { group: 0, rank: [short, -opened, -left, -free, -cpu_left, digest], gpus })
+        Some(NodeOffer { group: 0, rank: [short, -opened, -left, -free, -cpu_left, digest], gpus })
     }
 }
 

@@ -1,7 +1,7 @@
 //! The free amounts of one round, seen three ways, kept in step.
 
 use crate::evict::elsewhere;
-use crate::{Cause, Cluster, Picker, Place, Policy, Shape, Standard, State};
+use crate::{Cause, Cluster, Picker, Place, Policy, Shape, Snapshot, Standard};
 
 /// Free amounts and what finds places among them.
 #[derive(Clone, Debug)]
@@ -11,7 +11,7 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    fn new(cluster: Cluster, state: &State, policy: &Policy) -> Self {
+    fn new(cluster: Cluster, state: &Snapshot, policy: &Policy) -> Self {
         let picker = Standard::picker(policy.placement, &state.expected, &cluster);
         Self { cluster, picker }
     }
@@ -46,7 +46,7 @@ pub(crate) struct Boards {
 }
 
 impl Boards {
-    pub(crate) fn new(state: &State, policy: &Policy) -> Self {
+    pub(crate) fn new(state: &Snapshot, policy: &Policy) -> Self {
         let open = Cluster::of(state);
         let mut later = open.clone();
         let by_name = later.by_name();

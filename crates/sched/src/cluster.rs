@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cantle_mig::{GpuGeometry, Planner};
 use cantle_model::{GpuUuid, MigInstance, Milli, Slice};
 
-use crate::{Amounts, Class, Cut, Demand, GpuState, Host, Instance, Node, Running, Shape, State};
+use crate::{Amounts, Cut, Demand, GpuClass, GpuState, Host, InstanceCut, Node, Running, Shape, Snapshot};
 
 /// What is free of one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl Place {
 /// The free amounts of all nodes.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    classes: Vec<Class>,
+    classes: Vec<GpuClass>,
     nodes: Vec<NodeFree>,
     names: Vec<Names>,
     /// Nodes whose amounts changed, the oldest change first.
@@ -98,7 +98,7 @@ impl Cluster {
     /// Everything free except foreign use.
     #[must_use]
     pub fn empty(nodes: &[Node]) -> Self {
-        let mut classes: Vec<Class> = nodes.iter().flat_map(|node| &node.gpus).map(class_of).collect();
+        let mut classes: Vec<GpuClass> = nodes.iter().flat_map(|node| &node.gpus).map(class_of).collect();
         classes.sort();
         classes.dedup();
         let free = |state: &GpuState| {
@@ -131,7 +131,7 @@ impl Cluster {
 
     /// What `state` leaves free.
     #[must_use]
-    pub fn of(state: &State) -> Self {
+    pub fn of(state: &Snapshot) -> Self {
         let mut cluster = Self::empty(&state.nodes);
         cluster.expect(&state.expected);
         let index = cluster.by_name();
@@ -161,7 +161,7 @@ impl Cluster {
         let cut = |at: usize, slice: &Slice| {
             let table = self.nodes[node].gpus[at].mig.as_ref().map(|geometry| &geometry.table);
             let instance = |mig: &MigInstance| {
-                Some(Instance { profile: table?.position(&mig.profile)?, start: Some(mig.start) })
+                Some(InstanceCut { profile: table?.position(&mig.profile)?, start: Some(mig.start) })
             };
             Cut {
                 milli: slice.milli,
@@ -252,7 +252,7 @@ impl Cluster {
 
     /// Kinds of GPU, in an order that depends on nothing but the kinds.
     #[must_use]
-    pub fn classes(&self) -> &[Class] {
+    pub fn classes(&self) -> &[GpuClass] {
         &self.classes
     }
 
@@ -264,7 +264,7 @@ impl Cluster {
     /// The slices that a place means.
     #[must_use]
     pub fn slices(&self, place: &Place) -> Vec<Slice> {
-        let mig = |gpu: usize, instance: Instance| {
+        let mig = |gpu: usize, instance: InstanceCut| {
             let profile = &self.nodes[place.node].gpus[gpu].mig.as_ref()?.table.profiles[instance.profile];
             Some(MigInstance {
                 profile: profile.name.clone(),
@@ -296,7 +296,7 @@ impl Cluster {
 
 /// How often each MIG profile is asked for; empty if that is not known. What has not been asked for yet counts as if it had
 /// been once: there is always a first time.
-fn expected_profiles(mix: &[(Demand, u32)], classes: &[Class]) -> Vec<(String, f64)> {
+fn expected_profiles(mix: &[(Demand, u32)], classes: &[GpuClass]) -> Vec<(String, f64)> {
     let tables = || classes.iter().filter_map(|class| class.table.as_deref());
     if tables().next().is_none() {
         return Vec::new();
@@ -320,8 +320,8 @@ fn expected_profiles(mix: &[(Demand, u32)], classes: &[Class]) -> Vec<(String, f
     counts.into_iter().map(|(name, count)| (name.to_owned(), count)).collect()
 }
 
-fn class_of(state: &GpuState) -> Class {
-    Class {
+fn class_of(state: &GpuState) -> GpuClass {
+    GpuClass {
         model: state.gpu.model.clone(),
         memory_bytes: state.gpu.memory_bytes,
         mig: state.gpu.mig,

@@ -13,12 +13,12 @@ pub struct Cut {
     /// Memory in bytes.
     pub memory_limit_bytes: u64,
     /// The instance, on a GPU in MIG mode.
-    pub mig: Option<Instance>,
+    pub mig: Option<InstanceCut>,
 }
 
 /// A MIG instance to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Instance {
+pub struct InstanceCut {
     /// Position of its profile in the GPU's table.
     pub profile: usize,
     /// First unit of its place; none while any place will do.
@@ -35,13 +35,13 @@ impl Cut {
     /// The same at a place.
     #[must_use]
     pub fn at(self, start: u32) -> Self {
-        Self { mig: self.mig.map(|instance| Instance { start: Some(start), ..instance }), ..self }
+        Self { mig: self.mig.map(|instance| InstanceCut { start: Some(start), ..instance }), ..self }
     }
 
     /// The same wherever there is room.
     #[must_use]
     pub fn anywhere(self) -> Self {
-        Self { mig: self.mig.map(|instance| Instance { start: None, ..instance }), ..self }
+        Self { mig: self.mig.map(|instance| InstanceCut { start: None, ..instance }), ..self }
     }
 }
 
@@ -85,7 +85,8 @@ impl GpuFree {
     pub(crate) fn take(&mut self, cut: Cut, total_bytes: u64) {
         self.milli = self.milli.saturating_sub(cut.milli.0);
         self.bytes = self.bytes.saturating_sub(cut.memory_limit_bytes);
-        if let (Some(geometry), Some(Instance { profile, start: Some(start) })) = (&mut self.mig, cut.mig) {
+        if let (Some(geometry), Some(InstanceCut { profile, start: Some(start) })) = (&mut self.mig, cut.mig)
+        {
             geometry.occupy(profile, start);
         }
         self.measure(total_bytes);
@@ -101,7 +102,8 @@ impl GpuFree {
     pub(crate) fn put_back(&mut self, cut: Cut) {
         self.milli = self.milli.saturating_add(cut.milli.0);
         self.bytes = self.bytes.saturating_add(cut.memory_limit_bytes);
-        if let (Some(geometry), Some(Instance { profile, start: Some(start) })) = (&mut self.mig, cut.mig) {
+        if let (Some(geometry), Some(InstanceCut { profile, start: Some(start) })) = (&mut self.mig, cut.mig)
+        {
             geometry.release(profile, start);
         }
     }
@@ -120,8 +122,8 @@ impl GpuFree {
 /// Do these two instances on a GPU like `gpu` need the same units, or count towards the same greatest number?
 pub(crate) fn rivals(gpu: &GpuFree, one: Cut, other: Cut) -> bool {
     let (Some(geometry), Some(one), Some(other)) = (&gpu.mig, one.mig, other.mig) else { return false };
-    let units = |cut: Instance| cut.start.map_or(0, |start| geometry.table.units_at(cut.profile, start));
-    let crowded = |cut: Instance| {
+    let units = |cut: InstanceCut| cut.start.map_or(0, |start| geometry.table.units_at(cut.profile, start));
+    let crowded = |cut: InstanceCut| {
         let same = geometry.instances.iter().filter(|known| known.busy && known.profile == cut.profile);
         same.count() >= geometry.table.profiles[cut.profile].max_instances as usize
     };

@@ -7,12 +7,12 @@ use cantle_mig::{Table, grant};
 use cantle_model::{GpuRequest, Isolation, QueueWant};
 use serde::{Deserialize, Serialize};
 
-use crate::{Amounts, Cut, Host, Instance, Queue, Waiting};
+use crate::{Amounts, Cut, Host, InstanceCut, Queue, Waiting};
 
 /// What is wanted of GPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ask {
+pub enum GpuDemand {
     /// No GPU at all.
     Nothing,
     /// The same part of each of `devices` GPUs of one node.
@@ -31,7 +31,7 @@ pub enum Ask {
     },
 }
 
-impl Ask {
+impl GpuDemand {
     /// Least and greatest number of GPUs.
     #[must_use]
     pub const fn devices(&self) -> (u32, u32) {
@@ -44,7 +44,7 @@ impl Ask {
 }
 
 /// As a reason names it: `0.5 GPU`, `2 GPUs`, `1 to 4 GPUs`, `10 GiB of GPU memory on each of 2 GPUs`.
-impl fmt::Display for Ask {
+impl fmt::Display for GpuDemand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => write!(f, "no GPU"),
@@ -60,7 +60,8 @@ impl fmt::Display for Ask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Demand {
     /// GPUs.
-    pub ask: Ask,
+    #[serde(rename = "ask")]
+    pub gpus: GpuDemand,
     /// GPU models that will do; empty means any.
     pub models: Vec<String>,
     /// CPU and main memory.
@@ -74,20 +75,20 @@ impl Demand {
     #[must_use]
     pub fn of(queue: &Queue, task: &Waiting) -> Self {
         let ask = match &queue.spec.want {
-            QueueWant::Range { min, max } => Ask::Whole { min: *min, max: *max },
+            QueueWant::Range { min, max } => GpuDemand::Whole { min: *min, max: *max },
             want => match want.request_for(task.request.as_ref()) {
-                None => Ask::Nothing,
-                Some(GpuRequest::Gpus(n)) => Ask::Whole { min: n, max: n },
-                Some(request) => Ask::Part { request, devices: task.devices.max(1) },
+                None => GpuDemand::Nothing,
+                Some(GpuRequest::Gpus(n)) => GpuDemand::Whole { min: n, max: n },
+                Some(request) => GpuDemand::Part { request, devices: task.devices.max(1) },
             },
         };
-        Self { ask, models: task.models.clone(), host: task.host, isolation: task.isolation }
+        Self { gpus: ask, models: task.models.clone(), host: task.host, isolation: task.isolation }
     }
 }
 
 /// A kind of GPU: what can't be told apart by a request.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Class {
+pub struct GpuClass {
     /// Product name.
     pub model: String,
     /// Total memory in bytes.
@@ -98,7 +99,7 @@ pub struct Class {
     pub table: Option<Arc<Table>>,
 }
 
-impl Class {
+impl GpuClass {
     /// Can a request with this wish be served by such a GPU?
     pub(crate) fn serves(&self, isolation: Isolation) -> bool {
         match isolation {
@@ -126,8 +127,8 @@ pub struct Shape {
 }
 
 impl Shape {
-    pub(crate) fn new(demand: &Demand, classes: &[Class]) -> Self {
-        let (min, max) = demand.ask.devices();
+    pub(crate) fn new(demand: &Demand, classes: &[GpuClass]) -> Self {
+        let (min, max) = demand.gpus.devices();
         let shares = classes.iter().map(|class| share(demand, class)).collect();
         Self { min, max, host: demand.host, shares }
     }
@@ -168,11 +169,11 @@ impl Shape {
     }
 }
 
-fn share(demand: &Demand, class: &Class) -> Option<Cut> {
-    let request = match &demand.ask {
-        Ask::Nothing => return None,
-        Ask::Part { request, .. } => request,
-        Ask::Whole { .. } => &GpuRequest::Gpus(1),
+fn share(demand: &Demand, class: &GpuClass) -> Option<Cut> {
+    let request = match &demand.gpus {
+        GpuDemand::Nothing => return None,
+        GpuDemand::Part { request, .. } => request,
+        GpuDemand::Whole { .. } => &GpuRequest::Gpus(1),
     };
     let model_ok = demand.models.is_empty() || demand.models.contains(&class.model);
     if !model_ok || !class.serves(demand.isolation) {
@@ -189,6 +190,6 @@ fn instance(request: &GpuRequest, table: &Table) -> Option<Cut> {
     Some(Cut {
         milli: granted.milli(),
         memory_limit_bytes: table.profiles[granted.profile].memory_bytes,
-        mig: Some(Instance { profile: granted.profile, start: None }),
+        mig: Some(InstanceCut { profile: granted.profile, start: None }),
     })
 }

@@ -8,7 +8,7 @@ use cantle_model::TaskId;
 use crate::accounts::Accounts;
 use crate::binpack::{choose, fullest_first};
 use crate::cut::rivals;
-use crate::state::weighed;
+use crate::snapshot::weighed;
 use crate::{Amounts, Cause, Cluster, Cut, GpuFree, Host, NodeFree, Place, Running, Shape};
 
 /// Who wants room.

@@ -1,11 +1,12 @@
 //! Which task next, on which GPU, and why the others wait. Pure: `now` and ids are arguments, nothing is read from
 //! outside, the same input gives the same plan everywhere (agent, server, Kubernetes, simulator).
 //!
-//! [`plan`] looks at a [`State`] and says what to start; [`audit`] is written apart from it and proves before every
+//! [`plan`] looks at a [`Snapshot`] and says what to start; [`audit`] is written apart from it and proves before every
 //! execution that a plan takes nothing twice; [`why`] tells the user of a waiting task what is missing.
 
 mod accounts;
 mod audit;
+mod audit_instance;
 mod binpack;
 mod board;
 mod cluster;
@@ -24,8 +25,8 @@ mod ranking;
 mod reason;
 mod reserve;
 mod round;
+mod snapshot;
 mod standard;
-mod state;
 mod stock;
 mod tally;
 mod turns;
@@ -39,8 +40,8 @@ pub use audit::{Violation, audit};
 pub use binpack::{Binpack, Spread};
 pub use cantle_model::{Amounts, Cause, Quota, RESOURCES, Resource};
 pub use cluster::{Cluster, GpuFree, NodeFree, Place};
-pub use cut::{Cut, Instance};
-pub use demand::{Ask, Class, Demand, Shape};
+pub use cut::{Cut, InstanceCut};
+pub use demand::{Demand, GpuClass, GpuDemand, Shape};
 pub use evict::Eviction;
 pub use observed::Observed;
 pub use outlook::Mix;
@@ -48,10 +49,10 @@ pub use picker::Picker;
 pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
 pub use project::Project;
-pub use ranking::{Offer, Rank, Ranking};
+pub use ranking::{NodeOffer, Rank, Ranking};
 pub use reason::{FreePart, Reason, Use, UsedShare};
+pub use snapshot::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, Snapshot, Waiting};
 pub use standard::Standard;
-pub use state::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, State, Waiting};
 pub use stock::allocation_bound;
 pub use tally::shares;
 pub use usage::{decayed_use, recent_use, usage_ppm};

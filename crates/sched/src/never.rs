@@ -3,7 +3,7 @@
 use cantle_mig::grant;
 use cantle_model::{Bytes, GpuRequest, Isolation};
 
-use crate::{Ask, Cluster, Demand};
+use crate::{Cluster, Demand, GpuDemand};
 
 const NO_MIG: &str = "no GPU here is in MIG mode";
 const ALL_MIG: &str = "its GPUs are in MIG mode, which this request can't use";
@@ -19,7 +19,7 @@ impl Cluster {
             return format!("there is no GPU of model {}", demand.models.join(" or "));
         }
         let tables = || gpus().filter_map(|class| self.classes()[class].table.as_deref());
-        if let Ask::Part { request: request @ GpuRequest::MigProfile(_), .. } = &demand.ask {
+        if let GpuDemand::Part { request: request @ GpuRequest::MigProfile(_), .. } = &demand.gpus {
             let refused = tables().find_map(|table| grant(table, request).err());
             return refused.map_or_else(|| NO_MIG.to_owned(), |refused| refused.to_string());
         }
@@ -28,8 +28,8 @@ impl Cluster {
             return why.to_owned();
         }
         let memory = gpus().filter(|class| eligible(*class)).map(|class| self.classes()[class].most_bytes());
-        match &demand.ask {
-            Ask::Part { request: GpuRequest::Memory(asked), .. }
+        match &demand.gpus {
+            GpuDemand::Part { request: GpuRequest::Memory(asked), .. }
                 if memory.clone().max().is_some_and(|largest| largest < asked.0) =>
             {
                 format!("the largest GPU has {}", Bytes(memory.max().unwrap_or(0)))
@@ -37,7 +37,7 @@ impl Cluster {
             ask if ask.devices().0 > self.most_on_a_node(&eligible) => {
                 format!("the largest node has {}", GpuRequest::Gpus(self.most_on_a_node(&eligible)))
             }
-            Ask::Part { request, .. }
+            GpuDemand::Part { request, .. }
                 if gpus().filter(|class| eligible(*class)).all(|class| self.has_none(class, request)) =>
             {
                 let refused = tables().find_map(|table| grant(table, request).err());

@@ -1,4 +1,4 @@
-//! Demand as it came so far, from which [`State::expected`](crate::State::expected) is made.
+//! Demand as it came so far, from which [`Snapshot::expected`](crate::Snapshot::expected) is made.
 
 use std::cmp::Reverse;
 
@@ -61,11 +61,11 @@ mod tests {
     use cantle_model::{GpuRequest, Isolation, Milli};
 
     use super::*;
-    use crate::{Ask, Host};
+    use crate::{GpuDemand, Host};
 
     fn part(milli: u32) -> Demand {
-        let ask = Ask::Part { request: GpuRequest::Fraction(Milli(milli)), devices: 1 };
-        Demand { ask, models: Vec::new(), host: Host::default(), isolation: Isolation::Any }
+        let ask = GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices: 1 };
+        Demand { gpus: ask, models: Vec::new(), host: Host::default(), isolation: Isolation::Any }
     }
 
     fn counted(demands: impl IntoIterator<Item = u32>) -> Observed {

@@ -3,7 +3,7 @@
 use cantle_model::{Slice, TaskId};
 
 use crate::round::Round;
-use crate::{Eviction, Host, Policy, Reason, State};
+use crate::{Eviction, Host, Policy, Reason, Snapshot};
 
 /// What to do now. Every waiting task is in `starts` or in `waits`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -44,7 +44,7 @@ pub struct Wait {
 }
 
 impl Plan {
-    /// Name of the queue served last, to be put into [`State::last_served`] of the next round.
+    /// Name of the queue served last, to be put into [`Snapshot::last_served`] of the next round.
     #[must_use]
     pub fn last_served(&self) -> Option<&str> {
         self.starts.last().map(|start| start.queue.as_str())
@@ -53,6 +53,6 @@ impl Plan {
 
 /// Decides what starts at `now_ms` (milliseconds since the epoch), who has to stop, and why the rest waits.
 #[must_use]
-pub fn plan(state: &State, policy: &Policy, now_ms: i64) -> Plan {
+pub fn plan(state: &Snapshot, policy: &Policy, now_ms: i64) -> Plan {
     Round::decide(state, policy, now_ms).0
 }

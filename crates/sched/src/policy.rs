@@ -19,7 +19,7 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
-    /// Where the least worth is lost to the tasks that are expected ([`crate::State::expected`]); as `Binpack` where
+    /// Where the least worth is lost to the tasks that are expected ([`crate::Snapshot::expected`]); as `Binpack` where
     /// nothing is known about them.
     #[default]
     Worth,

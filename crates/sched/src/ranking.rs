@@ -8,7 +8,7 @@ pub type Rank = [i64; 6];
 
 /// The best that one node offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Offer {
+pub struct NodeOffer {
     /// What [`Ranking::price`] depends on, besides the shape and the cluster as a whole.
     pub group: u64,
     /// How good it is, by what is on the node alone.
@@ -21,7 +21,7 @@ pub struct Offer {
 /// depends on the whole cluster goes into the price, which is asked anew for each decision, once per group.
 pub trait Ranking {
     /// The best offer of the node at `node`; `None` if `shape` does not fit there.
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer>;
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer>;
 
     /// Added to the first number of the rank of every offer of `group`.
     fn price(&self, _shape: &Shape, _group: u64) -> i64 {

@@ -5,7 +5,7 @@
 use cantle_model::Milli;
 
 use crate::binpack::digest;
-use crate::{Cluster, Place, Shape, State};
+use crate::{Cluster, Place, Shape, Snapshot};
 
 /// How far a GPU is from having room: the end of the last task on it (the greatest number if unknown), then how much
 /// of it is in use. Zero if it has room now.
@@ -13,7 +13,7 @@ type Distance = (i64, u32);
 
 /// Holds a place for `shape` in `cluster` and returns when it will be free at the latest, if that is known.
 /// `None` if no place would do even when all that runs has ended.
-pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Option<i64> {
+pub(crate) fn hold(cluster: &mut Cluster, state: &Snapshot, shape: &Shape) -> Option<i64> {
     let ends = ends(cluster, state);
     let offers = (0..cluster.len()).filter_map(|node| nearest_on(cluster, &ends[node], node, shape));
     let (distance, _, node, gpus) = offers.min()?;
@@ -24,7 +24,7 @@ pub(crate) fn hold(cluster: &mut Cluster, state: &State, shape: &Shape) -> Optio
 }
 
 /// For each GPU of each node: when the last task on it ends.
-fn ends(cluster: &Cluster, state: &State) -> Vec<Vec<i64>> {
+fn ends(cluster: &Cluster, state: &Snapshot) -> Vec<Vec<i64>> {
     let mut ends: Vec<Vec<i64>> =
         cluster.nodes().iter().map(|node| vec![i64::MIN; node.gpus.len()]).collect();
     let by_name = cluster.by_name();

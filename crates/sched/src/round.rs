@@ -11,7 +11,7 @@ use crate::tally::Tally;
 use crate::turns::{Position, Turns};
 use crate::{
     Amounts, Cause, Cluster, Demand, Eviction, Host, Order, Place, Plan, Policy, Reason, Running, Shape,
-    Start, State, Wait, Waiting, reserve,
+    Snapshot, Start, Wait, Waiting, reserve,
 };
 
 /// A task that could not start; those behind it wait for it or are served past its reservation.
@@ -33,7 +33,7 @@ struct Group {
 }
 
 pub(crate) struct Round<'a> {
-    state: &'a State,
+    state: &'a Snapshot,
     policy: &'a Policy,
     now_ms: i64,
     boards: Boards,
@@ -56,7 +56,7 @@ pub(crate) struct Round<'a> {
 
 impl<'a> Round<'a> {
     /// The plan, and the order in which tasks got their chance.
-    pub(crate) fn decide(state: &'a State, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
+    pub(crate) fn decide(state: &'a Snapshot, policy: &'a Policy, now_ms: i64) -> (Plan, Vec<Position>) {
         let mut round = Self::new(state, policy, now_ms);
         let mut turns = Turns::new(state, policy.order, &round.tally.now);
         for position in promised(state) {
@@ -68,7 +68,7 @@ impl<'a> Round<'a> {
         round.finish()
     }
 
-    fn new(state: &'a State, policy: &'a Policy, now_ms: i64) -> Self {
+    fn new(state: &'a Snapshot, policy: &'a Policy, now_ms: i64) -> Self {
         let idle = Cluster::nominal(&state.nodes);
         Self {
             state,
@@ -174,8 +174,8 @@ impl<'a> Round<'a> {
         let shapes: Vec<Shape> = members.iter().map(|member| self.idle.shape(&demand(member))).collect();
         let demand = demand(&position);
         let needs = match members.len() {
-            1 => demand.ask.to_string(),
-            count => format!("{} for each of {count} tasks at once", demand.ask),
+            1 => demand.gpus.to_string(),
+            count => format!("{} for each of {count} tasks at once", demand.gpus),
         };
         let counted =
             members.iter().zip(&shapes).map(|(member, shape)| self.waiting(*member).counts(shape.amounts()));
@@ -390,7 +390,7 @@ impl<'a> Round<'a> {
 
 /// Tasks for which others were stopped, then tasks that were stopped to start again elsewhere: all of them get their
 /// chance before anybody else, or one stopped task would take the place that was freed by another.
-fn promised(state: &State) -> Vec<Position> {
+fn promised(state: &Snapshot) -> Vec<Position> {
     let queues = state.queues.iter().enumerate();
     let all =
         queues.flat_map(|(at, queue)| queue.waiting.iter().enumerate().map(move |(task, w)| ((at, task), w)));

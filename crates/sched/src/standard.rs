@@ -1,6 +1,6 @@
 //! The placement policies that an administrator can choose from.
 
-use crate::ranking::Offer;
+use crate::ranking::NodeOffer;
 use crate::{Binpack, Cluster, Demand, Picker, Placement, Ranking, Shape, Spread, Worth};
 
 /// The ranking of a [`Placement`].
@@ -42,7 +42,7 @@ impl Standard {
 }
 
 impl Ranking for Standard {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         self.ranking().offer(cluster, node, shape)
     }
 

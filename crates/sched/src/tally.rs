@@ -1,7 +1,7 @@
 //! Enters what runs and what waits into the accounts of the projects and works out fair shares.
 
 use crate::accounts::{Accounts, GpuShare};
-use crate::{Amounts, Cluster, Demand, Policy, State, Waiting};
+use crate::{Amounts, Cluster, Demand, Policy, Snapshot, Waiting};
 
 /// The accounts of one moment.
 #[derive(Clone, Debug)]
@@ -15,7 +15,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// `idle` is the idle cluster of the same nodes.
-    pub(crate) fn new(state: &State, policy: &Policy, idle: &Cluster) -> Self {
+    pub(crate) fn new(state: &Snapshot, policy: &Policy, idle: &Cluster) -> Self {
         let capacity = Cluster::empty(&state.nodes).capacity().plus(state.elsewhere.capacity);
         let mut now = Accounts::new(&state.projects, capacity);
         let mut needs = Vec::new();
@@ -53,8 +53,8 @@ impl Tally {
     }
 }
 
-/// What each project holds, asks for, deserves and may fairly have of the GPUs, in the order of [`State::projects`].
+/// What each project holds, asks for, deserves and may fairly have of the GPUs, in the order of [`Snapshot::projects`].
 #[must_use]
-pub fn shares(state: &State, policy: &Policy) -> Vec<GpuShare> {
+pub fn shares(state: &Snapshot, policy: &Policy) -> Vec<GpuShare> {
     Tally::new(state, policy, &Cluster::nominal(&state.nodes)).now.gpu_shares()
 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::accounts::{Accounts, ROOT};
-use crate::{Amounts, Order, State};
+use crate::{Amounts, Order, Snapshot};
 
 /// A waiting task: position of its queue and its position there.
 pub(crate) type Position = (usize, usize);
@@ -17,7 +17,7 @@ pub(crate) enum Turns {
 }
 
 impl Turns {
-    pub(crate) fn new(state: &State, order: Order, accounts: &Accounts) -> Self {
+    pub(crate) fn new(state: &Snapshot, order: Order, accounts: &Accounts) -> Self {
         match order {
             Order::Strict => Self::Listed(listed(state).into()),
             Order::Fair => Self::Listed(in_turn(state).into()),
@@ -37,12 +37,12 @@ impl Turns {
     }
 }
 
-fn listed(state: &State) -> Vec<Position> {
+fn listed(state: &Snapshot) -> Vec<Position> {
     let queues = state.queues.iter().enumerate();
     queues.flat_map(|(at, queue)| (0..queue.waiting.len()).map(move |task| (at, task))).collect()
 }
 
-fn in_turn(state: &State) -> Vec<Position> {
+fn in_turn(state: &Snapshot) -> Vec<Position> {
     let mut all = listed(state);
     let count = state.queues.len();
     let last = state.queues.iter().position(|queue| Some(&queue.spec.name) == state.last_served.as_ref());
@@ -52,7 +52,7 @@ fn in_turn(state: &State) -> Vec<Position> {
     all
 }
 
-fn by_project(state: &State, accounts: &Accounts) -> Vec<VecDeque<Position>> {
+fn by_project(state: &Snapshot, accounts: &Accounts) -> Vec<VecDeque<Position>> {
     let mut all = listed(state);
     let waiting = |(queue, task): Position| &state.queues[queue].waiting[task];
     all.sort_by_key(|&position| std::cmp::Reverse(waiting(position).priority));

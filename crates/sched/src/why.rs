@@ -3,7 +3,7 @@
 use cantle_model::TaskId;
 
 use crate::round::Round;
-use crate::{Cluster, Demand, Policy, State};
+use crate::{Cluster, Demand, Policy, Snapshot};
 
 /// The answer to "why does my task not run?".
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub struct NodeLack {
 
 /// Explains what `plan` would decide about `task` at `now_ms`; `None` if it does not wait.
 #[must_use]
-pub fn why(state: &State, policy: &Policy, task: &TaskId, now_ms: i64) -> Option<Explanation> {
+pub fn why(state: &Snapshot, policy: &Policy, task: &TaskId, now_ms: i64) -> Option<Explanation> {
     let (decided, order) = Round::decide(state, policy, now_ms);
     let id = |&(queue, at): &(usize, usize)| &state.queues[queue].waiting[at].task;
     let turn = order.iter().position(|position| id(position) == task)?;
@@ -47,7 +47,7 @@ pub fn why(state: &State, policy: &Policy, task: &TaskId, now_ms: i64) -> Option
     Some(Explanation { task: task.clone(), summary, ahead, nodes: lacks(state, &demand), remedy })
 }
 
-fn lacks(state: &State, demand: &Demand) -> Vec<NodeLack> {
+fn lacks(state: &Snapshot, demand: &Demand) -> Vec<NodeLack> {
     let cluster = Cluster::of(state);
     let shape = cluster.shape(demand);
     let lack = |(at, node): (usize, &crate::Node)| {

@@ -12,7 +12,7 @@ use cantle_model::Milli;
 
 use crate::binpack::{choose, fullest_first, fullness};
 use crate::outlook::{Outlook, SLOT_KINDS};
-use crate::ranking::Offer;
+use crate::ranking::NodeOffer;
 use crate::{Cluster, Cut, Demand, GpuFree, Host, NodeFree, Ranking, Shape};
 
 // The constants below were found by trials on the eight public traces of the FGD experiment, two seeds each. Halving or
@@ -116,7 +116,7 @@ impl Worth {
         self.part(gpu.room) - self.part(gpu.room.saturating_sub(share.milli.0))
     }
 
-    /// Class of the GPUs taken, and how many places of each kind are lost to others.
+    /// GpuClass of the GPUs taken, and how many places of each kind are lost to others.
     fn group(&self, node: &NodeFree, shape: &Shape, gpus: &[(usize, Cut)]) -> u64 {
         let class = gpus.iter().map(|(at, _)| node.gpus[*at].class as u64).min().unwrap_or(0xffff);
         let touched = gpus.iter().filter(|(at, _)| node.gpus[*at].milli == Milli::ONE.0).count() as u64;
@@ -129,14 +129,14 @@ impl Worth {
 }
 
 impl Ranking for Worth {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         let node = cluster.node(node);
         let gpus =
             choose(node, shape, |gpu, share| (micro(self.part_lost(gpu, share)), fullest_first(gpu, share)))?;
         let [short, opened, left, free, _, digest] = fullness(node, shape, &gpus);
         // A task that may take more GPUs takes them: being short outweighs any worth.
         let lost = self.lost(node, shape, &gpus).saturating_add(short.saturating_mul(1 << 40));
-        Some(Offer {
+        Some(NodeOffer {
             group: self.group(node, shape, &gpus),
             rank: [lost, opened, left, free, 0, digest],
             gpus,

@@ -1,10 +1,11 @@
 //! The documented ClearML examples, and ClearML's own bugs (agent 3.0.3) done right.
 
+#![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use cantle_model::{Gpu, GpuRequest, GpuUuid, Holder, Lease, LeaseId, Milli, QueueSpec, Slice, TaskId};
 use cantle_sched::{
-    GpuState, Node, Order, Plan, Policy, Queue, Running, State, Waiting, audit, plan, validate_queues, why,
+    GpuState, Node, Order, Plan, Policy, Queue, Running, Snapshot, Waiting, audit, plan, validate_queues, why,
 };
 
 const GIB: u64 = 1 << 30;
@@ -29,12 +30,12 @@ fn queue(spec: &str, tasks: &[&str]) -> Queue {
     Queue::new(QueueSpec::parse(spec).unwrap(), waiting)
 }
 
-fn state(count: u32, queues: Vec<Queue>) -> State {
-    State::new(vec![node(count)], Vec::new(), queues)
+fn state(count: u32, queues: Vec<Queue>) -> Snapshot {
+    Snapshot::new(vec![node(count)], Vec::new(), queues)
 }
 
 /// Plans, proves the plan, and carries it out.
-fn step(state: &mut State, policy: &Policy) -> Plan {
+fn step(state: &mut Snapshot, policy: &Policy) -> Plan {
     let plan = plan(state, policy, 0);
     assert_eq!(audit(state, &plan), []);
     for start in &plan.starts {
@@ -60,7 +61,7 @@ fn step(state: &mut State, policy: &Policy) -> Plan {
     plan
 }
 
-fn end(state: &mut State, task: &str) {
+fn end(state: &mut Snapshot, task: &str) {
     state.running.retain(|running| running.task.0 != task);
 }
 
@@ -165,7 +166,7 @@ fn bug_d_the_impossible_is_refused_at_start_and_blocks_nobody() {
 #[test]
 fn best_fit_onto_cut_gpus_before_a_fresh_one() {
     let mut state = state(3, vec![queue("default=task", &[])]);
-    let enqueue = |state: &mut State, task: &str, request: &str| {
+    let enqueue = |state: &mut Snapshot, task: &str, request: &str| {
         let request = GpuRequest::from_fraction(request).unwrap();
         state.queues[0].waiting.push(Waiting::new(TaskId::from(task), 0).wanting(request));
         starts(&step(state, &Policy::default()))
@@ -180,7 +181,7 @@ fn best_fit_onto_cut_gpus_before_a_fresh_one() {
 #[test]
 fn strict_order_waits_and_backfill_keeps_a_place() {
     let queues = || vec![queue("dual=2", &["dual"]), queue("half=0.5", &["h1", "h2", "h3"])];
-    let running = |state: &mut State| {
+    let running = |state: &mut Snapshot| {
         state.queues.insert(0, queue("first=1", &["r"]));
         step(state, &Policy::default());
         state.queues.remove(0);
@@ -269,7 +270,7 @@ fn mig_gpus_are_not_cut_by_memory_limits() {
 fn audit_finds_what_is_wrong_with_a_plan() {
     let mut state = state(1, vec![queue("half=0.5", &["a", "b"])]);
     let good = plan(&state, &Policy::default(), 0);
-    let says = |state: &State, plan: &Plan| -> Vec<String> {
+    let says = |state: &Snapshot, plan: &Plan| -> Vec<String> {
         audit(state, plan).iter().map(ToString::to_string).collect()
     };
     assert_eq!(says(&state, &good), [""; 0]);
@@ -282,14 +283,18 @@ fn audit_finds_what_is_wrong_with_a_plan() {
     );
 
     let mut large = good.clone();
-    large.starts[1].slices[0].milli = Milli(501);
+    large.starts[1].slices[0].memory_limit_bytes += 1;
     assert_eq!(
         says(&state, &large),
         [
             "task b: gets 1 slices that are not what its queue half gives",
-            "GPU GPU-0: 1001 thousandths given out, it has 1000"
+            "GPU GPU-0: limits and foreign use add up to 42949672961 bytes, it has 42949672960"
         ]
     );
+
+    let mut uncounted = good.clone();
+    uncounted.starts[1].slices[0].milli = Milli(499);
+    assert_eq!(says(&state, &uncounted), ["task b: gets 1 slices that are not what its queue half gives"]);
 
     let mut elsewhere = good.clone();
     elsewhere.starts[0].slices[0].gpu = GpuUuid::from("GPU-9");

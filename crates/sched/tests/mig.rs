@@ -1,4 +1,6 @@
 //! GPUs in MIG mode beside shared ones: where requests land, who stops for whom, and what the audit refuses.
+
+#![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
@@ -7,7 +9,7 @@ use std::sync::Arc;
 use cantle_mig::{GpuGeometry, Instance, Table};
 use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{
-    Demand, GpuState, Node, Plan, Policy, Project, Queue, Running, State, Violation, Waiting, audit, plan,
+    Demand, GpuState, Node, Plan, Policy, Project, Queue, Running, Snapshot, Violation, Waiting, audit, plan,
 };
 
 fn table(gpu: &str) -> Arc<Table> {
@@ -36,7 +38,7 @@ fn profile(name: &str) -> GpuRequest {
 
 /// A node and what has been started on it.
 struct World {
-    state: State,
+    state: Snapshot,
     policy: Policy,
     now_ms: i64,
 }
@@ -45,7 +47,7 @@ impl World {
     fn new(gpus: Vec<GpuState>) -> Self {
         let spec = QueueSpec { name: "q".into(), want: QueueWant::Task };
         let queue = Queue::new(spec, Vec::new());
-        let state = State::new(vec![Node::new("box", gpus)], Vec::new(), vec![queue]);
+        let state = Snapshot::new(vec![Node::new("box", gpus)], Vec::new(), vec![queue]);
         Self { state, policy: Policy::default(), now_ms: 0 }
     }
 

@@ -1,19 +1,27 @@
 //! What must hold for every cluster, tried on random ones.
+
+#![expect(clippy::disallowed_methods, reason = "the planner itself is what is tested here")]
 #![expect(clippy::unwrap_used, reason = "a test may panic")]
 
 use std::collections::BTreeMap;
 
 use cantle_model::{Gpu, GpuRequest, GpuUuid, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
 use cantle_sched::{
-    Cause, Demand, GpuState, Node, Order, Placement, Plan, Policy, Project, Queue, Reason, Running, State,
+    Cause, Demand, GpuState, Node, Order, Placement, Plan, Policy, Project, Queue, Reason, Running, Snapshot,
     Waiting, audit, plan, shares,
 };
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
+/// Cases of each property, unless `PROPTEST_CASES` asks for another number.
 const CASES: u32 = 10_000;
 const GIB: u64 = 1 << 30;
 const MODELS: [(&str, u64); 2] = [("T4", 16 * GIB), ("A100", 40 * GIB)];
+
+fn cases() -> u32 {
+    let asked = std::env::var_os("PROPTEST_CASES");
+    asked.and_then(|cases| cases.to_str()?.parse().ok()).unwrap_or(CASES)
+}
 
 /// Models of the GPUs of each node.
 fn nodes() -> impl Strategy<Value = Vec<Vec<usize>>> {
@@ -25,8 +33,8 @@ type Wish = (GpuRequest, i32, usize, bool);
 
 fn wish() -> impl Strategy<Value = Wish> {
     let request = prop_oneof![
-        6 => (1u32..8).prop_map(|eighths| GpuRequest::Fraction(Milli(eighths * 125))),
-        2 => (1u32..1000).prop_map(|milli| GpuRequest::Fraction(Milli(milli))),
+        6 => (1u32..8).prop_map(|eighths| GpuRequest::Fraction(Milli(eighths * 125).into())),
+        2 => (1u32..1000).prop_map(|milli| GpuRequest::Fraction(Milli(milli).into())),
         2 => (1u64..41).prop_map(|gib| GpuRequest::Memory(cantle_model::Bytes(gib * GIB))),
         4 => (1u32..5).prop_map(GpuRequest::Gpus),
     ];
@@ -54,7 +62,7 @@ fn cluster() -> impl Strategy<Value = (Vec<Vec<usize>>, Vec<Wish>, Vec<Wish>, Ve
     (nodes(), wishes(), wishes(), prop::collection::vec(0u64..24, 3))
 }
 
-fn state(nodes: &[Vec<usize>], wishes: &[Wish], deserved: &[u64]) -> State {
+fn state(nodes: &[Vec<usize>], wishes: &[Wish], deserved: &[u64]) -> Snapshot {
     let node = |(at, gpus): (usize, &Vec<usize>)| {
         let gpu = |(index, model): (usize, &usize)| {
             GpuState::new(Gpu {
@@ -67,7 +75,7 @@ fn state(nodes: &[Vec<usize>], wishes: &[Wish], deserved: &[u64]) -> State {
         };
         Node::new(format!("node{at}"), gpus.iter().enumerate().map(gpu).collect())
     };
-    let mut state = State::new(nodes.iter().enumerate().map(node).collect(), Vec::new(), Vec::new());
+    let mut state = Snapshot::new(nodes.iter().enumerate().map(node).collect(), Vec::new(), Vec::new());
     let queue = |name: &str| Queue::new(QueueSpec { name: name.into(), want: QueueWant::Task }, Vec::new());
     state.queues = vec![queue("first"), queue("second")];
     state.projects =
@@ -76,7 +84,7 @@ fn state(nodes: &[Vec<usize>], wishes: &[Wish], deserved: &[u64]) -> State {
     state
 }
 
-fn enqueue(state: &mut State, prefix: &str, wishes: &[Wish]) {
+fn enqueue(state: &mut Snapshot, prefix: &str, wishes: &[Wish]) {
     for (at, (request, priority, project, preemptible)) in wishes.iter().enumerate() {
         let mut task = Waiting::new(TaskId(format!("{prefix}{at}")), 0).wanting(request.clone());
         task.priority = *priority;
@@ -87,7 +95,7 @@ fn enqueue(state: &mut State, prefix: &str, wishes: &[Wish]) {
 }
 
 /// Carries a plan out: starts run, the stopped go back to the front of their queue.
-fn carry_out(state: &mut State, plan: &Plan, now_ms: i64) {
+fn carry_out(state: &mut Snapshot, plan: &Plan, now_ms: i64) {
     for eviction in &plan.evictions {
         let at = state.running.iter().position(|running| running.lease == eviction.lease).unwrap();
         let running = state.running.remove(at);
@@ -95,7 +103,7 @@ fn carry_out(state: &mut State, plan: &Plan, now_ms: i64) {
         let request = if milli.is_multiple_of(1000) {
             GpuRequest::Gpus(milli / 1000)
         } else {
-            GpuRequest::Fraction(Milli(milli))
+            GpuRequest::Fraction(Milli(milli).into())
         };
         let mut task = Waiting::new(running.task, 0).wanting(request);
         (task.project, task.priority) = (running.project, running.priority);
@@ -114,7 +122,7 @@ fn carry_out(state: &mut State, plan: &Plan, now_ms: i64) {
 }
 
 /// A busy state: the first tasks have been started before the others came.
-fn busy(nodes: &[Vec<usize>], before: &[Wish], waiting: &[Wish], deserved: &[u64]) -> State {
+fn busy(nodes: &[Vec<usize>], before: &[Wish], waiting: &[Wish], deserved: &[u64]) -> Snapshot {
     let mut state = state(nodes, before, deserved);
     let first = plan(&state, &Policy { backfill: true, ..Policy::default() }, 0);
     carry_out(&mut state, &first, 0);
@@ -123,7 +131,7 @@ fn busy(nodes: &[Vec<usize>], before: &[Wish], waiting: &[Wish], deserved: &[u64
 }
 
 /// Free milli and bytes of each GPU, worked out from the state alone.
-fn free(state: &State) -> BTreeMap<GpuUuid, (u32, u64)> {
+fn free(state: &Snapshot) -> BTreeMap<GpuUuid, (u32, u64)> {
     let gpus = state.nodes.iter().flat_map(|node| &node.gpus);
     let mut free: BTreeMap<_, _> =
         gpus.map(|gpu| (gpu.gpu.uuid.clone(), (1000, gpu.gpu.memory_bytes))).collect();
@@ -134,7 +142,7 @@ fn free(state: &State) -> BTreeMap<GpuUuid, (u32, u64)> {
     free
 }
 
-fn fits_somewhere(state: &State, request: &GpuRequest) -> bool {
+fn fits_somewhere(state: &Snapshot, request: &GpuRequest) -> bool {
     let free = free(state);
     state.nodes.iter().any(|node| {
         let room = node.gpus.iter().filter(|gpu| {
@@ -148,7 +156,7 @@ fn fits_somewhere(state: &State, request: &GpuRequest) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, rng_seed: RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
     /// The audit, written apart, finds nothing: no capacity, limit or rule is broken, nobody is forgotten.
     #[test]
@@ -262,7 +270,7 @@ proptest! {
             task.max_run_ms = Some(run_ms);
             task
         };
-        let eighths = |n: u32| GpuRequest::Fraction(Milli(n * 125));
+        let eighths = |n: u32| GpuRequest::Fraction(Milli(n * 125).into());
         let mut state = state(&[vec![1; gpus as usize]], &[], &[]);
         for (at, (size, run_ms)) in running.iter().enumerate() {
             state.queues[0].waiting.push(task(format!("r{at}"), eighths(*size), *run_ms));

@@ -1,4 +1,4 @@
-//! From HTTP to a call and back. Any method will do, bodies on GET included; versions in the path are accepted.
+//! From HTTP to a call and back. Any method is accepted, bodies on GET included, and versions in the path.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use crate::routes::Routes;
 use crate::ui::{self, Ui};
 use crate::{files, metrics, open, services};
 
-/// A batch of logs or plots may be large; an upload goes another way.
+/// Limit of a request's body. A batch of logs or plots may be large; uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 64 << 20;
 
-/// How much of the API is answered to clients.
+/// The part of the API that clients get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
     /// All of it.
     Whole,
-    /// What ClearML's open-source server has, and no more.
+    /// What ClearML's open-source server has, and nothing else.
     OpenSource,
 }
 
@@ -46,7 +46,7 @@ impl Service {
         self == Self::Whole || !(endpoint.starts_with("cantle.") || LACKING.contains(&endpoint))
     }
 
-    /// Takes away the fields that are cantle's own: the open-source server does not look at them.
+    /// Removes the fields that are cantle's own: the open-source server ignores them.
     fn strip(self, endpoint: &str, body: &mut Value) {
         let own = match endpoint {
             "queues.get_next_task" => "task",
@@ -59,7 +59,7 @@ impl Service {
     }
 }
 
-/// The endpoints and what they work on.
+/// The endpoints and the state that they share.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) app: Arc<App>,
@@ -72,9 +72,11 @@ impl Api {
         Self { app, routes: Arc::new(services::routes()), service }
     }
 
-    /// A call from within the server, to be answered as one from outside.
+    /// A call from within the server, answered as one from outside.
     pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Response, ApiError> {
-        let failed = |error: serde_json::Error| ApiError::new(500, 0, format!("{}: {error}", R::ENDPOINT));
+        let failed = |error: serde_json::Error| {
+            ApiError::new(500, 0, format!("{}: {error}", R::ENDPOINT)).caused_by(error)
+        };
         let body = serde_json::to_value(request).map(without_nulls).map_err(failed)?;
         let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned());
         serde_json::from_value(self.routes.call(R::ENDPOINT, call, body).await?).map_err(failed)
@@ -168,11 +170,11 @@ fn object(body: &[u8]) -> Result<Value, ApiError> {
     match serde_json::from_slice(body) {
         Ok(value @ Value::Object(_)) => Ok(without_nulls(value)),
         Ok(_) => Err(ApiError::invalid("the body must be a JSON object")),
-        Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}"))),
+        Err(error) => Err(ApiError::invalid(format!("the body is not JSON: {error}")).caused_by(error)),
     }
 }
 
-/// `/v2.23/tasks.get_all` → `2.23` and `tasks.get_all`. Clients that were given `…/api` as address come with a prefix.
+/// `/v2.23/tasks.get_all` → `2.23` and `tasks.get_all`. Clients whose configured address ends in `/api` send a prefix.
 fn split_path(path: &str) -> (Option<&str>, &str) {
     let path = path.trim_matches('/');
     let path = path.strip_prefix("api/").unwrap_or(path);

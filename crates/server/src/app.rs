@@ -1,9 +1,10 @@
-//! What all calls share, and what one call knows.
+//! What all calls share, and the context of one call.
 
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use cantle_clearml::StopRequest;
 use cantle_store::{Change, Store};
 
 use crate::clock::now_us;
@@ -20,11 +21,11 @@ pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
     pub(crate) files_dir: PathBuf,
-    /// After which past use counts half; `None`: it does not count.
+    /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
 }
 
-/// One call: the shared parts, its moment, and who calls from where.
+/// One call: the shared state, its time, and the caller's address.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) app: Arc<App>,
@@ -37,10 +38,11 @@ impl Call {
         Self { app, now_us: now_us(), ip }
     }
 
-    /// A change of state now, in the caller's words.
+    /// A change of state now, with the caller's reason and message.
     pub(crate) fn change(&self, force: bool, reason: Option<String>, message: Option<String>) -> Change {
         let (reason, message) = (reason.unwrap_or_default(), message.unwrap_or_default());
-        Change { now_us: self.now_us, force, reason, message }
+        let stop_asked = StopRequest::parse(&message) == Some(StopRequest::Abort);
+        Change { now_us: self.now_us, force, reason, message, stop_asked }
     }
 }
 

@@ -1,20 +1,41 @@
-//! How a call fails: ClearML's codes and subcodes, one line of text.
+//! Failures of calls: ClearML's codes and subcodes, one line of text, and the cause for the server's log.
+
+use std::error::Error;
+use std::sync::Arc;
 
 use cantle_clearml::subcode;
 use cantle_store::StoreError;
 
-/// A refusal or failure, as it goes into the envelope.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+/// A refusal or failure, as it goes into the envelope. The source stays on the server.
+#[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct ApiError {
     pub(crate) code: u16,
     pub(crate) subcode: u32,
     pub(crate) message: String,
+    #[source]
+    source: Option<Arc<dyn Error + Send + Sync>>,
 }
 
 impl ApiError {
     pub(crate) fn new(code: u16, subcode: u32, message: impl Into<String>) -> Self {
-        Self { code, subcode, message: message.into() }
+        Self { code, subcode, message: message.into(), source: None }
+    }
+
+    /// The error that caused this one.
+    pub(crate) fn caused_by(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        self.source = Some(Arc::new(source));
+        self
+    }
+
+    /// The request, or a part of it, can't be read.
+    pub(crate) fn unreadable(source: impl Error + Send + Sync + 'static) -> Self {
+        Self::invalid(source.to_string()).caused_by(source)
+    }
+
+    /// The answer can't be written.
+    pub(crate) fn unwritable(source: serde_json::Error) -> Self {
+        Self::new(500, 0, source.to_string()).caused_by(source)
     }
 
     /// The request is not what the endpoint takes.
@@ -27,7 +48,7 @@ impl ApiError {
         Self::new(401, subcode, format!("Unauthorized ({})", message.into()))
     }
 
-    /// The key pair that may only look was used for more.
+    /// The read-only key pair was used for a change.
     pub(crate) fn read_only(what: &str) -> Self {
         Self::new(
             403,
@@ -36,7 +57,7 @@ impl ApiError {
         )
     }
 
-    /// No such endpoint. Code and text are what stock agents look for.
+    /// No such endpoint. Stock agents check for this code and text.
     pub(crate) fn unknown_endpoint(name: &str) -> Self {
         Self::new(400, 0, format!("Unsupported endpoint: {name}"))
     }
@@ -60,9 +81,10 @@ impl From<StoreError> for ApiError {
             StoreError::ProjectHasTasks(_) => subcode::PROJECT_HAS_TASKS,
             StoreError::Database(_) | StoreError::Migrate(_) | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
-                return Self::new(500, 0, "the server's database failed; see the server's log");
+                let message = "the server's database failed; see the server's log";
+                return Self::new(500, 0, message).caused_by(error);
             }
         };
-        Self::new(400, code, error.to_string())
+        Self::new(400, code, error.to_string()).caused_by(error)
     }
 }

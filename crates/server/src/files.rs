@@ -1,7 +1,7 @@
-//! `/files`: artifacts that tasks upload and fetch again, as ClearML's file server does it.
+//! `/files`: artifacts that tasks upload and download, as on ClearML's file server.
 //!
-//! `POST /files` takes a multipart form whose part names are object paths; `GET` and `DELETE /files/<path>` do what they
-//! say. Objects are plain files under the state folder.
+//! `POST /files` takes a multipart form whose part names are object paths; `GET` and `DELETE /files/<path>` fetch and delete
+//! an object. Objects are plain files under the state directory.
 
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<
 
 async fn check(State(app): State<Arc<App>>, headers: HeaderMap, request: Request, next: Next) -> Response {
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
-    // SDKs fetch with the token as a cookie where they show artifacts in a browser.
+    // SDKs send the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
     match app.keys.check(authorization.or(cookie.as_deref())) {
         Ok(Role::ReadOnly) if !request.method().is_safe() => {
@@ -65,9 +65,9 @@ async fn upload(
     while let Some(mut field) = form.next_field().await.map_err(bad)? {
         let name = field.name().unwrap_or_default().to_owned();
         let target = place(&app.files_dir, &name)?;
-        let folder = target.parent().unwrap_or(&app.files_dir).to_owned();
-        fs::create_dir_all(&folder).await.map_err(|error| failed(&error))?;
-        // Under another name first: nobody may fetch half an object, and no object may be named like this.
+        let directory = target.parent().unwrap_or(&app.files_dir).to_owned();
+        fs::create_dir_all(&directory).await.map_err(|error| failed(&error))?;
+        // Under another name first, which no object can have: half an object must not be fetched.
         let partial = app.files_dir.join(format!(".{}", new_id()));
         let mut file = File::create(&partial).await.map_err(|error| failed(&error))?;
         let written = async {
@@ -118,7 +118,7 @@ async fn remove(
     Ok(axum::Json(path.0))
 }
 
-/// The file of an object. Paths that lead out of the folder, or to names that are ours, are refused.
+/// The file of an object. Paths that lead out of the directory, or to names that the server uses itself, are refused.
 fn place(dir: &Path, object: &str) -> Result<PathBuf, Failure> {
     let relative = Path::new(object.trim_start_matches('/'));
     let plain = |part: Component<'_>| match part {

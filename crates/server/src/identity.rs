@@ -1,5 +1,5 @@
-//! Who may call: two key pairs, made at the first start, and tokens that are signed with a secret of their own. One pair
-//! may do everything, the other only look.
+//! Who may call: two key pairs, made at the first start, and tokens that are signed with a separate secret. One pair
+//! may do everything, the other only read.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -21,7 +21,7 @@ use crate::error::ApiError;
 
 /// Clients renew their token when less than 12 hours are left, so it must live longer; ClearML's own live 30 days.
 const TOKEN_S: i64 = 30 * 24 * 3600;
-/// The API version that clients are told; with this one everything that the real clients know runs.
+/// The API version that clients are given; with this one all features of the real clients work.
 pub(crate) const API_VERSION: &str = "2.31";
 
 /// Subcodes of 401.
@@ -30,10 +30,10 @@ const BAD_CREDENTIALS: u32 = 21;
 const INVALID_CREDENTIALS: u32 = 22;
 const INVALID_TOKEN: u32 = 30;
 
-/// `server/credentials.json` under the state folder: how to reach the local server.
+/// `server/credentials.json` under the state directory: address and keys of the local server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CredentialsFile {
-    /// Where it listens.
+    /// The server's address.
     pub url: String,
     /// Access key.
     pub access_key: String,
@@ -41,13 +41,13 @@ pub struct CredentialsFile {
     pub secret_key: String,
 }
 
-/// Where the credentials of the server with this state folder are.
+/// Path of the credentials of the server with this state directory.
 #[must_use]
 pub fn credentials_path(state_dir: &Path) -> PathBuf {
     state_dir.join("server").join("credentials.json")
 }
 
-/// Where the key pair that may only look is, in the same form.
+/// Path of the read-only key pair, in the same form.
 #[must_use]
 pub fn viewer_path(state_dir: &Path) -> PathBuf {
     state_dir.join("server").join("viewer.json")
@@ -58,15 +58,15 @@ pub fn viewer_path(state_dir: &Path) -> PathBuf {
 pub(crate) enum Role {
     /// Everything.
     Full,
-    /// Look at everything, change nothing.
+    /// Read everything, change nothing.
     ReadOnly,
 }
 
-/// ClearML's name for somebody who may only look.
+/// ClearML's name for read-only users.
 const GUEST: &str = "guest";
 
 impl Role {
-    /// The name in tokens, in ClearML's words.
+    /// ClearML's name of the role, as tokens hold it.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Full => "user",
@@ -74,7 +74,7 @@ impl Role {
         }
     }
 
-    /// A new endpoint is closed to those who may only look until its name says that it only reads.
+    /// A read-only caller may call an endpoint only if its name says that it only reads.
     pub(crate) fn may_call(self, endpoint: &str) -> bool {
         // It takes the task out of the queue.
         const TAKES: &str = "queues.get_next_task";
@@ -94,7 +94,7 @@ impl Role {
 }
 
 impl CredentialsFile {
-    /// Reads the credentials of the server with this state folder; `None` if there is no server yet.
+    /// Reads the credentials of the server with this state directory; `None` if there is no server yet.
     ///
     /// # Errors
     /// If the file can't be read or is damaged.
@@ -102,7 +102,7 @@ impl CredentialsFile {
         Self::read_file(credentials_path(state_dir))
     }
 
-    /// As [`CredentialsFile::read`], of the key pair that may only look.
+    /// As [`CredentialsFile::read`], for the read-only key pair.
     ///
     /// # Errors
     /// If the file can't be read or is damaged.
@@ -126,7 +126,7 @@ impl CredentialsFile {
     }
 }
 
-/// What the server needs to know whom it talks to.
+/// What the server needs to authenticate a caller.
 pub(crate) struct Keys {
     full: Credentials,
     viewer: Credentials,
@@ -141,7 +141,7 @@ impl std::fmt::Debug for Keys {
     }
 }
 
-/// Reads a key pair, or makes one. The address in the file is always the present one.
+/// Reads a key pair, or makes one. The address in the file is always the current one.
 fn load_or_make_pair(path: PathBuf, url: &str) -> Result<CredentialsFile, ServerError> {
     let file = match CredentialsFile::read_file(path.clone())? {
         Some(old) => CredentialsFile { url: url.to_owned(), ..old },
@@ -190,7 +190,7 @@ fn write_private(path: &Path, content: &[u8]) -> Result<(), ServerError> {
     std::fs::rename(&next, path).map_err(fail)
 }
 
-/// What a token says. Clients read it without checking the signature.
+/// The content of a token. Clients read it without checking the signature.
 #[derive(Debug, Serialize, Deserialize)]
 struct Claims {
     iat: i64,
@@ -206,7 +206,7 @@ struct Claims {
 }
 
 impl Keys {
-    /// A new token for somebody with this role.
+    /// A new token for this role.
     pub(crate) fn token(&self, role: Role, now_us: i64, lives_s: Option<i64>) -> Result<String, ApiError> {
         let iat = now_us / 1_000_000;
         let identity = json!({
@@ -226,7 +226,7 @@ impl Keys {
             feature_set: "basic".to_owned(),
         };
         encode(&Header::new(Algorithm::HS256), &claims, &self.signing)
-            .map_err(|error| ApiError::new(500, 0, format!("token: {error}")))
+            .map_err(|error| ApiError::new(500, 0, format!("token: {error}")).caused_by(error))
     }
 
     /// The public half of the key pair of a role.
@@ -237,12 +237,12 @@ impl Keys {
         }
     }
 
-    /// Does everybody get an answer?
+    /// Callers need no credentials.
     pub(crate) const fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Lets a caller in, by key pair or by token, and says what it may do.
+    /// Authenticates a caller by key pair or token, and returns its role.
     pub(crate) fn check(&self, authorization: Option<&str>) -> Result<Role, ApiError> {
         if self.open {
             return Ok(Role::Full);
@@ -278,7 +278,10 @@ impl Keys {
         match decode::<Claims>(token, &self.verifying, &validation) {
             Ok(token) if token.claims.identity["role"] == GUEST => Ok(Role::ReadOnly),
             Ok(_) => Ok(Role::Full),
-            Err(error) => Err(ApiError::unauthorized(INVALID_TOKEN, format!("invalid token: {error}"))),
+            Err(error) => {
+                let message = format!("invalid token: {error}");
+                Err(ApiError::unauthorized(INVALID_TOKEN, message).caused_by(error))
+            }
         }
     }
 }
@@ -305,7 +308,11 @@ mod tests {
         let token = keys.token(Role::Full, now_us(), None).unwrap();
         let (again, keys) = load_or_make(dir.path(), "http://127.0.0.1:2", false).unwrap();
         assert_eq!(again, CredentialsFile { url: "http://127.0.0.1:2".into(), ..file });
-        assert_eq!(keys.check(Some(&format!("Bearer {token}"))), Ok(Role::Full), "tokens outlive a restart");
+        assert_eq!(
+            keys.check(Some(&format!("Bearer {token}"))).ok(),
+            Some(Role::Full),
+            "tokens outlive a restart"
+        );
     }
 
     #[test]
@@ -314,9 +321,9 @@ mod tests {
         let viewer = CredentialsFile::read_viewer(dir.path()).unwrap().unwrap();
         assert_ne!(viewer.access_key, file.access_key);
         let pair = STANDARD.encode(format!("{}:{}", viewer.access_key, viewer.secret_key));
-        assert_eq!(keys.check(Some(&format!("Basic {pair}"))), Ok(Role::ReadOnly));
+        assert_eq!(keys.check(Some(&format!("Basic {pair}"))).ok(), Some(Role::ReadOnly));
         let token = keys.token(Role::ReadOnly, now_us(), None).unwrap();
-        assert_eq!(keys.check(Some(&format!("Bearer {token}"))), Ok(Role::ReadOnly));
+        assert_eq!(keys.check(Some(&format!("Bearer {token}"))).ok(), Some(Role::ReadOnly));
         let mixed = STANDARD.encode(format!("{}:{}", viewer.access_key, file.secret_key));
         assert!(keys.check(Some(&format!("Basic {mixed}"))).is_err());
     }
@@ -338,7 +345,7 @@ mod tests {
         let (_dir, file, keys) = made();
         let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
         let good = basic(&format!("{}:{}", file.access_key, file.secret_key));
-        assert_eq!(keys.check(Some(&good)), Ok(Role::Full));
+        assert_eq!(keys.check(Some(&good)).ok(), Some(Role::Full));
         let subcode = |value: Option<&str>| keys.check(value).unwrap_err().subcode;
         assert_eq!(subcode(None), 20);
         assert_eq!(subcode(Some("Basic !!!")), 21);

@@ -1,7 +1,7 @@
 //! The server: ClearML's API, what cantle adds to it, and the files that tasks leave behind.
 //!
 //! [`Server::bind`] opens database and socket and makes credentials at the first start; [`Server::serve`] answers until
-//! it is told to stop. All state is in the database, so killing the server at any instant loses nothing.
+//! it is asked to stop. All state is in the database, so killing the server at any instant loses nothing.
 
 mod api;
 mod app;
@@ -31,28 +31,28 @@ use tokio::net::TcpListener;
 
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 
-/// What a server needs to know.
+/// The settings of a server.
 #[derive(Clone, Debug)]
-pub struct Config {
+pub struct ServerConfig {
     /// Where to listen, for example `127.0.0.1:8008`; port 0 takes a free one.
     pub listen: String,
     /// `sqlite:PATH`, or a path; by default `server/cantle.db` under `state_dir`.
     pub db: Option<String>,
-    /// Credentials, database and files live in `server/` under this folder.
+    /// Credentials, database and files are in `server/` under this directory.
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
     pub open: bool,
-    /// Answer as ClearML's open-source server does, without what it lacks: to try clients that must live with that one.
+    /// Answer as ClearML's open-source server does, without what it lacks: to test clients against that one.
     pub open_source: bool,
     /// A task that an agent took from its queue and has not started after this time goes back to the front. Agents start
     /// a task within seconds of taking it.
     pub start_within: Duration,
-    /// After this time, what a project used counts half as much against it; `None`: past use does not count.
+    /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
 
-impl Default for Config {
-    /// A free port on loopback, and nothing out of the ordinary.
+impl Default for ServerConfig {
+    /// A free port on loopback, and the defaults.
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:0".to_owned(),
@@ -66,7 +66,7 @@ impl Default for Config {
     }
 }
 
-/// A server that is ready to answer.
+/// A server that is ready to serve.
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
@@ -76,11 +76,12 @@ pub struct Server {
     start_within: Duration,
 }
 
-/// Why a server can't start or has to stop.
+/// Why a server can't start or has to stop. Each variant is one line that says what is wrong; [`ServerError::hints`] says what
+/// would help.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
-    /// The address is not one, or not free.
-    #[error("cannot listen on {listen}: {source}; choose another address with --listen")]
+    /// The address is invalid or in use.
+    #[error("cannot listen on {listen}: {source}")]
     Listen {
         /// As given.
         listen: String,
@@ -88,12 +89,12 @@ pub enum ServerError {
         source: std::io::Error,
     },
     /// `open` on an address that others can reach.
-    #[error("--open answers everybody without credentials; it is allowed on loopback only, not on {0}")]
+    #[error("--open answers without credentials, so it is allowed on loopback only, not on {0}")]
     Open(SocketAddr),
     /// A database that this build does not know.
-    #[error("--db {0} is not supported; write sqlite:PATH")]
+    #[error("--db {0} is not supported")]
     Database(String),
-    /// A file under the state folder.
+    /// A file under the state directory.
     #[error("cannot use {path}: {source}")]
     File {
         /// Which.
@@ -105,7 +106,7 @@ pub enum ServerError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The credentials file is not what was written.
-    #[error("{path} is damaged: {source}; move it away to have new credentials made")]
+    #[error("{path} is damaged: {source}")]
     Damaged {
         /// Which.
         path: PathBuf,
@@ -114,12 +115,28 @@ pub enum ServerError {
     },
 }
 
+impl ServerError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::Listen { .. } => "choose another address with --listen",
+            Self::Open(_) => "listen on 127.0.0.1 or [::1], or leave out --open",
+            Self::Database(_) => "write sqlite:PATH",
+            Self::Damaged { .. } => "move it away; the next start makes new credentials",
+            Self::Store(error) => return error.hints(),
+            Self::File { .. } => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}
+
 impl Server {
     /// Opens database and socket. Connections wait from now on; they are answered by [`Server::serve`].
     ///
     /// # Errors
     /// See [`ServerError`].
-    pub async fn bind(config: &Config) -> Result<Self, ServerError> {
+    pub async fn bind(config: &ServerConfig) -> Result<Self, ServerError> {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
         let listener = TcpListener::bind(&config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
@@ -138,7 +155,7 @@ impl Server {
         Ok(Self { listener, app, file, service, start_within: config.start_within })
     }
 
-    /// Where clients reach it.
+    /// The address for clients.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.file.url

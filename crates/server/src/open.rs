@@ -1,4 +1,4 @@
-//! `--open`: a server that asks for no credentials must not be a way in for the web sites that its user visits.
+//! `--open`: a server without credentials must not be open to the web sites that its user visits.
 //!
 //! A browser on this machine reaches loopback for any site. What comes from another site says so (`Origin`,
 //! `Sec-Fetch-Site`); a site that points its own name at loopback shows in `Host`. Clients that are no browsers send
@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::error::ApiError;
 use crate::ui::refuse;
 
-/// Lets everything through to a server with credentials, and to an open one what was meant for it.
+/// Lets every request through to a server with credentials, and to an open one those that were meant for it.
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if app.keys.is_open()
         && let Err(error) = check(request.headers())
@@ -42,7 +42,7 @@ fn check(headers: &HeaderMap) -> Result<(), ApiError> {
     }
 }
 
-/// Is this, with or without a port, a name that only this machine can mean?
+/// Whether this, with or without a port, is a name that can only mean this machine.
 fn is_loopback(host: &str) -> bool {
     // Neither belongs into a Host header; both would make a URI mean another host.
     if host.contains(['@', '/']) {

@@ -1,4 +1,4 @@
-//! What list endpoints share: only some fields, by name, in pages.
+//! What list endpoints share: selected fields, patterns of names, pages.
 
 use cantle_clearml::{Listing, subcode};
 use regex::Regex;
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// A record that list endpoints give out.
+/// A record that list endpoints return.
 pub(crate) trait Listed {
     fn id(&self) -> &str;
     fn name(&self) -> &str;
@@ -14,7 +14,7 @@ pub(crate) trait Listed {
     fn object(&self) -> Value;
 }
 
-/// Those of the records that a request asks for, as it asks for them.
+/// The records that a request selects, with the fields that it selects.
 pub(crate) fn list<T: Listed>(mut rows: Vec<T>, wanted: &Listing) -> Result<Vec<Value>, ApiError> {
     few(&wanted.id)?;
     let name = pattern(wanted.name.as_deref())?;
@@ -26,7 +26,7 @@ pub(crate) fn list<T: Listed>(mut rows: Vec<T>, wanted: &Listing) -> Result<Vec<
     Ok(rows.iter().map(|row| only(row.object(), &wanted.only_fields)).collect())
 }
 
-/// More ids than this in one request is a mistake (and more than one SQL statement takes).
+/// Limit of ids in one request: more are a mistake, and more than one SQL statement takes.
 const MAX_IDS: usize = 10_000;
 
 /// Keeps the named fields (dotted, `runtime.progress`) and the id; absent ones are left out. No names: everything.

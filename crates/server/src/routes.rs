@@ -1,4 +1,4 @@
-//! Which function answers which endpoint.
+//! The functions that answer the endpoints.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -31,7 +31,7 @@ impl Routes {
         self.on(R::ENDPOINT, handler);
     }
 
-    /// For requests that only the server knows.
+    /// For requests without a type in `clearml`.
     pub(crate) fn on<R, F, Fut, T>(&mut self, endpoint: &'static str, handler: F)
     where
         R: DeserializeOwned + Send + 'static,
@@ -43,9 +43,9 @@ impl Routes {
             let handler = handler.clone();
             Box::pin(async move {
                 let request = serde_json::from_value(body);
-                let request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
+                let request = request.map_err(ApiError::unreadable)?;
                 let data = handler(call, request).await?;
-                serde_json::to_value(data).map_err(|error| ApiError::new(500, 0, error.to_string()))
+                serde_json::to_value(data).map_err(ApiError::unwritable)
             })
         };
         let before = self.0.insert(endpoint, Box::new(erased));

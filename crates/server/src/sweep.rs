@@ -1,5 +1,5 @@
-//! What nobody asks for: a task whose agent died between taking and starting it goes back to the front of its queue, and
-//! how long the queues are and what projects use is noted.
+//! Periodic work of the server: a task whose agent died between taking and starting it goes back to the front of its queue, and
+//! the length of the queues and the projects' use of GPUs are recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,8 +10,8 @@ use crate::usage;
 
 const EVERY: Duration = Duration::from_secs(10);
 
-/// Looks from time to time, for ever. A task that was taken and not started within `start_within` is lost; who comes later
-/// finds it gone.
+/// Polls without end. A task that was taken and not started within `start_within` goes back to its queue; an agent that
+/// starts it later is refused.
 pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
     let start_within_us = i64::try_from(start_within.as_micros()).unwrap_or(i64::MAX);
     let mut ticks = tokio::time::interval(EVERY.min(start_within));
@@ -20,16 +20,18 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
         ticks.tick().await;
         let now_us = now_us();
         match app.store.reclaim(now_us.saturating_sub(start_within_us), now_us).await {
-            Ok(tasks) => tasks.iter().for_each(|task| tracing::warn!(%task, "never started, queued again")),
-            Err(error) => tracing::error!("looking for lost tasks: {error}"),
+            Ok(tasks) => tasks.iter().for_each(
+                |task| tracing::warn!(%task, "the task was taken and never started; it is queued again"),
+            ),
+            Err(error) => tracing::error!("tasks that never started can't be found: {error}"),
         }
         if let Some(half_life_ms) = app.usage_half_life_ms
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
         {
-            tracing::error!("counting what projects use: {error}");
+            tracing::error!("the projects' use of GPUs can't be counted: {error}");
         }
         if let Err(error) = app.store.sample_queues(now_us).await {
-            tracing::error!("noting how long the queues are: {error}");
+            tracing::error!("the length of the queues can't be recorded: {error}");
         }
     }
 }

@@ -1,6 +1,7 @@
-//! Tasks on the wire: ClearML's object from our record, and our record from ClearML's fields.
+//! Tasks on the wire: from the store's record to ClearML's object, and from ClearML's fields to the record.
 
-use cantle_clearml::tasks::{Container, Execution, HyperParams, Output, Script};
+use cantle_clearml::StopRequest;
+use cantle_clearml::tasks::{Container, Execution, HyperParams, Script, TaskOutput};
 use cantle_store::{NewTask, TaskEdit, TaskRow};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
@@ -9,7 +10,7 @@ use crate::app::{COMPANY, USER};
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 
-/// Members of a task that are kept as they come, beside those with a column of their own.
+/// Members of a task that are kept unchanged, apart from those with a column of their own.
 const DOC_FIELDS: [&str; 11] = [
     "comment",
     "script",
@@ -110,6 +111,8 @@ pub(crate) fn new_task(
 pub(crate) fn edit(mut fields: Map<String, Value>) -> Result<TaskEdit, ApiError> {
     let name: Option<String> = take(&mut fields, "name")?;
     name.as_deref().map(must_have_name).transpose()?;
+    let status_message: Option<String> = take(&mut fields, "status_message")?;
+    let asks = status_message.as_deref().and_then(StopRequest::parse);
     Ok(TaskEdit {
         name,
         kind: take(&mut fields, "type")?,
@@ -117,7 +120,8 @@ pub(crate) fn edit(mut fields: Map<String, Value>) -> Result<TaskEdit, ApiError>
         parent: take(&mut fields, "parent")?,
         tags: take(&mut fields, "tags")?,
         system_tags: take(&mut fields, "system_tags")?,
-        status_message: take(&mut fields, "status_message")?,
+        status_message,
+        stop_asked: asks == Some(StopRequest::Abort),
         status_reason: take(&mut fields, "status_reason")?,
         doc: doc(fields)?,
     })
@@ -130,7 +134,7 @@ fn must_have_name(name: &str) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// What is kept as it comes, once it is sure that everybody can read it again. Unknown members are dropped.
+/// The members that are kept unchanged, once it is sure that clients can read them again. Unknown members are dropped.
 fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     fields.retain(|name, _| DOC_FIELDS.contains(&name.as_str()));
     if let Some(destination) = take::<String>(&mut fields, "output_dest")? {
@@ -143,11 +147,11 @@ fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
             "execution" => can_be::<Execution>(value),
             "container" => can_be::<Container>(value),
             "hyperparams" => can_be::<HyperParams>(value),
-            "output" => can_be::<Output>(value),
+            "output" => can_be::<TaskOutput>(value),
             "active_duration" => can_be::<i64>(value),
             _ => can_be::<Map<String, Value>>(value),
         };
-        readable.map_err(|error| ApiError::invalid(format!("{name}: {error}")))?;
+        readable.map_err(|error| ApiError::invalid(format!("{name}: {error}")).caused_by(error))?;
     }
     Ok(fields)
 }
@@ -160,7 +164,9 @@ fn take<T: DeserializeOwned>(fields: &mut Map<String, Value>, name: &str) -> Res
     let Some(value) = fields.remove(name) else {
         return Ok(None);
     };
-    serde_json::from_value(value).map(Some).map_err(|error| ApiError::invalid(format!("{name}: {error}")))
+    serde_json::from_value(value)
+        .map(Some)
+        .map_err(|error| ApiError::invalid(format!("{name}: {error}")).caused_by(error))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Past use: counted at intervals, told to whoever decides. How it is weighed: `sched::usage`.
+//! Past use of GPUs: counted at intervals, and reported to the agents, which decide. `sched::usage` weighs it.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +10,14 @@ use crate::app::Call;
 use crate::error::ApiError;
 use crate::services;
 
-/// How strongly past use counts where it does: as much as a project's own part (KAI's `kValue` of 1).
+/// Weight of past use: it counts as much as a project's quota (KAI's `kValue` of 1).
 const WEIGHT_PERCENT: u32 = 100;
 
 /// Less than this, in thousandths of a GPU times milliseconds, is forgotten.
 const FORGOTTEN: f64 = 1.0;
 
-/// Carries the use of all projects forward to `now_us`. What their tasks hold now they have held since they started or were
-/// counted last, so nothing is lost while the server is down.
+/// Carries the use of all projects forward to `now_us`. Their tasks have held what they hold now since they started or were
+/// last counted, so nothing is lost while the server is down.
 pub(crate) async fn count(store: &Store, half_life_ms: i64, now_us: i64) -> Result<(), StoreError> {
     let counted: BTreeMap<String, ProjectUse> =
         store.project_use().await?.into_iter().map(|row| (row.project.clone(), row)).collect();
@@ -39,7 +39,7 @@ pub(crate) async fn count(store: &Store, half_life_ms: i64, now_us: i64) -> Resu
 pub(crate) struct PastUse {
     /// `None`: past use does not count.
     half_life_ms: Option<i64>,
-    /// Of the nodes that are alive.
+    /// Capacity of the nodes that are alive.
     capacity_milli: u64,
     /// By id of a project, those below it not included.
     used: BTreeMap<String, f64>,
@@ -58,7 +58,7 @@ impl PastUse {
         })
     }
 
-    /// Of a project and those below it, in millionths of what there is; `None` if past use does not count.
+    /// Past use of a project and those below it, in millionths of the capacity; `None` if past use does not count.
     pub(crate) fn ppm(&self, projects: &[ProjectRow], name: &str) -> Option<u32> {
         let inside =
             |row: &&ProjectRow| row.name == name || projects_above(&row.name).any(|above| above == name);
@@ -66,7 +66,7 @@ impl PastUse {
         Some(usage_ppm(used, self.capacity_milli, self.half_life_ms?))
     }
 
-    /// What everybody divides by, as far as past use is concerned.
+    /// The policy for past use that server and agents divide capacity by.
     pub(crate) fn policy(&self) -> Policy {
         let usage_weight_percent = if self.half_life_ms.is_some() { WEIGHT_PERCENT } else { 0 };
         Policy { usage_weight_percent, ..Policy::default() }

@@ -30,7 +30,7 @@ async fn read(server: &TestServer, path: &str) -> Value {
     serde_json::from_slice(&answer.bytes().await.unwrap()).unwrap()
 }
 
-/// The chart, once it has so many samples.
+/// The chart, once it has this number of samples.
 async fn chart(server: &TestServer, path: &str, samples: usize) -> Value {
     let end = Instant::now() + PATIENCE;
     loop {

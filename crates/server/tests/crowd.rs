@@ -14,7 +14,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
-use cantle_clearml::events::{Event, SCALAR};
+use cantle_clearml::events::{ReportedEvent, SCALAR};
 use cantle_clearml::tasks::{Enqueue, GetAll, Started};
 use cantle_clearml::{Client, Credentials, queues};
 use cantle_server::CredentialsFile;
@@ -22,7 +22,7 @@ use common::{TestServer, create_task};
 use serde_json::json;
 use tokio::task::JoinSet;
 
-async fn next(client: &Client, queue: &str) -> Result<Option<String>, cantle_clearml::Error> {
+async fn next(client: &Client, queue: &str) -> Result<Option<String>, cantle_clearml::WireError> {
     let request = queues::GetNextTask { queue: queue.into(), ..queues::GetNextTask::default() };
     Ok(client.call(&request).await?.entry.map(|entry| entry.task))
 }
@@ -65,7 +65,7 @@ async fn scalars_are_quick_and_exact() {
     let server = TestServer::start().await;
     let task = server.task("t").await;
     let value = |iter: i64| 1.0 / f64::from(i32::try_from(iter).unwrap() + 1) * 1e-7;
-    let point = |iter: i64| Event {
+    let point = |iter: i64| ReportedEvent {
         kind: SCALAR.into(),
         task: task.clone(),
         timestamp: Some(1_000 + iter),
@@ -73,9 +73,9 @@ async fn scalars_are_quick_and_exact() {
         variant: Some(format!("line {}", iter % 4)),
         iter: Some(iter),
         value: Some(value(iter)),
-        ..Event::default()
+        ..ReportedEvent::default()
     };
-    let points: Vec<Event> = (0..POINTS).map(point).collect();
+    let points: Vec<ReportedEvent> = (0..POINTS).map(point).collect();
     let begin = tokio::time::Instant::now();
     for batch in points.chunks(5000) {
         assert_eq!(server.client.add_batch(batch).await.unwrap().added, 5000);
@@ -118,7 +118,7 @@ struct Process {
 
 impl Process {
     fn start(dir: &Path) -> Self {
-        // Beside the test's own binary: target/<profile>/deps/… and target/<profile>/examples/serve.
+        // Next to the test's own binary: target/<profile>/deps/… and target/<profile>/examples/serve.
         let tests = std::env::current_exe().unwrap();
         let program = tests.ancestors().nth(2).unwrap().join("examples/serve");
         let mut child = Command::new(program).arg(dir).stdout(Stdio::piped()).spawn().unwrap();

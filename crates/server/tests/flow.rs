@@ -9,9 +9,9 @@
 mod common;
 
 use cantle_clearml::cantle::{
-    ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, NodeQueue, ReportNode, ReportTask, Waiting,
+    ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, NodeQueue, ReportNode, ReportTask, WaitReport,
 };
-use cantle_clearml::events::{Event, GetTaskLog};
+use cantle_clearml::events::{GetTaskLog, ReportedEvent};
 use cantle_clearml::tasks::{
     Completed, Delete, Dequeue, Edit, Enqueue, Failed, GetAll, GetById, Ping, Reset, Started, Stop, Stopped,
     Task,
@@ -36,7 +36,7 @@ async fn start(server: &TestServer, id: &str) {
     assert_eq!(server.client.call(&started).await.unwrap().updated, 1);
 }
 
-fn report(node: &str, queue: &str, waiting: Vec<Waiting>) -> ReportNode {
+fn report(node: &str, queue: &str, waiting: Vec<WaitReport>) -> ReportNode {
     let queues = vec![NodeQueue { name: queue.into(), spec: "1".into() }];
     let worker = format!("{node}:dgpu0");
     ReportNode { node: node.into(), worker, queues, waiting, interval_ms: 2000, ..ReportNode::default() }
@@ -55,8 +55,8 @@ async fn from_draft_to_done() {
     assert_eq!(server.take(&queue).await, Some(id.clone()));
     assert_eq!(server.take(&queue).await, None, "taken once");
     start(&server, &id).await;
-    let lines: Vec<Event> =
-        (0..250).map(|n| Event::log(&id, "node1:gpu0", 1_000_000 - n, format!("line {n}"))).collect();
+    let lines: Vec<ReportedEvent> =
+        (0..250).map(|n| ReportedEvent::log(&id, "node1:gpu0", 1_000_000 - n, format!("line {n}"))).collect();
     assert_eq!(server.client.add_batch(&lines).await.unwrap().added, 250);
     let done = Completed { task: id.clone(), status_reason: Some("done".into()), ..Completed::default() };
     server.client.call(&done).await.unwrap();
@@ -201,7 +201,11 @@ async fn who_is_asked_to_stop_and_who_is_stopped() {
     assert_eq!(status(&server, &workers).await, TaskStatus::InProgress);
     let update = serde_json::json!({"task": workers, "status_message": "runs on w"});
     server.client.call_value("tasks.update", &update).await.unwrap();
-    assert_eq!(task(&server, &workers).await.status_message, "stopping", "nobody talks over a wish to stop");
+    assert_eq!(
+        task(&server, &workers).await.status_message,
+        "stopping",
+        "a request to stop is not overwritten"
+    );
     let stopped = Stopped { task: workers.clone(), ..Stopped::default() };
     server.client.call(&stopped).await.unwrap();
     assert_eq!(status(&server, &workers).await, TaskStatus::Stopped);
@@ -279,7 +283,7 @@ async fn each_waiting_task_has_a_reason() {
     server.client.call(&report("n1", "single_gpu", Vec::new())).await.unwrap();
     assert_eq!(why(&first).await.reason, "next in queue single_gpu; n1 has not looked at it yet");
     let reason = "needs 1 GPU, free 0.25 of GPU 2";
-    let waiting = vec![Waiting { task: first.clone(), reason: reason.into(), remedy: None }];
+    let waiting = vec![WaitReport { task: first.clone(), reason: reason.into(), remedy: None }];
     server.client.call(&report("n1", "single_gpu", waiting)).await.unwrap();
     let answer = why(&first).await;
     assert_eq!((answer.reason.as_str(), answer.position), (reason, Some(0)));
@@ -318,7 +322,7 @@ async fn dequeue_reset_delete() {
     assert_eq!(server.client.call(&dequeue).await.unwrap().dequeued, 0, "agents ask twice");
     start(&server, &id).await;
     server.client.call(&Ping { task: id.clone() }).await.unwrap();
-    server.client.add_batch(&[Event::log(&id, "w", 1, "x".into())]).await.unwrap();
+    server.client.add_batch(&[ReportedEvent::log(&id, "w", 1, "x".into())]).await.unwrap();
     assert_eq!(server.refused(&Reset { task: id.clone(), ..Reset::default() }).await, (400, 110));
     server.client.call(&Reset { task: id.clone(), force: true, ..Reset::default() }).await.unwrap();
     let log = GetTaskLog { task: id.clone(), ..GetTaskLog::default() };

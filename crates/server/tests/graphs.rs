@@ -8,13 +8,13 @@
 
 mod common;
 
-use cantle_clearml::events::{Event, SCALAR};
+use cantle_clearml::events::{ReportedEvent, SCALAR};
 use cantle_store::{Store, WorkerReport};
 use common::TestServer;
 use serde_json::{Value, json};
 
-fn point(task: &str, metric: &str, iter: i64, value: f64) -> Event {
-    Event {
+fn point(task: &str, metric: &str, iter: i64, value: f64) -> ReportedEvent {
+    ReportedEvent {
         kind: SCALAR.into(),
         task: task.into(),
         timestamp: Some(1000 + iter),
@@ -22,7 +22,7 @@ fn point(task: &str, metric: &str, iter: i64, value: f64) -> Event {
         variant: Some("train".into()),
         iter: Some(iter),
         value: Some(value),
-        ..Event::default()
+        ..ReportedEvent::default()
     }
 }
 
@@ -72,13 +72,13 @@ async fn tasks_in_order_of_a_measured_value() {
 async fn several_tasks_side_by_side() {
     let server = TestServer::start().await;
     let (a, b) = (server.task("a").await, server.task("b").await);
-    let plot = |iter: i64| Event {
+    let plot = |iter: i64| ReportedEvent {
         kind: "plot".into(),
         task: a.clone(),
         metric: Some("roc".into()),
         variant: Some("curve".into()),
         iter: Some(iter),
-        ..Event::default()
+        ..ReportedEvent::default()
     };
     let events =
         [point(&a, "loss", 0, 3.0), point(&a, "loss", 1, 2.0), point(&b, "loss", 0, 7.0), plot(0), plot(1)];

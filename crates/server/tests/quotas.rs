@@ -15,9 +15,9 @@ use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, ProjectViews, SetQuota, Victim,
 };
 use cantle_clearml::tasks::{Create, Edit, GetById, Started, Stop};
-use cantle_clearml::{TaskRequest, projects};
-use cantle_model::{ASKED_TO_MAKE_ROOM, Cause, GpuMode, Milli, ProjectQuota, Quota, Slice, TaskStatus};
-use cantle_server::Config;
+use cantle_clearml::{StopRequest, TaskRequest, projects};
+use cantle_model::{Cause, GpuMode, Milli, ProjectQuota, Quota, Slice, TaskStatus};
+use cantle_server::ServerConfig;
 use common::TestServer;
 use serde_json::{Map, json};
 
@@ -147,12 +147,12 @@ async fn a_claim_beyond_the_limit_and_an_eviction_out_of_date_are_refused() {
     }
     assert_eq!(server.refused(&wish("nope", lease("nope"), &owner, seen)).await, (400, 101));
     server.client.call(&wish(&victim, lease(&victim), &owner, seen)).await.unwrap();
-    let told = server.client.call(&GetById { task: victim.clone() }).await.unwrap().task;
-    assert_eq!(told.status_message, ASKED_TO_MAKE_ROOM, "its abort callback is called");
+    let reported = server.client.call(&GetById { task: victim.clone() }).await.unwrap().task;
+    assert_eq!(reported.status_message, StopRequest::Evict.as_str(), "its abort callback is called");
     assert_eq!(server.refused(&wish(&victim, lease(&victim), &owner, seen)).await, (400, 110), "once");
     let back = |lease: String| GiveBack { task: victim.clone(), lease, reason: "it stopped".into() };
     server.client.call(&back("another lease".into())).await.unwrap();
-    assert_eq!(told.status, Some(TaskStatus::InProgress));
+    assert_eq!(reported.status, Some(TaskStatus::InProgress));
     server.client.call(&back(lease(&victim))).await.unwrap();
     let back = server.client.call(&GetById { task: victim }).await.unwrap().task;
     assert_eq!((back.status, back.status_message.as_str()), (Some(TaskStatus::Queued), "it stopped"));
@@ -201,7 +201,7 @@ async fn a_restart_changes_no_decision() {
     assert_eq!(before.1.projects, after.1.projects);
     assert_eq!(before.2.reason, after.2.reason);
 
-    // What was on its way goes on: and who is stopped by somebody meanwhile is not queued again.
+    // An eviction that has begun goes on, and a task that a user stops meanwhile is not queued again.
     server.client.call(&Stop { task: runs[0].clone(), ..Stop::default() }).await.unwrap();
     let (task, lease) = (runs[0].clone(), format!("lease of {}", runs[0]));
     server.client.call(&GiveBack { task, lease, reason: "it stopped".into() }).await.unwrap();
@@ -210,12 +210,12 @@ async fn a_restart_changes_no_decision() {
 }
 
 /// A server that counts past use, a few times a second.
-fn counting(half_life_s: u64) -> Config {
+fn counting(half_life_s: u64) -> ServerConfig {
     let (start_within, half_life) = (Duration::from_millis(200), Duration::from_secs(half_life_s));
-    Config { start_within, usage_half_life: Some(half_life), ..Config::default() }
+    ServerConfig { start_within, usage_half_life: Some(half_life), ..ServerConfig::default() }
 }
 
-/// A task that holds `milli` and was in no queue: here nobody takes back what does not start in time.
+/// A task that holds `milli` and was in no queue: nothing puts it back when it does not start in time.
 async fn hold(server: &TestServer, project: &str, name: &str, milli: u32) -> String {
     let id = server.task(name).await;
     let fields = Map::from_iter([("project".to_owned(), json!(project))]);
@@ -251,9 +251,9 @@ async fn past_use_counts_against_a_project() {
     submit(&server, &queue, &greedy, "more").await;
     submit(&server, &queue, &modest, "some").await;
     let used = until_used(&server, "greedy", 600_000).await;
-    let told = fleet(&server, &queue).await;
-    assert!(told.usage_ppm["greedy"] >= used && told.usage_weight_percent == 100, "{told:?}");
-    assert_eq!(told.usage_ppm["modest"], 0);
+    let reported = fleet(&server, &queue).await;
+    assert!(reported.usage_ppm["greedy"] >= used && reported.usage_weight_percent == 100, "{reported:?}");
+    assert_eq!(reported.usage_ppm["modest"], 0);
     let shares = views(&server).await.projects;
     let share = |name: &str| shares.iter().find(|view| view.name == name).unwrap().fair_share_milli;
     assert!(share("greedy") < 300 && share("modest") > 700, "{shares:?}");
@@ -275,6 +275,27 @@ async fn past_use_survives_a_restart_and_can_be_switched_off() {
     assert!(kept > used / 2, "{kept} of {used}: nothing is held any more");
     let server = server.restart().await;
     assert_eq!(usage_ppm(&server, "a").await, None);
-    let told = fleet(&server, "q").await;
-    assert!(told.usage_ppm.is_empty() && told.usage_weight_percent == 0, "{told:?}");
+    let reported = fleet(&server, "q").await;
+    assert!(reported.usage_ppm.is_empty() && reported.usage_weight_percent == 0, "{reported:?}");
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_read_counts_as_none_and_is_counted() {
+    let counted = |metrics: &str| {
+        let line =
+            metrics.lines().find(|line| line.contains("cantle_fallbacks_total{kind=\"unreadable_request\"}"));
+        line.unwrap().rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let server = TestServer::start().await;
+    let queue = server.queue("q").await;
+    // Other tests of this program may count, too.
+    let before = counted(&server.metrics().await);
+    let two_of_one = json!({"section": "cantle", "name": "gpu", "value": "2"});
+    let fields =
+        json!({"name": "greedy", "type": "training", "hyperparams": {"cantle": {"gpu": two_of_one}}});
+    let task = server.task_from(&fields).await;
+    server.enqueue(&task, &queue).await;
+    assert_eq!(server.take(&queue).await.as_ref(), Some(&task));
+    server.client.call(&claim(&task, 500)).await.unwrap();
+    assert!(counted(&server.metrics().await) > before);
 }

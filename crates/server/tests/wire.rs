@@ -8,7 +8,7 @@
 
 mod common;
 
-use cantle_clearml::{Client, Credentials, Error, Listing, projects, queues};
+use cantle_clearml::{Client, Credentials, Listing, WireError, projects, queues};
 use common::TestServer;
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ async fn wrong_credentials_and_no_server() {
     let wrong = Credentials { access_key: "X".into(), secret_key: "Y".into() };
     let stranger = Client::new(server.client.url(), wrong.clone()).unwrap();
     let denied = stranger.call(&queues::GetAll::default()).await.unwrap_err();
-    assert!(matches!(denied, Error::Unauthorized { .. }), "{denied}");
+    assert!(matches!(denied, WireError::Unauthorized { .. }), "{denied}");
     let nobody = Client::new("http://127.0.0.1:9", wrong).unwrap();
     let away = nobody.call(&queues::GetAll::default()).await.unwrap_err();
     assert!(away.is_temporary() && away.to_string().starts_with("cannot reach the server at"), "{away}");
@@ -113,7 +113,7 @@ async fn uploads_come_back() {
     let large = "x".repeat(5 << 20);
     assert_eq!(post(body.replace("{\"a\": 1}", &large)).await.unwrap().status(), 200);
     assert_eq!(get(name).await.unwrap().text().await.unwrap(), large, "more than one piece");
-    assert_eq!(get("P1").await.unwrap().status(), 404, "a folder is no object");
+    assert_eq!(get("P1").await.unwrap().status(), 404, "a directory is not an object");
     assert_eq!(get("P1/absent").await.unwrap().status(), 404);
     assert_eq!(get("%2e%2e/credentials.json").await.unwrap().status(), 400);
     assert_eq!(post(body.replace(name, "../../x")).await.unwrap().status(), 400);

@@ -11,10 +11,10 @@ pub(crate) type Status = c_int;
 
 /// One of the driver's two libraries.
 pub(crate) struct Library {
-    /// Where the real one is, absolute: in a task's mount namespace the usual names lead to us.
+    /// Absolute path of the real one: in a task's mount namespace the usual names lead to us.
     #[cfg(not(feature = "preload"))]
     pub(crate) path: &'static CStr,
-    /// What the real one is called, where nothing is mounted over it.
+    /// Name of the real one, where nothing is mounted over it.
     #[cfg(feature = "preload")]
     pub(crate) soname: &'static CStr,
     /// What to answer for a function that this driver does not have.
@@ -53,17 +53,18 @@ impl Library {
         handle
     }
 
-    /// It is loaded already: `DT_NEEDED` names it. `dlopen` looks in the namespace of its caller, that is ours.
+    /// It is loaded already: `DT_NEEDED` names it. `dlopen` searches the linker namespace of its caller, which is ours.
     #[cfg(not(feature = "preload"))]
     fn open(&self) -> *mut c_void {
-        // SAFETY: `path` is a C string.
+        // SAFETY: `path` is a NUL-terminated constant. With RTLD_NOLOAD no library is loaded, so no constructor runs.
         unsafe { libc::dlopen(self.path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) }
     }
 
-    /// Whoever calls a hook has loaded it, or would have, by this name.
+    /// A program that calls a hook has loaded the library by this name, or would have without the hook.
     #[cfg(feature = "preload")]
     fn open(&self) -> *mut c_void {
-        // SAFETY: `soname` is a C string.
+        // SAFETY: `soname` is a NUL-terminated constant. If the driver's library is not loaded yet, its constructors run as they
+        // would have for the program.
         unsafe { libc::dlopen(self.soname.as_ptr(), libc::RTLD_NOW) }
     }
 
@@ -72,7 +73,7 @@ impl Library {
         if handle.is_null() {
             return ptr::null_mut();
         }
-        // SAFETY: a handle that we keep open, and a C string.
+        // SAFETY: `handle` came from `dlopen` and is never closed; `name` is NUL-terminated and outlives the call.
         #[cfg(not(feature = "preload"))]
         let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
         #[cfg(feature = "preload")]
@@ -93,7 +94,10 @@ pub(crate) struct Function<F> {
 const MISSING: *mut c_void = ptr::without_provenance_mut(1);
 
 impl<F: Copy + Sync> Function<F> {
-    pub(crate) const fn new(library: &'static Library, name: &'static CStr) -> Self {
+    /// # Safety
+    /// `F` must be the function pointer type that the vendor's header gives for `name`.
+    pub(crate) const unsafe fn new(library: &'static Library, name: &'static CStr) -> Self {
+        const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
         Self { library, name, address: AtomicPtr::new(ptr::null_mut()), kind: PhantomData }
     }
 
@@ -104,14 +108,15 @@ impl<F: Copy + Sync> Function<F> {
         if address == MISSING {
             return Err(self.library.missing);
         }
-        // SAFETY: declared with the type that the vendor's header gives for this name; both are pointers.
+        // SAFETY: `address` is not null and not MISSING, so the driver's library exports `name` there, and stays loaded. By the
+        // condition of `new`, `F` is the type of that function, and a function pointer has the size of a data pointer.
         Ok(unsafe { core::mem::transmute_copy::<*mut c_void, F>(&address) })
     }
 }
 
 /// What all functions have in common, whatever their type.
 pub(crate) trait Named: Sync {
-    /// Where it is; [`MISSING`] if nowhere.
+    /// The function's address; [`MISSING`] if the library does not have it.
     fn address(&self) -> *mut c_void;
 }
 
@@ -131,15 +136,26 @@ fn resolve(library: &Library, name: &CStr, address: &AtomicPtr<c_void>) -> *mut 
     found
 }
 
-/// Declares functions of the driver: `driver_functions! { LIBRARY: name(argument types); … }`.
+/// An identifier as a C string. Evaluated by the compiler, so nothing of it can panic at run time.
+macro_rules! c_name {
+    ($name:ident) => {
+        const {
+            match core::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!(),
+            }
+        }
+    };
+}
+
+/// Declares functions of the driver: `driver_functions! { LIBRARY: name(argument types); … }`. The types must be those that the
+/// vendor's header gives for that name: every call of these functions relies on it.
 macro_rules! driver_functions {
     ($library:ident: $( $name:ident($($type:ty),* $(,)?); )*) => {$(
         pub(super) static $name: $crate::function::Function<unsafe extern "C" fn($($type),*) -> Status> =
-            $crate::function::Function::new(&$crate::function::$library, unsafe {
-                // SAFETY: `concat!` ends it with its only NUL.
-                core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
-            });
+            // SAFETY: the type is written down from the vendor's header, as the macro asks for.
+            unsafe { $crate::function::Function::new(&$crate::function::$library, $crate::function::c_name!($name)) };
     )*};
 }
 
-pub(crate) use driver_functions;
+pub(crate) use {c_name, driver_functions};

@@ -2,17 +2,42 @@
 //!
 //! Every other function of the driver is in `data/*-passes.txt` with the reason why it may pass untouched. A test compares both
 //! with the driver's symbol lists, so a function that is in neither fails it.
+//!
+//! # How a call of the program reaches a hook
+//!
+//! * *By symbol.* In a task's mount namespace the filter libraries are mounted over the driver's. The loader finds a hooked name
+//!   in the filter, which exports it (`no_mangle` below), and every other name in the real library behind it (`DT_NEEDED`).
+//!   Under `LD_PRELOAD` the same exports come before the driver's.
+//! * *By `dlsym`.* On a filter's handle that is the same search; under `LD_PRELOAD` our own `dlsym` answers (`preload.rs`).
+//! * *By `cuGetProcAddress`*, which is how CUDA's runtime finds nearly everything. It is itself a hook, and replaces the address
+//!   of a hooked function by the hook's (`cuda/lookup.rs`).
+//! * *By NVML's private table*, which `nvidia-smi` uses (`nvml/export_table.rs`).
+//!
+//! The exported function finds the driver's own of the same name ([`crate::function`]) and calls the code that stands behind `=>`
+//! in the table with it and with the arguments.
+//!
+//! # What the hooks' unsafe code relies on
+//!
+//! The SAFETY comments in `cuda` and `nvml` refer to two contracts, which follow from the driver's documentation:
+//!
+//! * **The call contract.** A program passes to a hook what the documentation asks for, as it would to the driver. Each pointer
+//!   is null or, until the call returns, aligned, valid for what the driver reads or writes through it, and not used by other
+//!   threads. Handles are the driver's own and not destroyed meanwhile, or such that the driver refuses them. A hook that passes
+//!   its arguments on to the driver's function of the same name, which has the type that the vendor's header gives, thereby keeps
+//!   the driver's conditions. Every `unsafe fn` that takes the driver's function as `real` has this contract as its condition.
+//! * **The out-parameter contract.** A function of the driver that returns success has found every pointer that it requires not
+//!   null, and has written a value there. Until the hook returns, that value may be read and replaced.
 
 use core::ffi::{CStr, c_void};
 
 /// What a hooked function does with GPU memory, or why it is hooked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Class {
+pub enum HookKind {
     /// Takes GPU memory: reserved in the ledger before the driver is called.
     Allocates,
     /// Gives GPU memory back: released in the ledger after the driver did.
     Frees,
-    /// Tells how much memory there is, or who uses it: shows the slice.
+    /// Reports how much memory there is, or who uses it: shows the slice.
     Reports,
     /// Hands out addresses of other functions: hands out the hooks.
     Resolves,
@@ -23,14 +48,15 @@ pub struct Hook {
     /// As exported.
     pub name: &'static CStr,
     /// What it does.
-    pub class: Class,
+    pub kind: HookKind,
     /// The code that stands in for it.
     pub(crate) hook: *const (),
     /// Address of the driver's own.
     pub(crate) real: fn() -> *mut c_void,
 }
 
-// SAFETY: `hook` is the address of a function.
+// SAFETY: `hook` is the address of a function of this library, which never changes. It is compared and handed out, and never
+// read through; the other fields are `Sync` themselves.
 unsafe impl Sync for Hook {}
 
 /// Hooked functions of the driver API.
@@ -46,9 +72,9 @@ pub(crate) fn standing_in_for(real: *mut c_void, hooks: &[Hook]) -> Option<*mut 
 
 /// Defines hooks: the exported function, the driver's own under the same name in `real`, and the table `HOOKS`.
 ///
-/// Each line is `Class name(arguments) => code;` where `code` is called with the driver's function and the arguments.
+/// Each line is `Kind name(arguments) => code;` where `code` is called with the driver's function and the arguments.
 macro_rules! hooks {
-    ($library:ident, $feature:literal: $( $class:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path; )*) => {
+    ($library:ident, $feature:literal: $( $kind:ident $name:ident($($arg:ident: $type:ty),* $(,)?) => $code:path; )*) => {
         mod real {
             #![allow(non_upper_case_globals, reason = "the names are the driver's")]
             use super::*;
@@ -58,7 +84,7 @@ macro_rules! hooks {
             #[cfg_attr(feature = $feature, unsafe(no_mangle))]
             unsafe extern "C" fn $name($($arg: $type),*) -> Status {
                 match real::$name.get() {
-                    // SAFETY: the arguments are the caller's, as the driver's documentation asks for them.
+                    // SAFETY: the call contract (`hooks.rs`), which is the condition of `$code` too.
                     Ok(real) => unsafe { $code(real, $($arg),*) },
                     Err(status) => status,
                 }
@@ -66,11 +92,8 @@ macro_rules! hooks {
         )*
         pub(crate) static HOOKS: &[$crate::hooks::Hook] = &[$(
             $crate::hooks::Hook {
-                name: unsafe {
-                    // SAFETY: as above.
-                    core::ffi::CStr::from_bytes_with_nul_unchecked(concat!(stringify!($name), "\0").as_bytes())
-                },
-                class: $crate::hooks::Class::$class,
+                name: $crate::function::c_name!($name),
+                kind: $crate::hooks::HookKind::$kind,
                 hook: $name as *const (),
                 real: || $crate::function::Named::address(&real::$name),
             },

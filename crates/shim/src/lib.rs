@@ -1,4 +1,4 @@
-//! What sits between a task and the driver.
+//! The libraries between a task and the driver.
 //!
 //! One crate, four shared objects. `libcuda.so.1` and `libnvidia-ml.so.1` are *filters*: they define only the functions that
 //! a slice changes ([`hooks`]) and name the real library by absolute path in `DT_NEEDED`, so every other symbol, also of drivers
@@ -12,9 +12,9 @@
 #[cfg(test)]
 extern crate std;
 
-mod book;
 mod cuda;
 mod function;
+mod holdings;
 pub mod hooks;
 mod lock;
 mod nvml;

@@ -1,6 +1,7 @@
 //! A mutex for memory that is private to the process: one word, valid when zero, so a child of `fork` finds it free.
 
 use core::cell::UnsafeCell;
+use core::marker::PhantomData;
 use core::ops::{Deref, DerefMut};
 use core::ptr;
 use core::sync::atomic::AtomicU32;
@@ -9,16 +10,20 @@ use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 const AWAITED: u32 = 2;
-/// What is done under these locks takes some ten nanoseconds; asleep and awake again, some thousand.
+/// Work under these locks takes tens of nanoseconds; to sleep and to be woken takes thousands.
 const SPINS: u32 = 100;
 
 /// A value and its lock. All-zero bytes are an unlocked one if they are a valid `T`.
+///
+/// The thread that changes `state` from `FREE` to another value holds the lock, and has the only [`Guard`] until the guard's drop
+/// writes
+/// `FREE`. Acquire and release order what successive holders do to the value.
 pub(crate) struct Lock<T> {
     state: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: the lock gives out one reference at a time.
+// SAFETY: threads reach the value through the one guard only, one after another, which is why it has to be `Send`.
 unsafe impl<T: Send> Sync for Lock<T> {}
 
 impl<T> Lock<T> {
@@ -32,7 +37,7 @@ impl<T> Lock<T> {
         if self.state.compare_exchange(FREE, TAKEN, Acquire, Relaxed).is_err() {
             self.wait();
         }
-        Guard { lock: self }
+        Guard { lock: self, value: PhantomData }
     }
 
     #[cold]
@@ -50,8 +55,9 @@ impl<T> Lock<T> {
 }
 
 fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
-    // The program looks at errno after our hooks as after the driver's functions.
-    // SAFETY: `word` lives through the call; no timeout.
+    // A program may read errno after our hooks, as after the driver's functions.
+    // SAFETY: errno's address belongs to this thread and is valid as long as it runs. The kernel only reads `word`, which is
+    // borrowed for the call, and a null timeout means none.
     unsafe {
         let errno = *libc::__errno_location();
         libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, ptr::null::<libc::timespec>());
@@ -62,6 +68,8 @@ fn futex(word: &AtomicU32, operation: libc::c_int, value: u32) {
 /// The value while it is locked.
 pub(crate) struct Guard<'a, T> {
     lock: &'a Lock<T>,
+    /// A guard is as good as an exclusive reference, in particular when other threads see it.
+    value: PhantomData<&'a mut T>,
 }
 
 impl<T> Deref for Guard<'_, T> {
@@ -69,7 +77,7 @@ impl<T> Deref for Guard<'_, T> {
 
     #[inline]
     fn deref(&self) -> &T {
-        // SAFETY: the lock is ours.
+        // SAFETY: this guard holds the lock, so no other guard refers to the value; the borrow of `self` excludes `deref_mut`.
         unsafe { &*self.lock.value.get() }
     }
 }
@@ -77,7 +85,7 @@ impl<T> Deref for Guard<'_, T> {
 impl<T> DerefMut for Guard<'_, T> {
     #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: the lock is ours, and so is the guard.
+        // SAFETY: this guard holds the lock, so no other guard refers to the value; `self` is borrowed exclusively.
         unsafe { &mut *self.lock.value.get() }
     }
 }

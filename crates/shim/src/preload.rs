@@ -1,8 +1,9 @@
-//! For `LD_PRELOAD`: a program that looks a function up gets the hook as one that is linked with it does.
+//! For `LD_PRELOAD`: a program that looks a function up gets the hook, as a program that is linked with the function does.
 //!
-//! `dlsym` of ours asks the real one, and answers with a hook if the name is hooked. For all else it *jumps* to the real one, so
-//! that `RTLD_NEXT` means what it means to the caller. What this can't see: `RTLD_DEEPBIND`, other namespaces, a program that
-//! reads ELF tables itself, a cleared environment. Where the driver's libraries can be mounted over, none of this is needed.
+//! Our `dlsym` asks the real one, and answers with a hook if the name is hooked. For every other name it *jumps* to the real one,
+//! so that `RTLD_NEXT` means what it means to the caller. It does not reach lookups with `RTLD_DEEPBIND` or in other linker
+//! namespaces, a program that reads ELF tables itself, or one that clears its environment. Where the driver's libraries can be
+//! mounted over, none of this is needed.
 
 use core::ffi::{CStr, c_char, c_void};
 use core::ptr;
@@ -13,7 +14,7 @@ use crate::hooks;
 
 static REAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Versions under which C libraries have `dlsym`.
+/// Symbol versions of `dlsym` in the C library.
 const VERSIONS: [&CStr; 3] = [c"GLIBC_2.2.5", c"GLIBC_2.17", c"GLIBC_2.34"];
 
 fn real() -> *mut c_void {
@@ -22,7 +23,7 @@ fn real() -> *mut c_void {
         return known;
     }
     for version in VERSIONS {
-        // SAFETY: C strings. The C library's `dlvsym` is not ours.
+        // SAFETY: both strings are NUL-terminated constants; `dlvsym` is the C library's, because we export none.
         let found = unsafe { libc::dlvsym(libc::RTLD_NEXT, c"dlsym".as_ptr(), version.as_ptr()) };
         if !found.is_null() {
             REAL.store(found, Release);
@@ -38,7 +39,8 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     if real.is_null() {
         return real;
     }
-    // SAFETY: the C library's `dlsym`, which has this type.
+    // SAFETY: `real` is not null, so it is the address of the C library's `dlsym`, which has this type and stays loaded. `name`
+    // is NUL-terminated and outlives the call; `handle` is one of the program's or ours, as `dlsym` asks for.
     unsafe {
         let real: unsafe extern "C" fn(*mut c_void, *const c_char) -> *mut c_void =
             core::mem::transmute(real);
@@ -46,13 +48,16 @@ pub(crate) fn real_dlsym(handle: *mut c_void, name: &CStr) -> *mut c_void {
     }
 }
 
-/// What a look-up gives if the function is hooked; null leaves the answer to the real `dlsym`.
+/// The answer to a look-up of a hooked function; null leaves the answer to the real `dlsym`.
+///
+/// # Safety
+/// As for `dlsym`: `name` is null or NUL-terminated, and `handle` is valid.
 unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_void {
     real();
     if name.is_null() {
         return ptr::null_mut();
     }
-    // SAFETY: not null, and dlsym takes C strings.
+    // SAFETY: not null, so by this function's condition it is NUL-terminated; the program keeps it until the call returns.
     let name = unsafe { CStr::from_ptr(name) };
     if name == c"dlsym" {
         return dlsym as *mut c_void;
@@ -63,13 +68,13 @@ unsafe extern "C" fn hooked(handle: *mut c_void, name: *const c_char) -> *mut c_
     if handle == libc::RTLD_DEFAULT || handle == libc::RTLD_NEXT {
         return ours;
     }
-    // A library that does not have the function must still not have it, and another instance of the driver, in a namespace of
-    // its own, knows nothing of what the one behind the hooks does.
+    // A library that does not have the function must not get it from us. And another instance of the driver, in a linker
+    // namespace of its own, shares no state with the one that the hooks call.
     let found = real_dlsym(handle, name);
     if found == (hook.real)() || found == ours { ours } else { ptr::null_mut() }
 }
 
-/// `dlsym`, as the program sees it.
+/// `dlsym`, as the program calls it. Keeps both arguments and, for the jump, the stack as the caller left it.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]
@@ -94,7 +99,7 @@ unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_v
     )
 }
 
-/// `dlsym`, as the program sees it.
+/// `dlsym`, as the program calls it. Keeps both arguments and, for the jump, the stack and link register as the caller left them.
 #[cfg(target_arch = "aarch64")]
 #[unsafe(naked)]
 #[unsafe(no_mangle)]

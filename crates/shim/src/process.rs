@@ -1,8 +1,8 @@
 //! What this process keeps: its slot in the ledger, what it holds on each GPU, and what was charged for each address.
 //!
-//! All of it lies in memory that a child of `fork` finds zeroed (`MADV_WIPEONFORK`), and all of it is valid when zero. So a child
-//! starts with nothing charged and takes its own slot when it first needs one; what its parent holds stays the parent's, and no
-//! lock can be left behind taken.
+//! All of it is in memory that a child of `fork` finds zeroed (`MADV_WIPEONFORK`), and all of it is valid when zero. So a child
+//! starts with nothing charged and takes its own slot when it first needs one; what its parent holds stays the parent's, and the
+//! child inherits no lock that another thread of the parent held.
 
 use core::cell::UnsafeCell;
 use core::ffi::CStr;
@@ -13,21 +13,24 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
 
 use cantle_ledger::{Attachment, Ledger, MAX_GPUS};
 
-use crate::book::Book;
+use crate::holdings::Holdings;
 use crate::lock::Lock;
 use crate::table::Table;
 
 /// CUDA device ordinals that are remembered; a process sees no more GPUs than this.
 pub(crate) const MAX_DEVICES: usize = 64;
 
-/// The process's state. All-zero bytes are that of a process that has done nothing yet.
+/// The process's state. All-zero bytes are that of a process that has done nothing yet, so every field must be valid when zero.
 pub(crate) struct Process {
+    /// Whose state this is, for kernels before 4.14; the wiped copy of a child has 0.
+    pid: AtomicU32,
     attachment: Once<Attachment>,
-    onlooker: Once<Ledger>,
+    /// The ledger of a process that has no slot in it.
+    ledger: Once<Ledger>,
     /// Index of each CUDA device in the slice.
     pub(crate) devices: [DeviceSlot; MAX_DEVICES],
     /// What this process holds on each GPU of the slice.
-    pub(crate) books: [Lock<Book>; MAX_GPUS],
+    pub(crate) holdings: [Lock<Holdings>; MAX_GPUS],
     /// Linear memory.
     pub(crate) memory: Table,
     /// Arrays and mipmapped arrays.
@@ -36,11 +39,11 @@ pub(crate) struct Process {
     pub(crate) handles: Table,
     /// Where such memory is mapped; the entry's context is the handle.
     pub(crate) mappings: Table,
-    /// True once `pools` has had an entry: most programs use none, and are not to pay for them.
+    /// True once `pools` has had an entry. Most programs use none, and should not pay for looking them up.
     pub(crate) uses_pools: AtomicBool,
     /// Memory pools, with what is charged for their reservation.
     pub(crate) pools: Table,
-    /// As `uses_pools`, for `graphs`.
+    /// True once `graphs` has had an entry.
     pub(crate) uses_graph_memory: AtomicBool,
     /// Executable graphs that allocate, with the most they can take.
     pub(crate) graphs: Table,
@@ -69,45 +72,56 @@ impl DeviceSlot {
     }
 }
 
+/// Null, or a mapping that [`create`] made and that is never unmapped.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
-/// 0, or on kernels before 4.14, which can't wipe, the pid whose state [`PROCESS`] is.
-static PID_TO_CHECK: AtomicU32 = AtomicU32::new(0);
+/// True on kernels before 4.14, which can't wipe: there a child of `fork` finds its parent's state, and pids are compared.
+static CANNOT_WIPE: AtomicBool = AtomicBool::new(false);
+
+/// `&'static Process` goes to every thread of the program.
+const _: () = {
+    const fn assert_sync<T: Sync>() {}
+    assert_sync::<Process>();
+};
 
 /// This process's state; `None` if the kernel gives no memory for it.
 #[inline]
 pub(crate) fn process() -> Option<&'static Process> {
     let process = PROCESS.load(Acquire);
-    if process.is_null() || PID_TO_CHECK.load(Relaxed) != 0 {
+    if process.is_null() || CANNOT_WIPE.load(Relaxed) {
         return create(process);
     }
-    // SAFETY: mapped by `create`, never unmapped; valid when zero and changed only through its own locks.
+    // SAFETY: not null, so it is the page-aligned mapping of a `Process` that `create` made, which is never unmapped. Zero bytes
+    // are a valid `Process`, also after the kernel has wiped it, and all changes go through its atomics and locks.
     Some(unsafe { &*process })
 }
 
 #[cold]
 fn create(known: *mut Process) -> Option<&'static Process> {
-    // SAFETY: always succeeds.
+    // SAFETY: `getpid` takes no arguments and has no preconditions.
     let pid = unsafe { libc::getpid() } as u32;
-    if !known.is_null() && PID_TO_CHECK.load(Relaxed) == pid {
-        // SAFETY: as in `process`.
-        return Some(unsafe { &*known });
+    // SAFETY: null, or a mapping of a `Process` as `process` describes it.
+    if let Some(known) = unsafe { known.as_ref() }.filter(|known| known.pid.load(Relaxed) == pid) {
+        return Some(known);
     }
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: fresh zeroed memory at an address of the kernel's choice.
+    // SAFETY: an anonymous mapping without MAP_FIXED: the kernel chooses unused addresses, so no memory that is in use changes.
     let at = unsafe { libc::mmap(ptr::null_mut(), size_of::<Process>(), protection, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return None;
     }
-    // SAFETY: advice on the mapping just made.
+    // SAFETY: address and length of the mapping just made; it is advice for children only.
     if unsafe { libc::madvise(at, size_of::<Process>(), libc::MADV_WIPEONFORK) } != 0 {
-        PID_TO_CHECK.store(pid, Relaxed);
+        CANNOT_WIPE.store(true, Relaxed);
     }
     let fresh = at.cast::<Process>();
+    // SAFETY: the mapping just made, page-aligned and zeroed, and zero bytes are a valid `Process`.
+    unsafe { (*fresh).pid.store(pid, Relaxed) };
     match PROCESS.compare_exchange(known, fresh, AcqRel, Acquire) {
-        // SAFETY: as in `process`.
+        // SAFETY: from here on it is never unmapped: only the branch below unmaps, and only what was not published.
         Ok(_) => Some(unsafe { &*fresh }),
         Err(theirs) => {
-            // SAFETY: ours, and nobody has seen it; theirs as in `process`.
+            // SAFETY: `at` was not published and no reference to it exists. `theirs` is what another thread has published, which
+            // is not null and never unmapped.
             unsafe {
                 libc::munmap(at, size_of::<Process>());
                 Some(&*theirs)
@@ -123,66 +137,76 @@ impl Process {
         self.attachment.get_or(|| with_slice_dir(|dir| Attachment::new(dir).ok()))
     }
 
-    /// The ledger, for looking only: takes no slot.
+    /// The slot in the ledger, if this process has taken one.
+    pub(crate) fn existing_attachment(&self) -> Option<&Attachment> {
+        self.attachment.get()
+    }
+
+    /// The ledger, to read figures from: takes no slot.
     pub(crate) fn ledger(&self) -> Option<&Ledger> {
         match self.attachment.get() {
             Some(attachment) => Some(attachment.ledger()),
-            None => self.onlooker.get_or(|| with_slice_dir(|dir| Ledger::open(dir).ok())),
+            None => self.ledger.get_or(|| with_slice_dir(|dir| Ledger::open(dir).ok())),
         }
     }
 }
 
-/// Where the slice's accounting is mounted. Nothing that the task can set leads elsewhere.
+/// The path at which the slice's accounting is mounted. Nothing that the task can set changes it.
 #[cfg(not(feature = "preload"))]
 fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     keeping_errno(|| open(c"/run/cantle/slice"))
 }
 
-/// Where an image has it. The environment leads nowhere else.
+/// The path of the accounting in an image. The environment can't change it.
 #[cfg(feature = "image")]
 fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
     keeping_errno(|| open(c"/opt/cantle/slice"))
 }
 
-/// Where the slice's accounting is, for tasks that nothing can be mounted for. Such a task is held to its limit only as
-/// long as it does not mean to get around it; the agent's audit sees the rest.
+/// The path that the environment names, for tasks that nothing can be mounted for. The limit holds for such a task only as long
+/// as it does not try to evade it; the agent's audit finds the rest.
 #[cfg(all(feature = "preload", not(feature = "image")))]
 fn with_slice_dir<T>(open: impl FnOnce(&CStr) -> Option<T>) -> Option<T> {
-    // SAFETY: a C string; the answer is copied by `open` before the program can change its environment under us.
+    // SAFETY: a NUL-terminated name. C lets no thread change the environment while another one may read it, so a program that
+    // does so during a call of CUDA, which reads variables itself, is wrong without us too.
     let dir = unsafe { libc::getenv(c"CANTLE_SLICE_DIR".as_ptr()) };
     if dir.is_null() {
         return None;
     }
-    // SAFETY: not null, and getenv gives C strings.
+    // SAFETY: not null, so it is a NUL-terminated string of the environment, which stays until the program changes the
+    // environment (see above); `open` copies it.
     keeping_errno(|| open(unsafe { CStr::from_ptr(dir) }))
 }
 
-/// The program looks at errno after our hooks as after the driver's functions.
+/// Does `work` and leaves errno as it was: a program may read it after our hooks, as after the driver's functions.
 fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
-    // SAFETY: glibc's errno of this thread, always valid.
+    // SAFETY: `__errno_location` has no preconditions.
     let errno = unsafe { libc::__errno_location() };
-    // SAFETY: as above.
+    // SAFETY: this thread's own errno, which is valid and aligned as long as the thread runs.
     let before = unsafe { *errno };
     let result = work();
-    // SAFETY: as above.
+    // SAFETY: still this thread's own errno, and `work` has returned, so nothing else refers to it.
     unsafe { *errno = before };
     result
 }
 
-/// A value that is made on demand and then stays. Unmade when zero; a failed attempt is not remembered.
+/// A value that is made on demand and then stays. Unmade when zero; after a failed attempt the next one tries again.
+///
+/// `value` is written once, under `making` and before `made` is set; after that nothing writes it, and nobody reads it before.
 struct Once<T> {
     made: AtomicBool,
     making: Lock<()>,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: the value is written once, under the lock, before `made` is set, and only read after that.
+// SAFETY: one thread writes the value under the lock (`Send`); others see it only after `made`, which orders the write before
+// their reads, and then share it (`Sync`).
 unsafe impl<T: Send + Sync> Sync for Once<T> {}
 
 impl<T> Once<T> {
     #[inline]
     fn get(&self) -> Option<&T> {
-        // SAFETY: made, and never changed after that.
+        // SAFETY: `made` is set, so the value was written before (acquire and release), and it never changes after that.
         self.made.load(Acquire).then(|| unsafe { (*self.value.get()).assume_init_ref() })
     }
 
@@ -196,7 +220,7 @@ impl<T> Once<T> {
         let _making = self.making.lock();
         if !self.made.load(Acquire) {
             let value = make()?;
-            // SAFETY: not made yet, and the lock is ours.
+            // SAFETY: we hold the lock and `made` is not set, so nobody else writes the value, and nobody reads it yet.
             unsafe { (*self.value.get()).write(value) };
             self.made.store(true, Release);
         }

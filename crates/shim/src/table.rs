@@ -1,5 +1,5 @@
-//! Addresses (or handles) to what was charged for them. Flat cost however many there are, no allocator of the program's, and
-//! valid when zero: a child of `fork` finds it empty.
+//! A table from addresses (or handles) to what was charged for them. Its cost does not grow with the number of entries, it does
+//! not use the program's allocator, and it is valid when zero: a child of `fork` finds it empty.
 
 use core::mem::ManuallyDrop;
 use core::ptr;
@@ -56,7 +56,8 @@ impl Table {
         Self([const { Lock::new(Stripe { slots: ptr::null_mut(), capacity: 0, length: 0 }) }; STRIPES])
     }
 
-    /// Adds an entry; gives the one it replaces: the driver reuses an address only after it was freed, unseen by us.
+    /// Adds an entry and returns the one it replaces: the driver reuses an address only after it was freed, so that was freed
+    /// without a call of a hook.
     pub(crate) fn insert(&self, entry: Entry) -> Result<Option<Entry>, Full> {
         self.stripe(entry.key).map_or(Err(Full), |stripe| stripe.lock().insert(entry))
     }
@@ -78,14 +79,15 @@ impl Table {
         at.and_then(|at| stripe.slots_mut().get_mut(at)).map(change).is_some()
     }
 
-    /// Lets `is_last` edit an entry, which is taken out if it says so.
+    /// Lets `is_last` edit an entry, and removes the entry if it returns true.
     pub(crate) fn remove_if(&self, key: u64, is_last: impl FnOnce(&mut Entry) -> bool) -> Option<Entry> {
         let mut stripe = self.stripe(key)?.lock();
         let at = stripe.find(key)?;
         if is_last(stripe.slots_mut().get_mut(at)?) { stripe.remove(key) } else { None }
     }
 
-    /// Shows every entry. Nothing is locked meanwhile, so entries that come or go may be missed or shown twice.
+    /// Calls `each` with a copy of every entry. Nothing is locked during the call, so entries that come or go meanwhile may be
+    /// missed or come twice.
     pub(crate) fn each(&self, mut each: impl FnMut(Entry)) {
         for stripe in &self.0 {
             let mut at = 0;
@@ -113,7 +115,7 @@ impl Table {
         }
     }
 
-    /// Takes out every entry that `doomed` names, one after another.
+    /// Removes every entry for which `doomed` is true, one after another.
     pub(crate) fn sweep(&self, doomed: impl Fn(&Entry) -> bool, mut each: impl FnMut(Entry)) {
         for stripe in &self.0 {
             loop {
@@ -142,14 +144,17 @@ const fn hash(key: u64) -> u64 {
     (key ^ key >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
-/// Open addressing with linear probing; removal moves later entries up, so there are no tombstones to wade through.
+/// Open addressing with linear probing; removal moves later entries up, so a search meets no tombstones.
+///
+/// `slots` is null with a capacity of 0, or the array of `capacity` entries that [`map`] made and that this stripe alone owns.
 struct Stripe {
     slots: *mut Entry,
     capacity: usize,
     length: usize,
 }
 
-// SAFETY: the array belongs to the stripe alone.
+// SAFETY: the stripe is the only owner of the array behind `slots`, so the array moves to another thread with it; `munmap` may
+// be called by any thread.
 unsafe impl Send for Stripe {}
 
 impl Stripe {
@@ -158,7 +163,8 @@ impl Stripe {
         if self.slots.is_null() {
             return &[];
         }
-        // SAFETY: `capacity` entries were mapped; all-zero bytes are valid ones.
+        // SAFETY: `slots` is not null, so it is a page-aligned array of `capacity` entries, which the kernel zeroed (a valid
+        // `Entry`) and only this stripe reaches. The slice borrows `self`, which excludes `slots_mut` and `grow`.
         unsafe { core::slice::from_raw_parts(self.slots, self.capacity) }
     }
 
@@ -167,11 +173,13 @@ impl Stripe {
         if self.slots.is_null() {
             return &mut [];
         }
-        // SAFETY: as in `slots`; the stripe is borrowed exclusively.
+        // SAFETY: `slots` is not null, so it is a page-aligned array of `capacity` valid entries that only this stripe reaches.
+        // The slice borrows `self` exclusively, so nothing else refers to the array meanwhile.
         unsafe { core::slice::from_raw_parts_mut(self.slots, self.capacity) }
     }
 
-    /// Where an entry would best lie. The capacity is a power of two, and the stripe was chosen by the topmost bits.
+    /// The slot in which a search for a key begins. The capacity is a power of two, and the stripe was chosen by the topmost
+    /// bits.
     #[inline]
     fn home(&self, key: u64) -> usize {
         (hash(key) >> 20) as usize & self.mask()
@@ -247,7 +255,8 @@ impl Stripe {
         for entry in self.slots().iter().filter(|entry| entry.key != 0) {
             larger.insert(*entry)?;
         }
-        unmap(self.slots, self.capacity);
+        // SAFETY: this stripe's own array; the next line replaces it, and no reference to it is left.
+        unsafe { unmap(self.slots, self.capacity) };
         *self = ManuallyDrop::into_inner(larger);
         Ok(())
     }
@@ -255,14 +264,16 @@ impl Stripe {
 
 fn map(capacity: usize) -> Option<*mut Entry> {
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-    // SAFETY: fresh zeroed memory at an address of the kernel's choice.
+    // SAFETY: an anonymous mapping without MAP_FIXED: the kernel chooses unused addresses, so no memory that is in use changes.
     let at = unsafe { libc::mmap(ptr::null_mut(), capacity * size_of::<Entry>(), protection, flags, -1, 0) };
     (at != libc::MAP_FAILED).then_some(at.cast())
 }
 
-fn unmap(slots: *mut Entry, capacity: usize) {
+/// # Safety
+/// `slots` is null, or [`map`] made it with this capacity, and nothing uses the array any more.
+unsafe fn unmap(slots: *mut Entry, capacity: usize) {
     if !slots.is_null() {
-        // SAFETY: mapped by `map` with this capacity and not used any more.
+        // SAFETY: by this function's condition it is a whole mapping that nothing uses.
         unsafe { libc::munmap(slots.cast(), capacity * size_of::<Entry>()) };
     }
 }

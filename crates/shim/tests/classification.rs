@@ -80,9 +80,9 @@ fn every_function_of_nvml_is_classified() {
 /// The lists that the inventory was made from, where they are at hand: nothing was lost on the way.
 #[test]
 fn every_release_of_the_driver_is_classified() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/symbols");
-    let Ok(files) = std::fs::read_dir(&folder) else {
-        eprintln!("skipped: there are no symbol lists in {}", folder.display());
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/symbols");
+    let Ok(files) = std::fs::read_dir(&dir) else {
+        eprintln!("skipped: there are no symbol lists in {}", dir.display());
         return;
     };
     for path in files.map(|file| file.unwrap().path()) {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use cantle_mig::{GpuGeometry, Planner, Table};
 use cantle_model::{Gpu, GpuRequest, GpuUuid, LeaseId, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{GpuState, Node, Policy, Queue, Running, State, Waiting, plan};
+use cantle_sched::{GpuState, Node, Policy, Queue, Running, Snapshot, Waiting, plan};
 
 /// Tasks that arrive.
 const ARRIVALS: usize = 5_000;
@@ -88,7 +88,7 @@ impl SplitMix64 {
 /// The node, and how long was thought about it.
 struct Busy {
     table: Arc<Table>,
-    state: State,
+    state: Snapshot,
     random: SplitMix64,
     place_times: Vec<Duration>,
     plan_times: Vec<Duration>,
@@ -106,7 +106,7 @@ impl Busy {
         };
         let node = Node::new("node", (0..GPUS).map(gpu).collect());
         let queue = Queue::new(QueueSpec { name: "q".into(), want: QueueWant::Task }, Vec::new());
-        let state = State::new(vec![node], Vec::new(), vec![queue]);
+        let state = Snapshot::new(vec![node], Vec::new(), vec![queue]);
         Self { table, state, random: SplitMix64(1), place_times: Vec::new(), plan_times: Vec::new() }
     }
 

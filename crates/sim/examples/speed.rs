@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use cantle_model::{Gpu, GpuRequest, GpuUuid, Isolation, LeaseId, Milli, QueueSpec, QueueWant, TaskId};
 use cantle_sched::{
-    Ask, Cluster, Demand, Gang, GpuState, Host, Node, Order, Placement, Policy, Project, Queue, Running,
-    Standard, State, Waiting, plan,
+    Cluster, Demand, Gang, GpuDemand, GpuState, Host, Node, Order, Placement, Policy, Project, Queue,
+    Running, Snapshot, Standard, Waiting, plan,
 };
 
 const GIB: u64 = 1 << 30;
@@ -74,11 +74,11 @@ const MIX: [(u32, u32); 8] = [(1, 10), (2, 20), (3, 5), (4, 20), (6, 10), (8, 25
 
 fn demand(eighths: u32) -> Demand {
     let ask = match eighths {
-        whole if whole.is_multiple_of(8) => Ask::Whole { min: whole / 8, max: whole / 8 },
-        part => Ask::Part { request: GpuRequest::Fraction(Milli(part * 125)), devices: 1 },
+        whole if whole.is_multiple_of(8) => GpuDemand::Whole { min: whole / 8, max: whole / 8 },
+        part => GpuDemand::Part { request: GpuRequest::Fraction(Milli(part * 125).into()), devices: 1 },
     };
     let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
-    Demand { ask, models: Vec::new(), host, isolation: Isolation::Any }
+    Demand { gpus: ask, models: Vec::new(), host, isolation: Isolation::Any }
 }
 
 /// Fills the cluster and then keeps it full: each decision that fails ends the oldest tasks until it succeeds.
@@ -132,7 +132,7 @@ fn reclaim() -> Duration {
         task
     };
     let singles = (0..8_000).map(|at| task(format!("s{at}"), "a", 1)).collect();
-    let mut state = State::new(nodes, Vec::new(), vec![Queue::new(spec, singles)]);
+    let mut state = Snapshot::new(nodes, Vec::new(), vec![Queue::new(spec, singles)]);
     state.projects = projects;
     let policy = Policy { order: Order::Share, reclaim: true, ..Policy::default() };
     let first = plan(&state, &policy, 0);

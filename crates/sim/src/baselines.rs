@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use cantle_model::Milli;
-use cantle_sched::{Cluster, Cut, Demand, Host, NodeFree, Offer, Place, Ranking, Shape};
+use cantle_sched::{Cluster, Cut, Demand, Host, NodeFree, NodeOffer, Place, Ranking, Shape};
 
 use crate::random::Random;
 
@@ -13,14 +13,14 @@ use crate::random::Random;
 pub(crate) struct BestFit;
 
 impl Ranking for BestFit {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         let node = cluster.node(node);
         let gpus = choices(node, shape)?.into_iter().min_by_key(|gpus| left(node, gpus))?;
         let free: u64 = node.gpus.iter().map(|gpu| u64::from(gpu.milli)).sum();
         let gpu_left = free - gpus.iter().map(|(_, share)| u64::from(share.milli.0)).sum::<u64>();
         let cpu_left = node.host.cpu_milli - shape.host().cpu_milli;
         let score = cpu_left as f64 / 128_000.0 + gpu_left as f64 / 8_000.0;
-        Some(Offer { group: 0, rank: [rounded(score * 500_000.0), 0, 0, 0, 0, 0], gpus })
+        Some(NodeOffer { group: 0, rank: [rounded(score * 500_000.0), 0, 0, 0, 0, 0], gpus })
     }
 }
 
@@ -94,7 +94,7 @@ fn unusable(node: &NodeFree, shape: &Shape) -> Option<u32> {
 }
 
 impl Ranking for Fgd {
-    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<Offer> {
+    fn offer(&self, cluster: &Cluster, node: usize, shape: &Shape) -> Option<NodeOffer> {
         let node = cluster.node(node);
         let choices = choices(node, shape)?;
         let before = self.fragments(node);
@@ -109,7 +109,7 @@ impl Ranking for Fgd {
         };
         let scored = choices.into_iter().map(|gpus| (score(&gpus), gpus));
         let (score, gpus) = scored.min_by_key(|(score, _)| *score)?;
-        Some(Offer { group: 0, rank: [score, 0, 0, 0, 0, 0], gpus })
+        Some(NodeOffer { group: 0, rank: [score, 0, 0, 0, 0, 0], gpus })
     }
 }
 

@@ -28,11 +28,11 @@ pub use fill::{Figures, Fill, Filled};
 pub use parse::parse;
 pub use policy::ReplayPolicy;
 pub use run::run_scenario;
-pub use scenario::{Action, Event, Expectation, Expected, Scenario};
+pub use scenario::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode};
 
 /// Why a scenario can't be run, or did not go as expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Error {
+pub enum SimError {
     /// A line that can't be read.
     #[error("line {line}: {what}")]
     Syntax {

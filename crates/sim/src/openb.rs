@@ -5,7 +5,7 @@
 //! ends, nothing is tried twice.
 
 use cantle_model::{GRANULE_BYTES, Gpu, GpuRequest, GpuUuid, Isolation, Milli};
-use cantle_sched::{Ask, Demand, GpuState, Host, Mix, Node};
+use cantle_sched::{Demand, GpuDemand, GpuState, Host, Mix, Node};
 
 use crate::random::Random;
 
@@ -142,7 +142,7 @@ pub fn mix<'a>(tasks: impl IntoIterator<Item = &'a TraceTask>) -> Mix {
 impl TraceTask {
     /// What it takes of each of its GPUs, in thousandths.
     pub(crate) fn per_gpu_milli(&self) -> u32 {
-        let milli = self.gpu_milli / u64::from(self.demand.ask.devices().0.max(1));
+        let milli = self.gpu_milli / u64::from(self.demand.gpus.devices().0.max(1));
         u32::try_from(milli).unwrap_or(Milli::ONE.0)
     }
 }
@@ -173,9 +173,9 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     let gpus = table.number(row, "num_gpu", GPUS_MAX)?;
     let milli = table.number(row, "gpu_milli", Milli::ONE.0)?;
     let ask = match (gpus, milli) {
-        (0, _) => Ask::Nothing,
-        (gpus, 1000) => Ask::Whole { min: gpus, max: gpus },
-        (devices, milli) => Ask::Part { request: GpuRequest::Fraction(Milli(milli)), devices },
+        (0, _) => GpuDemand::Nothing,
+        (gpus, 1000) => GpuDemand::Whole { min: gpus, max: gpus },
+        (devices, milli) => GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices },
     };
     let spec = table.text(row, "gpu_spec").unwrap_or_default();
     let models = if gpus == 0 { Vec::new() } else { spec.split('|').filter(|m| !m.is_empty()).collect() };
@@ -184,7 +184,7 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     Ok(TraceTask {
         demand: Demand {
             isolation: Isolation::Any,
-            ask,
+            gpus: ask,
             models: models.into_iter().map(str::to_owned).collect(),
             host: host(table, row)?,
         },
@@ -244,7 +244,7 @@ mod tests {
         let trace = load(NODES, pods).unwrap();
         assert_eq!((trace.nodes[0].gpus.len(), trace.gpu_milli()), (2, 2000));
         assert_eq!(trace.tasks[0].demand.models, ["T4", "A10"]);
-        assert_eq!(trace.tasks[0].demand.ask.to_string(), "0.25 GPU");
+        assert_eq!(trace.tasks[0].demand.gpus.to_string(), "0.25 GPU");
         assert_eq!((trace.tasks[1].gpu_milli, trace.tasks[1].per_gpu_milli()), (2000, 1000));
     }
 

@@ -1,20 +1,21 @@
 //! The text format of scenarios. One statement a line; `#` starts a comment.
 
+use cantle_decide::Offer;
 use cantle_model::{Bytes, Gpu, GpuRequest, GpuUuid, Milli, QueueSpec, TaskId};
-use cantle_sched::{Gang, GpuState, Host, Node, Order, Placement, Project, Queue, Waiting};
+use cantle_sched::{Gang, Host, Order, Placement, Project, Queue, Waiting};
 
-use crate::{Action, Error, Event, Expectation, Expected, Scenario};
+use crate::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode, SimError};
 
 /// Reads a scenario.
 ///
 /// # Errors
 /// Names the first line that can't be read and what would be right.
-pub fn parse(text: &str) -> Result<Scenario, Error> {
+pub fn parse(text: &str) -> Result<Scenario, SimError> {
     let mut scenario = Scenario::default();
     for (at, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or("").trim();
         let words: Vec<&str> = line.split_whitespace().collect();
-        statement(&mut scenario, at + 1, &words).map_err(|what| Error::Syntax { line: at + 1, what })?;
+        statement(&mut scenario, at + 1, &words).map_err(|what| SimError::Syntax { line: at + 1, what })?;
     }
     scenario.events.sort_by_key(|event| event.at_ms);
     Ok(scenario)
@@ -33,7 +34,7 @@ fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(),
         ["at", time, rest @ ..] => {
             let at_ms = time_ms(time)?;
             for action in actions(scenario, at_ms, rest)? {
-                scenario.events.push(Event { at_ms, action });
+                scenario.events.push(ScenarioEvent { at_ms, action });
             }
         }
         ["expect", time, task, rest @ ..] => {
@@ -49,8 +50,8 @@ fn statement(scenario: &mut Scenario, line: usize, words: &[&str]) -> Result<(),
 }
 
 /// `node NAME 2xA100-40GB,1xT4-16GB [cpu=64] [memory=256Gi]`, or `node NAME none` for a host without GPUs.
-fn node(name: &str, gpus: &str, options: &[&str]) -> Result<Node, String> {
-    let mut states = Vec::new();
+fn node(name: &str, gpus: &str, options: &[&str]) -> Result<ScenarioNode, String> {
+    let mut offers = Vec::new();
     for part in gpus.split(',').filter(|part| *part != "none") {
         let (count, model) = part.split_once('x').unwrap_or(("1", part));
         let count: u32 = count.parse().map_err(|_| format!("\"{part}\": write COUNTxMODEL-<n>GB"))?;
@@ -59,13 +60,13 @@ fn node(name: &str, gpus: &str, options: &[&str]) -> Result<Node, String> {
             .and_then(|memory| memory.parse().ok())
             .ok_or_else(|| format!("\"{model}\": a GPU model ends in its memory, for example A100-40GB"))?;
         for _ in 0..count {
-            let index = u32::try_from(states.len()).unwrap_or(u32::MAX);
+            let index = u32::try_from(offers.len()).unwrap_or(u32::MAX);
             let uuid = GpuUuid(format!("GPU-{name}-{index}"));
             let (model, memory_bytes) = (model.to_owned(), gib << 30);
-            states.push(GpuState::new(Gpu { uuid, index, model, memory_bytes, mig: false }));
+            offers.push(Offer::new(Gpu { uuid, index, model, memory_bytes, mig: false }));
         }
     }
-    let mut node = Node::new(name, states);
+    let mut node = ScenarioNode { name: name.to_owned(), gpus: offers, host: None };
     let mut host = Host { cpu_milli: u64::MAX, memory_bytes: u64::MAX };
     for option in options {
         host_option(&mut host, option)?;
@@ -148,20 +149,20 @@ fn policy(scenario: &mut Scenario, options: &[&str]) -> Result<(), String> {
     Ok(())
 }
 
-fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<Action>, String> {
+fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<ScenarioAction>, String> {
     match words {
         ["submit", task, queue, options @ ..] => submit(scenario, at_ms, task, queue, options),
         ["end", tasks @ ..] if !tasks.is_empty() => {
-            Ok(tasks.iter().map(|task| Action::End((*task).to_owned())).collect())
+            Ok(tasks.iter().map(|task| ScenarioAction::End((*task).to_owned())).collect())
         }
         ["foreign", gpu, amount] => {
             let (node, gpu) = gpu_at(scenario, gpu)?;
             let bytes = amount.parse::<Bytes>().map_err(|error| error.to_string())?.0;
-            Ok(vec![Action::Foreign { node, gpu, bytes }])
+            Ok(vec![ScenarioAction::Foreign { node, gpu, bytes }])
         }
         [word @ ("lose" | "repair"), gpu] => {
             let (node, gpu) = gpu_at(scenario, gpu)?;
-            Ok(vec![Action::Usable { node, gpu, usable: *word == "repair" }])
+            Ok(vec![ScenarioAction::Usable { node, gpu, usable: *word == "repair" }])
         }
         _ => Err(
             "an event is: submit TASK QUEUE [OPTION…], end TASK…, foreign NODE:GPU AMOUNT, lose NODE:GPU \
@@ -179,7 +180,7 @@ fn submit(
     task: &str,
     queue: &str,
     options: &[&str],
-) -> Result<Vec<Action>, String> {
+) -> Result<Vec<ScenarioAction>, String> {
     let position = scenario.queues.iter().position(|known| known.spec.name == queue);
     let queue = position.ok_or_else(|| format!("there is no queue {queue}; write: queue {queue}=SPEC"))?;
     let mut waiting = Waiting::new(TaskId::from(task), at_ms);
@@ -213,7 +214,7 @@ fn submit(
     let named = |name: String| {
         let mut task = waiting.clone();
         task.task = TaskId(name);
-        Action::Submit { queue, task: Box::new(task), runs_ms }
+        ScenarioAction::Submit { queue, task: Box::new(task), runs_ms }
     };
     Ok(match count {
         None => vec![named(task.to_owned())],

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
+use cantle_decide::SnapshotBuilder;
 use cantle_model::{LeaseId, Slice, TaskId};
-use cantle_sched::{Cause, Plan, Running, Start, State, Waiting, audit, plan};
+use cantle_sched::{Cause, Plan, Running, Snapshot, Start, Waiting};
 
-use crate::{Action, Error, Expectation, Expected, Scenario, parse};
+use crate::{Expectation, Expected, Scenario, ScenarioAction, SimError, parse};
 
 /// Rounds planned again after each change; none may change anything.
 const QUIET_ROUNDS: usize = 5;
@@ -17,7 +18,7 @@ const ROUNDS: usize = 100;
 ///
 /// # Errors
 /// A line that can't be read, a plan that fails its audit or is not stable, or expectations that were not met.
-pub fn run_scenario(text: &str) -> Result<String, Error> {
+pub fn run_scenario(text: &str) -> Result<String, SimError> {
     let scenario = parse(text)?;
     let mut world = World::new(&scenario);
     let mut times: Vec<i64> = scenario.events.iter().map(|event| event.at_ms).collect();
@@ -37,7 +38,7 @@ pub fn run_scenario(text: &str) -> Result<String, Error> {
 
 struct World<'a> {
     scenario: &'a Scenario,
-    state: State,
+    state: Snapshot,
     /// Ends that will come by themselves, by time and then task.
     ends: BTreeSet<(i64, String)>,
     /// Tasks that were asked to stop and when they will have, by time and then task.
@@ -57,7 +58,11 @@ struct World<'a> {
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario) -> Self {
-        let mut state = State::new(scenario.nodes.clone(), Vec::new(), scenario.queues.clone());
+        let nodes = scenario.nodes.iter().cloned();
+        let world = nodes.fold(SnapshotBuilder::default(), |world, node| {
+            world.node_with_host(node.name, node.gpus, node.host)
+        });
+        let mut state = world.queues(scenario.queues.clone()).build();
         state.projects = scenario.projects.clone();
         Self {
             scenario,
@@ -74,7 +79,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn advance(&mut self, now_ms: i64) -> Result<(), Error> {
+    fn advance(&mut self, now_ms: i64) -> Result<(), SimError> {
         let due: Vec<String> =
             self.ends.iter().filter(|(at_ms, _)| *at_ms == now_ms).map(|(_, task)| task.clone()).collect();
         for task in due {
@@ -88,7 +93,7 @@ impl<'a> World<'a> {
         for _ in 0..QUIET_ROUNDS {
             let again = self.decide(now_ms)?;
             if !again.starts.is_empty() || !again.evictions.is_empty() {
-                return Err(Error::Unstable { at: seconds(now_ms) });
+                return Err(SimError::Unstable { at: seconds(now_ms) });
             }
         }
         for expectation in scenario.expectations.iter().filter(|expectation| expectation.at_ms == now_ms) {
@@ -98,7 +103,7 @@ impl<'a> World<'a> {
     }
 
     /// Plans and carries out until there is nothing more to do at this time.
-    fn settle(&mut self, now_ms: i64) -> Result<(), Error> {
+    fn settle(&mut self, now_ms: i64) -> Result<(), SimError> {
         for _ in 0..ROUNDS {
             let stopped: Vec<String> = self
                 .stops
@@ -116,31 +121,31 @@ impl<'a> World<'a> {
                 return Ok(());
             }
         }
-        Err(Error::Unstable { at: seconds(now_ms) })
+        Err(SimError::Unstable { at: seconds(now_ms) })
     }
 
-    fn decide(&self, now_ms: i64) -> Result<Plan, Error> {
-        let plan = plan(&self.state, &self.scenario.policy, now_ms);
-        let violations = audit(&self.state, &plan);
-        if violations.is_empty() {
-            return Ok(plan);
-        }
-        let violations: Vec<String> = violations.iter().map(ToString::to_string).collect();
-        Err(Error::Audit { at: seconds(now_ms), violations: violations.join("; ") })
+    fn decide(&self, now_ms: i64) -> Result<Plan, SimError> {
+        let broken = |broken: cantle_decide::BrokenPlan| SimError::Audit {
+            at: seconds(now_ms),
+            violations: broken.to_string(),
+        };
+        cantle_decide::decide(&self.state, &self.scenario.policy, now_ms).map_err(broken)
     }
 
-    fn happen(&mut self, now_ms: i64, action: &Action) {
+    fn happen(&mut self, now_ms: i64, action: &ScenarioAction) {
         match action {
-            Action::Submit { queue, task, runs_ms } => {
+            ScenarioAction::Submit { queue, task, runs_ms } => {
                 self.runs_ms.insert(task.task.0.clone(), *runs_ms);
                 self.tasks.insert(task.task.clone(), (**task).clone());
                 self.state.queues[*queue].waiting.push((**task).clone());
             }
-            Action::End(task) => self.end(now_ms, task),
-            Action::Foreign { node, gpu, bytes } => {
+            ScenarioAction::End(task) => self.end(now_ms, task),
+            ScenarioAction::Foreign { node, gpu, bytes } => {
                 self.state.nodes[*node].gpus[*gpu].foreign_bytes = *bytes;
             }
-            Action::Usable { node, gpu, usable } => self.state.nodes[*node].gpus[*gpu].usable = *usable,
+            ScenarioAction::Usable { node, gpu, usable } => {
+                self.state.nodes[*node].gpus[*gpu].usable = *usable
+            }
         }
     }
 
@@ -240,14 +245,14 @@ impl<'a> World<'a> {
         }
     }
 
-    fn finish(mut self) -> Result<String, Error> {
+    fn finish(mut self) -> Result<String, SimError> {
         let waiting: usize = self.state.queues.iter().map(|queue| queue.waiting.len()).sum();
         let (started, running) = (self.started, self.state.running.len());
         let _ = write!(self.output, "{started} started, {running} running, {waiting} waiting");
         let total = self.scenario.expectations.len();
         let _ = writeln!(self.output, "; {} of {total} expectations met", total - self.failed);
         if self.failed > 0 {
-            return Err(Error::Unexpected { failed: self.failed, total, output: self.output });
+            return Err(SimError::Unexpected { failed: self.failed, total, output: self.output });
         }
         Ok(self.output)
     }
@@ -259,7 +264,7 @@ impl<'a> World<'a> {
 }
 
 /// `node:0,1`.
-fn place(state: &State, node: &str, slices: &[Slice]) -> String {
+fn place(state: &Snapshot, node: &str, slices: &[Slice]) -> String {
     let gpus = || state.nodes.iter().filter(|known| known.name == node).flat_map(|known| &known.gpus);
     let index =
         |slice: &Slice| gpus().find(|gpu| gpu.gpu.uuid == slice.gpu).map(|gpu| gpu.gpu.index.to_string());

@@ -1,12 +1,13 @@
 //! A scenario, read.
 
-use cantle_sched::{Node, Policy, Project, Queue, Waiting};
+use cantle_decide::Offer;
+use cantle_sched::{Host, Policy, Project, Queue, Waiting};
 
 /// Nodes, queues and what happens when.
 #[derive(Clone, Debug, Default)]
 pub struct Scenario {
     /// Nodes in the order given.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<ScenarioNode>,
     /// Queues by priority.
     pub queues: Vec<Queue>,
     /// Projects, the oldest first.
@@ -16,23 +17,23 @@ pub struct Scenario {
     /// How long a task that is asked to stop takes to do so, in milliseconds.
     pub grace_ms: i64,
     /// What happens, by time and then in the order given.
-    pub events: Vec<Event>,
+    pub events: Vec<ScenarioEvent>,
     /// What should come of it.
     pub expectations: Vec<Expectation>,
 }
 
 /// Something happens.
 #[derive(Clone, Debug)]
-pub struct Event {
+pub struct ScenarioEvent {
     /// When, in milliseconds from the start.
     pub at_ms: i64,
     /// What.
-    pub action: Action,
+    pub action: ScenarioAction,
 }
 
 /// What can happen.
 #[derive(Clone, Debug)]
-pub enum Action {
+pub enum ScenarioAction {
     /// A task comes.
     Submit {
         /// Position of its queue.
@@ -88,4 +89,15 @@ pub enum Expected {
     Waits(String),
     /// It has ended.
     Ended,
+}
+
+/// A node of the cluster.
+#[derive(Clone, Debug)]
+pub struct ScenarioNode {
+    /// Its name.
+    pub name: String,
+    /// Its GPUs, in index order.
+    pub gpus: Vec<Offer>,
+    /// What its host offers to tasks; none if that is not counted.
+    pub host: Option<Host>,
 }

@@ -17,7 +17,7 @@ use std::{env, fs};
 
 const CUDA_NOT_SUPPORTED: i32 = 801;
 const NVML_NOT_SUPPORTED: i32 = 3;
-/// The driver the simulation says it is; names that only newer ones have are found by `cuGetProcAddress` if simulated.
+/// The driver version that is simulated; `cuGetProcAddress` finds names that only newer ones have if they are simulated.
 const DRIVER: &str = "550";
 
 fn main() {
@@ -60,11 +60,11 @@ fn cuda_symbols() -> Vec<Symbol> {
     text.lines().filter(|line| !line.starts_with('#')).map(parse).collect()
 }
 
-/// The functions a folder defines, with their modules: every `fn <prefix>…(`.
-fn implemented(folder: &str, prefix: &str) -> BTreeMap<String, String> {
+/// The functions that a directory's files define, with their modules: every `fn <prefix>…(`.
+fn implemented(dir: &str, prefix: &str) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
-    for entry in fs::read_dir(folder).expect(folder) {
-        let path = entry.expect(folder).path();
+    for entry in fs::read_dir(dir).expect(dir) {
+        let path = entry.expect(dir).path();
         let module = path.file_stem().expect("a file name").to_string_lossy().into_owned();
         let text = fs::read_to_string(&path).expect("a source file");
         for line in text.lines() {

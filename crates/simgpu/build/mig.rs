@@ -8,10 +8,13 @@ use serde_json::Value;
 pub(crate) fn tables() -> String {
     let text = fs::read_to_string("data/mig_profiles.json").expect("data/mig_profiles.json");
     let data: Value = serde_json::from_str(&text).expect("valid JSON");
-    let mut out = String::from("static TABLES: &[Table] = &[\n");
+    let mut out = String::from("static TABLES: &[ProfileTable] = &[\n");
     for (key, gpu) in data["gpus"].as_object().expect("gpus") {
-        let _ =
-            writeln!(out, "Table {{ key: {key:?}, units: {}, profiles: &[", number(gpu, "placement_units"));
+        let _ = writeln!(
+            out,
+            "ProfileTable {{ key: {key:?}, units: {}, profiles: &[",
+            number(gpu, "placement_units")
+        );
         for p in gpu["profiles"].as_array().expect("profiles") {
             profile(&mut out, p);
         }
@@ -26,7 +29,7 @@ fn profile(out: &mut String, p: &Value) {
     let starts: Vec<u64> = starts.iter().map(|s| s.as_u64().expect("a start")).collect();
     let _ = write!(
         out,
-        "Profile {{ name: {}, kind: {}, id: {}, ",
+        "GpuInstanceProfile {{ name: {}, kind: {}, id: {}, ",
         p["profile"],
         number(p, "nvml_enum_value"),
         number(p, "profile_id")
@@ -47,14 +50,14 @@ fn profile(out: &mut String, p: &Value) {
         ("jpeg", "jpeg"),
         ("ofa", "ofa"),
     ] {
-        // Nobody has published some figures; 0 says so, and the library fills in a share of the whole.
+        // Some figures are not published; 0 says so, and the library fills in a share of the whole.
         let _ = write!(out, "{field}: {}, ", p[key].as_u64().unwrap_or(0));
     }
     out.push_str("compute: &[");
     for c in p["compute_instance_profiles"].as_array().expect("compute_instance_profiles") {
         let _ = write!(
             out,
-            "ComputeProfile {{ name: {}, id: {}, slices: {}, max_instances: {} }},",
+            "ComputeInstanceProfile {{ name: {}, id: {}, slices: {}, max_instances: {} }},",
             c["name"],
             number(c, "ci_profile_id"),
             number(c, "slices"),

@@ -29,7 +29,7 @@ fn default_directory() -> PathBuf {
     if let Some(state) = variable("CANTLE_STATE_DIR") {
         return PathBuf::from(state).join("sim");
     }
-    // SAFETY: geteuid has no preconditions and can't fail.
+    // SAFETY: `geteuid` takes no arguments and has no preconditions.
     match (unsafe { libc::geteuid() }, variable("HOME")) {
         (0, _) | (_, None) => "/var/lib/cantle/sim".into(),
         (_, Some(home)) => PathBuf::from(home).join(".local/state/cantle/sim"),

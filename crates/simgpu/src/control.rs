@@ -1,4 +1,4 @@
-//! What the product itself calls in the simulated libraries. Exported by both of them, beside the driver's own names.
+//! What the product itself calls in the simulated libraries. Both of them export it, in addition to the driver's own names.
 
 use std::ffi::{c_char, c_int};
 use std::sync::Mutex;

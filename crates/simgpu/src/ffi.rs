@@ -1,11 +1,16 @@
-//! Pointers that C programs hand over, made safe to use: null is an error, everything else is the caller's promise.
+//! Pointers that C programs pass, with one check: null is an error.
 //!
-//! The driver libraries' functions take these in place of raw pointers (the layout is the same), so that the one
-//! assumption every driver makes about its callers stands here and not in three hundred places.
+//! The driver libraries' functions take these in place of raw pointers (the layout is the same), so that what every driver
+//! assumes of its callers is said and used here and not in three hundred places:
+//!
+//! **The C contract.** A pointer that a program passes to an exported function is null or, until the function returns, valid for
+//! what its documentation says that the function reads or writes: one value, as many as an argument counts, or a NUL-terminated
+//! string. No other thread uses that memory meanwhile. It need not be aligned: every access here is an unaligned one. What is
+//! read is plain C data (`T` is an integer, a pointer, or a structure or array of these), for which any bytes are valid.
 
 use std::ffi::{CStr, c_char};
 
-use crate::state::{OpenError, Sim, Site};
+use crate::state::{Sim, SimOpenError, Site};
 
 /// A required pointer was null.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +27,7 @@ impl<T> Out<T> {
         if self.0.is_null() {
             return Err(Null);
         }
-        // SAFETY: the contract of a C function with a result pointer: null or valid for one `T`.
+        // SAFETY: not null, so by the C contract it is valid for a write of one `T`.
         unsafe { self.0.write_unaligned(value) };
         Ok(())
     }
@@ -43,7 +48,7 @@ impl<T> Out<T> {
             return Err(Null);
         }
         for (i, value) in values.into_iter().take(capacity).enumerate() {
-            // SAFETY: the contract of a C function with an array and its length: valid for `capacity` elements.
+            // SAFETY: not null, so by the C contract it is valid for writes of `capacity` elements; `take` keeps `i` below that.
             unsafe { self.0.add(i).write_unaligned(value) };
         }
         Ok(())
@@ -68,7 +73,7 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return Err(Null);
         }
-        // SAFETY: the contract of a C function with an input pointer: null or valid for one `T`.
+        // SAFETY: not null, so by the C contract it is valid for a read of one `T`, for which any bytes are valid.
         Ok(unsafe { self.0.read_unaligned() })
     }
 
@@ -77,7 +82,7 @@ impl<T: Copy> In<T> {
         if self.0.is_null() {
             return if count == 0 { Ok(Vec::new()) } else { Err(Null) };
         }
-        // SAFETY: the contract of a C function with an array and its length: valid for `count` elements.
+        // SAFETY: not null, so by the C contract it is valid for reads of `count` elements, for which any bytes are valid.
         Ok((0..count).map(|i| unsafe { self.0.add(i).read_unaligned() }).collect())
     }
 }
@@ -93,7 +98,8 @@ impl Text {
         if self.0.is_null() {
             return Err(Null);
         }
-        // SAFETY: the contract of a C function with a string argument: null or a NUL-terminated string.
+        // SAFETY: not null, so by the C contract it is a NUL-terminated string that stays as it is until the exported function
+        // returns. `self` is an argument of that function, and the text borrows it.
         let bytes = unsafe { CStr::from_ptr(self.0) }.to_bytes();
         Ok(match std::str::from_utf8(bytes) {
             Ok(text) => text,
@@ -102,7 +108,7 @@ impl Text {
     }
 }
 
-/// A buffer for text: C's `char *` with a length beside it.
+/// A buffer for text: C's `char *` with its length in another argument.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct TextBuffer(pub(crate) *mut c_char);
@@ -120,26 +126,26 @@ impl TextBuffer {
     }
 }
 
-/// Opens the machine that the settings name. What stands in the way is said once, on stderr: a driver library has no
-/// other place for a sentence, and an error code alone would leave the user guessing.
-pub(crate) fn open_configured() -> Result<&'static Sim, OpenError> {
+/// Opens the machine that the settings name. The first failure is printed to stderr: a driver library has no other place for a
+/// sentence, and an error code alone would leave the user guessing.
+pub(crate) fn open_configured() -> Result<&'static Sim, SimOpenError> {
     let result = match crate::control::chosen_site() {
         Some(site) => Sim::open(&site, None),
         None => Sim::open(&crate::config::site(), crate::config::spec().as_deref()),
     };
     if let Err(error) = &result {
-        static SAID: std::sync::Once = std::sync::Once::new();
-        SAID.call_once(|| say(error));
+        static PRINTED: std::sync::Once = std::sync::Once::new();
+        PRINTED.call_once(|| print(error));
     }
     result
 }
 
 #[expect(clippy::print_stderr, reason = "the one line a user sees when the simulated GPUs can't be used")]
-fn say(error: &OpenError) {
+fn print(error: &SimOpenError) {
     eprintln!("cantle simulated driver: {error}");
 }
 
 /// Opens a machine by path.
-pub(crate) fn open_dir(dir: &str, spec: Option<&str>) -> Result<&'static Sim, OpenError> {
+pub(crate) fn open_dir(dir: &str, spec: Option<&str>) -> Result<&'static Sim, SimOpenError> {
     Sim::open(&Site::Directory(dir.into()), spec)
 }

@@ -1,8 +1,8 @@
-//! What an installed driver shows of its machine outside its libraries, as JSON: for whoever makes a machine of it.
+//! What an installed driver shows of its machine outside its libraries, as JSON, for `cantle_machine`.
 
 use crate::identity::{gpu_uuid, pci_bus};
 use crate::mig::nodes;
-use crate::state::{Guard, Sim};
+use crate::state::{Sim, StateGuard};
 
 /// Versions, GPUs and the device nodes of MIG instances.
 pub(crate) fn hardware_json(sim: &'static Sim) -> String {
@@ -22,7 +22,7 @@ pub(crate) fn hardware_json(sim: &'static Sim) -> String {
     )
 }
 
-fn gpu_json(state: &Guard, index: usize) -> String {
+fn gpu_json(state: &StateGuard, index: usize) -> String {
     let model = state.devices()[index].model();
     let (uuid, bus) = (gpu_uuid(index, model), pci_bus(index));
     format!(r#"{{"model":"{}","uuid":"{uuid}","pci":"0000:{bus:02x}:00.0"}}"#, model.name)

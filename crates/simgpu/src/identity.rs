@@ -6,9 +6,9 @@ use crate::models::Model;
 
 /// 128 bits in the usual notation of UUIDs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Uuid(pub [u8; 16]);
+pub struct DeviceUuid(pub [u8; 16]);
 
-impl fmt::Display for Uuid {
+impl fmt::Display for DeviceUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, byte) in self.0.iter().enumerate() {
             if matches!(i, 4 | 6 | 8 | 10) {
@@ -22,7 +22,7 @@ impl fmt::Display for Uuid {
 
 /// A UUID (version 8: made by its vendor) that depends on the text alone. FNV-1a with a final mix, twice: it must be
 /// stable and look distinct, not be secret.
-pub fn uuid_of(text: &str) -> Uuid {
+pub fn uuid_of(text: &str) -> DeviceUuid {
     let hash = |seed: u64| {
         let fnv = |h: u64, byte: u8| (h ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
         let mut h = text.bytes().fold(seed, fnv);
@@ -35,11 +35,11 @@ pub fn uuid_of(text: &str) -> Uuid {
     bytes[8..].copy_from_slice(&hash(0x6C62_272E_07BB_0142).to_be_bytes());
     bytes[6] = bytes[6] & 0x0F | 0x80;
     bytes[8] = bytes[8] & 0x3F | 0x80;
-    Uuid(bytes)
+    DeviceUuid(bytes)
 }
 
 /// The UUID of a GPU, as CUDA gives it (16 bytes).
-pub fn gpu_uuid_bytes(index: usize, model: &Model) -> Uuid {
+pub fn gpu_uuid_bytes(index: usize, model: &Model) -> DeviceUuid {
     uuid_of(&format!("{}/{index}", model.key))
 }
 

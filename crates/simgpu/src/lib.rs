@@ -1,7 +1,7 @@
 //! A simulated NVIDIA driver.
 //!
-//! A simulated machine is a directory with one file, `state`, that every process maps: GPUs, their memory, and who holds
-//! how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
+//! A simulated machine is a directory with one file, `state`, that every process maps: GPUs, their memory, and which process
+//! holds how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
 //! `libnvidia-ml.so.1` (feature `nvml`). Memory is counted, not provided: device addresses can't be dereferenced, copies
 //! and kernels succeed without doing anything.
 //!

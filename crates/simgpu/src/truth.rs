@@ -5,7 +5,7 @@ use std::fmt::Write;
 use crate::GRANULE_BYTES;
 use crate::identity::gpu_uuid;
 use crate::mig::mig_uuid;
-use crate::state::{Device, Guard, MAX_DOMAINS, Sim};
+use crate::state::{MAX_DOMAINS, Sim, SimGpu, StateGuard};
 
 /// The machine's memory, per GPU and process, after giving back what dead processes held.
 pub fn truth_json(sim: &'static Sim) -> String {
@@ -14,7 +14,7 @@ pub fn truth_json(sim: &'static Sim) -> String {
     format!(r#"{{"gpus":[{}]}}"#, gpus.join(","))
 }
 
-fn gpu_json(state: &Guard, index: usize) -> String {
+fn gpu_json(state: &StateGuard, index: usize) -> String {
     let device = &state.devices()[index];
     let used: u64 = device.used_granules.iter().map(|&g| u64::from(g) * GRANULE_BYTES).sum();
     format!(
@@ -27,11 +27,11 @@ fn gpu_json(state: &Guard, index: usize) -> String {
 }
 
 /// One entry per compute instance; a GPU instance without any has one too, without `uuid` and `ci`.
-fn mig_json(state: &Guard, index: usize) -> String {
+fn mig_json(state: &StateGuard, index: usize) -> String {
     let device = &state.devices()[index];
     let mut entries = Vec::new();
     for (gi, profile, instance) in device.instances() {
-        let domain = Device::domain_of(gi);
+        let domain = SimGpu::domain_of(gi);
         let processes = processes_json(state, index, domain..domain + 1);
         let mut entry = |uuid: &str, ci: &str| {
             let (name, start, size) = (profile.name, instance.start, profile.size);
@@ -52,7 +52,7 @@ fn mig_json(state: &Guard, index: usize) -> String {
 }
 
 /// The processes that hold memory in any of `domains` of GPU `index`.
-fn processes_json(state: &Guard, index: usize, domains: std::ops::Range<usize>) -> String {
+fn processes_json(state: &StateGuard, index: usize, domains: std::ops::Range<usize>) -> String {
     let mut out = String::new();
     for (slot, process) in state.processes() {
         let held: u64 = process.held_granules[index][domains.clone()].iter().map(|&g| u64::from(g)).sum();

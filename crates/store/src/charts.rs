@@ -1,4 +1,4 @@
-//! What charts show. How a line is thinned out is the server's matter; here it only outlives the server.
+//! What charts show. The server thins the lines out; the store keeps them across restarts.
 
 use sqlx::Row as _;
 
@@ -11,14 +11,14 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn charts(&self) -> Result<Vec<ChartRow>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM charts ORDER BY kind, id").fetch_all(&self.readers).await?;
+        let rows = sqlx::query(select!(charts, "ORDER BY kind, id")).fetch_all(&self.readers).await?;
         let read = |row: &sqlx::sqlite::SqliteRow| {
             Ok(ChartRow { kind: row.try_get("kind")?, id: row.try_get("id")?, line: row.try_get("line")? })
         };
         rows.iter().map(read).collect()
     }
 
-    /// Saves these lines in place of what was saved of them, and forgets those that are `gone` (kind and id).
+    /// Saves these lines, replaces their former content, and deletes those that are `gone` (kind and id).
     ///
     /// # Errors
     /// Only if the database fails.

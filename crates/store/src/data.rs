@@ -1,4 +1,4 @@
-//! Records as the store gives and takes them. Times are microseconds since 1970.
+//! The store's records. Times are microseconds since 1970.
 
 use cantle_model::{Amounts, Cause, ProjectQuota, Slice, TaskStatus};
 use serde_json::{Map, Value};
@@ -6,15 +6,17 @@ use serde_json::{Map, Value};
 /// A task.
 #[derive(Clone, Debug)]
 pub struct TaskRow {
-    /// What is filtered and ordered by.
+    /// The part that is filtered and ordered by.
     pub index: TaskIndex,
-    /// Why it is in its state, in the program's words.
+    /// Why it is in its state, for programs.
     pub status_reason: String,
-    /// Why it is in its state, in words for people; `stopping` asks its agent to stop it.
+    /// Why it is in its state, for people.
     pub status_message: String,
+    /// A user asked its agent to stop it (an eviction is in `evicted`).
+    pub stop_asked: bool,
     /// Last worker that reported for it.
     pub last_worker: Option<String>,
-    /// When that was.
+    /// When it did.
     pub last_worker_report_us: Option<i64>,
     /// Highest iteration reported.
     pub last_iteration: i64,
@@ -28,9 +30,9 @@ pub struct TaskRow {
     pub exit_code: Option<i64>,
     /// Why it ended so, for people.
     pub reason: Option<String>,
-    /// What it counts beside its slices.
+    /// What it counts against quotas, apart from its slices.
     pub terms: Terms,
-    /// For whom it was asked to stop.
+    /// The eviction, if it was asked to stop for another task.
     pub evicted: Option<Evicted>,
     /// Everything else.
     pub doc: Map<String, Value>,
@@ -44,16 +46,16 @@ impl TaskRow {
     }
 }
 
-/// What a claim counts beside its slices.
+/// What a claim counts against quotas, apart from its slices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// CPU in thousandths of a core.
     pub cpu_milli: u64,
     /// Main memory.
     pub memory_bytes: u64,
-    /// May it be stopped for others?
+    /// It may be stopped for other tasks.
     pub preemptible: bool,
-    /// What it counts of GPUs, in thousandths, if that is not what its slices are.
+    /// What it counts against GPU quotas, in thousandths, where that differs from its slices.
     pub quota_milli: Option<u64>,
 }
 
@@ -64,7 +66,7 @@ impl Default for Terms {
 }
 
 impl Terms {
-    /// All that it counts.
+    /// Everything that it counts.
     #[must_use]
     pub fn amounts(&self, slices: &[Slice]) -> Amounts {
         let of_slices = || slices.iter().map(|slice| u64::from(slice.milli.0)).sum();
@@ -76,11 +78,11 @@ impl Terms {
 /// A task that was asked to stop for another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Evicted {
-    /// The task that gets the room.
+    /// The task that gets the capacity.
     pub for_task: String,
     /// Why.
     pub cause: Cause,
-    /// The same, for people.
+    /// Why, for people.
     pub reason: String,
     /// When.
     pub time_us: i64,
@@ -88,12 +90,12 @@ pub struct Evicted {
 
 /// What an agent needs to know to plan for its node under quotas.
 #[derive(Clone, Debug)]
-pub struct Fleet {
+pub struct FleetRows {
     /// Tasks that hold something on the node.
     pub here: Vec<TaskRow>,
     /// What is held on other nodes.
     pub elsewhere: Vec<HeldSum>,
-    /// Where others are being stopped for which task: (task, node).
+    /// Nodes on which tasks are being stopped for a waiting task: (waiting task, node).
     pub freeing: Vec<(String, String)>,
     /// Tasks that wait, in the order of each queue.
     pub waiting: Vec<WaitingRow>,
@@ -104,9 +106,9 @@ pub struct Fleet {
 pub struct HeldSum {
     /// Id of the project.
     pub project: Option<String>,
-    /// May they be stopped for others?
+    /// They may be stopped for other tasks.
     pub preemptible: bool,
-    /// Were they asked to stop for others?
+    /// They were asked to stop for other tasks.
     pub stopping: bool,
     /// All of it.
     pub amounts: Amounts,
@@ -134,7 +136,7 @@ pub struct HeldSince {
     pub since_us: i64,
 }
 
-/// The part of a waiting task that its turn depends on.
+/// The part of a waiting task that its position in a plan depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WaitingRow {
     /// Its id.
@@ -143,18 +145,18 @@ pub struct WaitingRow {
     pub queue: String,
     /// Id of its project.
     pub project: Option<String>,
-    /// For whom it was stopped, and why.
+    /// The task that it was stopped for, and why.
     pub evicted: Option<(String, Cause)>,
 }
 
 /// A task that is about to be stopped for another.
 #[derive(Clone, Debug)]
-pub struct Victim {
+pub struct VictimTask {
     /// Its id.
     pub task: String,
     /// The lease that is to become free.
     pub lease: String,
-    /// The waiting task that gets the room.
+    /// The waiting task that gets the capacity.
     pub for_task: String,
     /// Why.
     pub cause: Cause,
@@ -177,9 +179,9 @@ pub struct TaskIndex {
     pub parent: Option<String>,
     /// Id of the queue that it is in or came from.
     pub queue: Option<String>,
-    /// Free words.
+    /// Tags that users set.
     pub tags: Vec<String>,
-    /// The system's words.
+    /// System tags.
     pub system_tags: Vec<String>,
     /// When it was made.
     pub created_us: i64,
@@ -208,7 +210,7 @@ pub struct TaskFilter {
     pub queue: Option<String>,
     /// Made from this task.
     pub parent: Option<String>,
-    /// At most so many, newest first.
+    /// Maximum number of tasks, newest first.
     pub limit: Option<i64>,
 }
 
@@ -217,17 +219,19 @@ pub struct TaskFilter {
 pub struct Change {
     /// The moment.
     pub now_us: i64,
-    /// Also if the state does not allow it.
+    /// Even if the state does not allow it.
     pub force: bool,
-    /// In the program's words.
+    /// Why, for programs.
     pub reason: String,
-    /// In words for people.
+    /// Why, for people.
     pub message: String,
+    /// The message asks the task's agent to stop it.
+    pub stop_asked: bool,
 }
 
-/// What an agent says about a task that it holds.
+/// An agent's report about a task that it holds.
 #[derive(Clone, Debug)]
-pub struct Claim {
+pub struct TaskClaim {
     /// The task.
     pub task: String,
     /// The agent's node.
@@ -236,7 +240,7 @@ pub struct Claim {
     pub lease: String,
     /// What it got.
     pub slices: Vec<Slice>,
-    /// What it counts beside them.
+    /// What it counts against quotas, apart from them.
     pub terms: Terms,
     /// How it ended, once it has.
     pub exit_code: Option<i64>,
@@ -274,13 +278,13 @@ pub struct ProjectRow {
     pub created_us: i64,
     /// Last change.
     pub last_update_us: i64,
-    /// What it is granted; `None`: it has no quota of its own.
+    /// Its quota; `None` if it has none of its own.
     pub quota: Option<ProjectQuota>,
     /// Tags and the like.
     pub doc: Map<String, Value>,
 }
 
-/// What a worker says about itself.
+/// A worker's report about itself.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerReport {
     /// Its id.
@@ -289,15 +293,15 @@ pub struct WorkerReport {
     pub task: Option<String>,
     /// The queue that the task came from.
     pub queue: Option<String>,
-    /// Ids of the queues that it serves; `None` leaves what was said before.
+    /// Ids of the queues that it serves; `None` keeps the last report's.
     pub queues: Option<Vec<String>>,
-    /// Free words; `None` leaves what was said before.
+    /// Tags; `None` keeps the last report's.
     pub tags: Option<Vec<String>>,
-    /// Seconds after which it counts as gone; `None` leaves what was said before.
+    /// Seconds after which it counts as gone; `None` keeps the last report's.
     pub timeout_s: Option<i64>,
     /// Address it calls from.
     pub ip: String,
-    /// Load of its machine, as JSON; `None` leaves what was said before.
+    /// Load of its machine, as JSON; `None` keeps the last report's.
     pub machine_stats: Option<String>,
 }
 
@@ -308,7 +312,7 @@ pub struct WorkerRow {
     pub id: String,
     /// When it registered.
     pub registered_us: i64,
-    /// When it was last heard of.
+    /// When it last reported.
     pub last_seen_us: i64,
     /// Seconds after which it counts as gone.
     pub timeout_s: i64,
@@ -318,7 +322,7 @@ pub struct WorkerRow {
     pub queue: Option<String>,
     /// Ids of the queues that it serves.
     pub queues: Vec<String>,
-    /// Free words.
+    /// Tags that users set.
     pub tags: Vec<String>,
     /// Address it calls from.
     pub ip: String,
@@ -326,7 +330,7 @@ pub struct WorkerRow {
     pub machine_stats: Option<String>,
 }
 
-/// What a worker was like in some minute.
+/// The state of a worker in one minute.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WorkerSample {
     /// Its id.
@@ -339,7 +343,7 @@ pub struct WorkerSample {
     pub machine_stats: Map<String, Value>,
 }
 
-/// What a queue was like in some minute.
+/// The state of a queue in one minute.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueSample {
     /// Its id.
@@ -368,7 +372,7 @@ pub struct ChartRow {
 pub struct NodeRow {
     /// Its name.
     pub node: String,
-    /// When it was last heard of.
+    /// When it last reported.
     pub last_seen_us: i64,
     /// How often it reports.
     pub interval_ms: i64,
@@ -376,14 +380,14 @@ pub struct NodeRow {
     pub report: String,
 }
 
-/// Something that happened.
+/// An event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Happening {
+pub struct EventRow {
     /// Position in the order of events; the store gives it.
     pub id: i64,
     /// When.
     pub time_us: i64,
-    /// One word.
+    /// Kind of event: one word.
     pub kind: String,
     /// The task it is about.
     pub task: Option<String>,
@@ -404,7 +408,7 @@ pub struct LogLine {
     pub task: String,
     /// When, in milliseconds since 1970.
     pub timestamp_ms: i64,
-    /// Who reported it.
+    /// The worker that reported it.
     pub worker: String,
     /// `INFO`, `DEBUG`…
     pub level: String,
@@ -440,7 +444,7 @@ pub struct LatestScalar {
     pub greatest: f64,
 }
 
-/// A plot, image or vector: kept as it came.
+/// A plot, image or vector: kept unchanged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReportRow {
     /// Its task.

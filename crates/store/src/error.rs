@@ -1,8 +1,8 @@
-//! Why the store says no.
+//! Why the store refuses or fails.
 
 use cantle_model::{Resource, TaskStatus};
 
-/// Each variant is one line: what is wrong, what was given.
+/// Each variant is one line: what is wrong, what was given. ClearML's clients see most of these texts.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// No task has this id.
@@ -40,7 +40,7 @@ pub enum StoreError {
         task: String,
         /// Its state.
         from: TaskStatus,
-        /// What was wanted of it.
+        /// The operation.
         wanted: String,
     },
     /// Another lease holds the task.
@@ -74,7 +74,7 @@ pub enum StoreError {
         /// What the task needs of it.
         asked: u64,
     },
-    /// What an eviction was decided on is not so any more.
+    /// The state that an eviction was decided on has changed.
     #[error("The eviction is out of date: {0}")]
     StaleEviction(String),
     /// Names are unique.
@@ -105,4 +105,17 @@ pub enum StoreError {
         /// Why.
         source: serde_json::Error,
     },
+}
+
+impl StoreError {
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Migrate(_) => {
+                vec!["a newer version may have written this database; start that version, or give another --db".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
 }

@@ -1,9 +1,10 @@
-//! Tasks that are stopped for others: decided one after the other, and back in front of their queue in one step.
+//! Tasks that are stopped for other tasks: each eviction is decided on the last one's result, and an evicted task returns to
+//! the front of its queue in one step.
 
-use cantle_model::{ASKED_TO_MAKE_ROOM, ASKED_TO_STOP, Cause, TaskStatus};
+use cantle_model::{Cause, TaskStatus};
 use sqlx::SqliteConnection;
 
-use crate::data::{Change, Happening, TaskRow, Victim};
+use crate::data::{Change, EventRow, TaskRow, VictimTask};
 use crate::flow::{about, entry, forget_run, prepend, queue_name, set_message, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
@@ -18,31 +19,32 @@ impl Store {
         last_eviction(&mut reader).await
     }
 
-    /// Notes that `node` is to stop tasks for others, all of them or none. `last_us` is the newest eviction that was known
-    /// when this was decided.
+    /// Records that `node` has to stop tasks for others, all of them or none. `last_us` is the newest eviction that was known
+    /// when this was decided. The tasks get the message of `change`; the reason is written here.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::StaleEviction`] if any of it is not as it was when this was decided.
     pub async fn evict(
         &self,
         node: &str,
-        victims: &[Victim],
+        victims: &[VictimTask],
         last_us: i64,
-        now_us: i64,
+        change: &Change,
     ) -> Result<(), StoreError> {
+        let now_us = change.now_us;
         let mut write = self.write().await?;
         if last_eviction(&mut write.tx).await? != last_us {
             return Err(StoreError::StaleEviction("others were asked to stop meanwhile".to_owned()));
         }
-        for Victim { task, lease, for_task, cause } in victims {
+        for VictimTask { task, lease, for_task, cause } in victims {
             let (old, claimant) = (load(&mut write.tx, task).await?, load(&mut write.tx, for_task).await?);
             if entry(&mut write.tx, for_task).await?.is_none() {
-                return Err(StoreError::StaleEviction(format!("task {for_task} does not wait any more")));
+                return Err(StoreError::StaleEviction(format!("task {for_task} no longer waits")));
             }
             let runs = old.index.status == TaskStatus::InProgress && old.exit_code.is_none();
-            let stops = old.evicted.is_some() || old.status_message == ASKED_TO_STOP;
+            let stops = old.evicted.is_some() || old.stop_asked;
             if !runs || stops || old.lease.as_ref() != Some(lease) {
-                let why = format!("task {task} does not run under lease {lease}, or stops already");
+                let why = format!("task {task} does not run under lease {lease}, or is stopping already");
                 return Err(StoreError::StaleEviction(why));
             }
             let reason = reason(&mut write.tx, &claimant, &old, *cause).await?;
@@ -57,20 +59,19 @@ impl Store {
             .bind(now_us.max(last_us + 1))
             .execute(&mut *write.tx)
             .await?;
-            // Its abort callback, if it has one, is called inside the task: that looks at the message.
-            let told =
-                Change { now_us, reason: reason.clone(), message: ASKED_TO_MAKE_ROOM.into(), force: true };
-            set_message(&mut write.tx, task, &told).await?;
-            let happening = about(&old, word(*cause), &Change { now_us, ..Change::default() }, reason);
-            self.record(&mut write.tx, Happening { node: Some(node.to_owned()), ..happening }).await?;
+            // A task with an abort callback reads the message itself, and calls it.
+            let asked = Change { reason: reason.clone(), stop_asked: false, ..change.clone() };
+            set_message(&mut write.tx, task, &asked).await?;
+            let event = about(&old, event_kind(*cause), &Change { now_us, ..Change::default() }, reason);
+            self.record(&mut write.tx, EventRow { node: Some(node.to_owned()), ..event }).await?;
         }
         write.commit().await
     }
 
-    /// A task that was stopped for another leaves its lease and is the first of its queue again, whatever it said about
-    /// its end: programs that clean up after SIGTERM report all sorts of things. Only one that says it is done is done,
-    /// and one that somebody asked to stop stays stopped. Nothing happens if that lease does not hold it any more. Is it
-    /// queued again?
+    /// An evicted task leaves its lease and becomes the first of its queue again, however it reported
+    /// its end: programs that clean up after SIGTERM exit in many ways. Only a task that reports completion stays completed,
+    /// and one that a user asked to stop stays stopped. Nothing happens if that lease no longer holds the task. Returns
+    /// whether the task is queued again.
     ///
     /// # Errors
     /// [`StoreError::NoTask`].
@@ -94,8 +95,8 @@ impl Store {
                 forget_run(&mut write.tx, task).await?;
                 set_status(&mut write.tx, task, Queued, change).await?;
                 let message = format!("back to the front of {name}: {}", change.reason);
-                let happening = about(&old, "requeue", change, message);
-                self.record(&mut write.tx, Happening { queue: Some(name), ..happening }).await?;
+                let event = about(&old, "requeue", change, message);
+                self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
                 write.commit().await?;
                 Ok(true)
             }
@@ -115,8 +116,8 @@ async fn last_eviction(tx: &mut SqliteConnection) -> Result<i64, StoreError> {
     Ok(sqlx::query_scalar("SELECT COALESCE(MAX(evicted_us), 0) FROM tasks").fetch_one(tx).await?)
 }
 
-/// The kind of event that it is.
-const fn word(cause: Cause) -> &'static str {
+/// The kind of event that an eviction is recorded as.
+const fn event_kind(cause: Cause) -> &'static str {
     match cause {
         Cause::Reclaim => "reclaim",
         Cause::Preempt => "preempt",

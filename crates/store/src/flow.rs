@@ -1,17 +1,17 @@
 //! How tasks move: into queues, out of them, and from state to state. Each function is one transaction, and records
 //! what happened in it.
 
+use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
-use cantle_model::{ASKED_TO_STOP, Amounts};
 use sqlx::SqliteConnection;
 
-use crate::data::{Change, Claim, TaskRow};
+use crate::data::{Change, TaskClaim, TaskRow};
 use crate::tasks::load;
-use crate::{Happening, Store, StoreError, Write, quotas, row};
+use crate::{EventRow, Store, StoreError, Write, quotas, row};
 
-/// May a task go from one state to another without force? Staying where it is is always right: clients repeat calls.
+/// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
 pub const fn may_follow(from: TaskStatus, to: TaskStatus) -> bool {
     match from {
@@ -26,7 +26,7 @@ pub const fn may_follow(from: TaskStatus, to: TaskStatus) -> bool {
 }
 
 impl Store {
-    /// Puts a task at the end of a queue. Whatever it was before, it will be a new run.
+    /// Puts a task at the end of a queue, for a new run.
     ///
     /// # Errors
     /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`].
@@ -37,9 +37,9 @@ impl Store {
         if let Some((queue, _)) = entry(&mut write.tx, task).await? {
             return Err(StoreError::AlreadyQueued { task: task.to_owned(), queue });
         }
-        // ClearML lets only drafts and stopped tasks into a queue; one that an agent took out may go back, too.
-        let welcome = matches!(old.index.status, Created | Queued | Stopped);
-        if !(welcome || change.force && old.index.status != Published) {
+        // ClearML lets only drafts and stopped tasks into a queue; a task that an agent took may go back, too.
+        let may_enter = matches!(old.index.status, Created | Queued | Stopped);
+        if !(may_enter || change.force && old.index.status != Published) {
             return Err(refusal(&old, "enqueue"));
         }
         append(&mut write.tx, task, queue, change.now_us).await?;
@@ -50,13 +50,13 @@ impl Store {
             .execute(&mut *write.tx)
             .await?;
         set_status(&mut write.tx, task, Queued, change).await?;
-        let happening = about(&old, "enqueue", change, format!("queued in {queue_name}"));
-        self.record(&mut write.tx, Happening { queue: Some(queue_name), ..happening }).await?;
+        let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
+        self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await?;
         write.commit().await
     }
 
-    /// Takes the first task out of a queue, for an agent, or with `only` that one wherever it stands (quotas and backfill
-    /// let some go past others); `None` if there is none. The task must be started or claimed soon, or
+    /// Takes the first task out of a queue for an agent, or with `only` that task at any position (quotas and backfill
+    /// let tasks overtake others); `None` if there is none. The task must be started or claimed soon, or
     /// [`Store::reclaim`] puts it back.
     ///
     /// # Errors
@@ -89,7 +89,7 @@ impl Store {
     }
 
     /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the
-    /// front of it: whoever took them is gone. Gives their ids.
+    /// front of it: the agent that took them is gone. Returns their ids.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -111,9 +111,9 @@ impl Store {
                 .await?;
             let name = queue_name(&mut write.tx, queue).await?;
             let change = Change { now_us, ..Change::default() };
-            let message = format!("back to the front of {name}: whoever took it never started it");
-            let happening = about(&old, "enqueue", &change, message);
-            self.record(&mut write.tx, Happening { queue: Some(name), ..happening }).await?;
+            let message = format!("back to the front of {name}: the agent that took it never started it");
+            let event = about(&old, "enqueue", &change, message);
+            self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
         }
         write.commit().await?;
         Ok(lost.into_iter().map(|(task, _)| task).collect())
@@ -146,7 +146,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Brings a task into a state. It leaves its queue unless it goes into one (that is [`Store::enqueue`]).
+    /// Brings a task into a state. The task leaves its queue; [`Store::enqueue`] puts it into one.
     ///
     /// # Errors
     /// [`StoreError::NoTask`], [`StoreError::Status`].
@@ -162,7 +162,7 @@ impl Store {
         if !(change.force || may_follow(from, to)) {
             return Err(refusal(&old, to.as_str()));
         }
-        self.move_to(&mut write, &old, to, change, word_for(to)).await?;
+        self.move_to(&mut write, &old, to, change, event_kind(to)).await?;
         write.commit().await?;
         Ok(from)
     }
@@ -173,7 +173,7 @@ impl Store {
         old: &TaskRow,
         to: TaskStatus,
         change: &Change,
-        word: &str,
+        event_kind: &str,
     ) -> Result<(), StoreError> {
         let (task, from) = (&old.index.id, old.index.status);
         leave_queue(&mut write.tx, task).await?;
@@ -197,19 +197,19 @@ impl Store {
             "" => format!("{from} → {to}"),
             reason => format!("{from} → {to}: {reason}"),
         };
-        self.record(&mut write.tx, about(old, word, change, message)).await
+        self.record(&mut write.tx, about(old, event_kind, change, message)).await
     }
 
-    /// Asks the agent that runs a task to stop it: it looks at the message at each poll.
+    /// Asks the agent that runs a task to stop it: the agent reads the message of `change` at each poll.
     ///
     /// # Errors
     /// [`StoreError::NoTask`].
     pub async fn ask_to_stop(&self, task: &str, change: &Change) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
-        let asked = Change { message: ASKED_TO_STOP.to_owned(), ..change.clone() };
+        let asked = Change { stop_asked: true, ..change.clone() };
         set_message(&mut write.tx, task, &asked).await?;
-        // Whoever needed its place gets it; but it is not queued again.
+        // The task that it was evicted for still gets the capacity, but this one is not queued again.
         sqlx::query("UPDATE tasks SET evicted_for = NULL WHERE id = $1")
             .bind(task)
             .execute(&mut *write.tx)
@@ -218,12 +218,12 @@ impl Store {
         write.commit().await
     }
 
-    /// An agent claims a task for a lease, or says how it ended.
+    /// An agent claims a task for a lease, or reports how it ended.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task; [`StoreError::OverQuota`] if the
-    /// project may not have so much.
-    pub async fn claim(&self, claim: &Claim, now_us: i64) -> Result<(), StoreError> {
+    /// claim exceeds the project's quota.
+    pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, &claim.task).await?;
         let (node, lease) = (old.node.clone(), old.lease.clone());
@@ -263,8 +263,8 @@ impl Store {
             (Some(code), Some(reason)) => ("exit", format!("exit code {code}: {reason}")),
         };
         let change = Change { now_us, ..Change::default() };
-        let happening = about(&old, kind, &change, message);
-        self.record(&mut write.tx, Happening { node: Some(claim.node.clone()), ..happening }).await?;
+        let event = about(&old, kind, &change, message);
+        self.record(&mut write.tx, EventRow { node: Some(claim.node.clone()), ..event }).await?;
         write.commit().await
     }
 
@@ -291,7 +291,7 @@ impl Store {
         write.commit().await
     }
 
-    /// Deletes a task and all that it reported. Gives how many tasks lost their parent.
+    /// Deletes a task and all that it reported. Returns how many tasks lost their parent.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a waiting, running or published task without force.
@@ -312,8 +312,8 @@ impl Store {
     }
 }
 
-/// The kind of event that a change of state is.
-const fn word_for(to: TaskStatus) -> &'static str {
+/// The kind of event that a change of state is recorded as.
+const fn event_kind(to: TaskStatus) -> &'static str {
     match to {
         InProgress => "start",
         Created => "draft",
@@ -327,8 +327,8 @@ fn refusal(task: &TaskRow, wanted: &str) -> StoreError {
     StoreError::Status { task, from, wanted: wanted.to_owned() }
 }
 
-pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> Happening {
-    Happening {
+pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String) -> EventRow {
+    EventRow {
         id: 0,
         time_us: change.now_us,
         kind: kind.to_owned(),
@@ -339,7 +339,7 @@ pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String
     }
 }
 
-/// Forgets when, where and how a task ran: it may run anew.
+/// Forgets when, where and how a task ran, for a new run.
 pub(crate) async fn forget_run(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
     sqlx::query(
         "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, lease = NULL, \
@@ -372,12 +372,13 @@ pub(crate) async fn set_message(
     change: &Change,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "UPDATE tasks SET status_reason = $2, status_message = $3, last_update_us = $4 WHERE id = $1",
+        "UPDATE tasks SET status_reason = $2, status_message = $3, last_update_us = $4, stop_asked = $5 WHERE id = $1",
     )
     .bind(task)
     .bind(&change.reason)
     .bind(&change.message)
     .bind(change.now_us)
+    .bind(i64::from(change.stop_asked))
     .execute(tx)
     .await?;
     Ok(())

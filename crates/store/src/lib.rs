@@ -1,15 +1,18 @@
-//! Where tasks, queues, projects, workers, nodes and what they report are kept.
+//! The database of tasks, queues, projects, workers, nodes and what they report.
 //!
-//! One SQL text in the subset that SQLite and PostgreSQL share; SQLite is what runs today. All writes go one after the
+//! The SQL keeps to the subset that SQLite and PostgreSQL share; today it runs on SQLite. All writes go one after the
 //! other, each in one transaction, so a task is in exactly one state at any instant and after any crash. The store
 //! knows no clock and makes no ids: both are arguments.
+
+#[macro_use]
+mod columns;
 
 mod charts;
 mod data;
 mod error;
+mod events;
 mod evictions;
 mod flow;
-mod happenings;
 mod models;
 mod nodes;
 mod output;
@@ -26,6 +29,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
+use cantle_metrics::{Fallback, Fallbacks};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
@@ -33,9 +37,9 @@ use sqlx::{Sqlite, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
-    Change, ChartRow, Claim, Evicted, Fleet, Happening, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
-    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskFilter, TaskIndex,
-    TaskRow, Terms, Victim, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
+    Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
+    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskClaim, TaskFilter,
+    TaskIndex, TaskRow, Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::StoreError;
 pub use flow::may_follow;
@@ -47,16 +51,16 @@ pub struct Store {
     state: SqlitePool,
     bulk: SqlitePool,
     readers: SqlitePool,
-    /// SQLite has one writer at a time. Waiting here is fair; waiting in SQLite is polling.
-    turn: Mutex<()>,
-    /// Last given id of something that is kept in order of arrival.
+    /// One writer at a time, as in SQLite itself. Waiting here is fair; waiting in SQLite is polling.
+    write_lock: Mutex<()>,
+    /// Last id given to a record that is kept in order of arrival.
     last_id: AtomicI64,
 }
 
-/// One write: a transaction and the right to make it.
+/// One write: a transaction and the write lock.
 struct Write<'a> {
     tx: Transaction<'static, Sqlite>,
-    _turn: MutexGuard<'a, ()>,
+    _lock: MutexGuard<'a, ()>,
 }
 
 impl Write<'_> {
@@ -66,6 +70,9 @@ impl Write<'_> {
 }
 
 const READERS: u32 = 4;
+
+/// What this crate assumed because it could not read a record.
+pub static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnknownStatus]);
 
 impl Store {
     /// Opens the database file, makes it if it does not exist, and brings its tables up to date.
@@ -79,7 +86,7 @@ impl Store {
             .journal_mode(SqliteJournalMode::Wal)
             .busy_timeout(Duration::from_secs(10));
         // State is on disk when the call returns. Logs, scalars and heartbeats survive a crash of the server, but may
-        // lose their last second when the machine loses power: they come again or are only looked at.
+        // lose their last second when the machine loses power: they are sent again or only displayed.
         let full = options.clone().synchronous(SqliteSynchronous::Full);
         let normal = options.clone().synchronous(SqliteSynchronous::Normal);
         let state = SqlitePoolOptions::new().max_connections(1).connect_with(full).await?;
@@ -92,7 +99,7 @@ impl Store {
         )
         .fetch_one(&readers)
         .await?;
-        Ok(Self { state, bulk, readers, turn: Mutex::new(()), last_id: AtomicI64::new(last_id) })
+        Ok(Self { state, bulk, readers, write_lock: Mutex::new(()), last_id: AtomicI64::new(last_id) })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.
@@ -106,16 +113,16 @@ impl Store {
         self.begin(&self.state).await
     }
 
-    /// For what may be lost with the machine's power, see [`Store::open`].
+    /// For records that may be lost with the machine's power, see [`Store::open`].
     async fn write_bulk(&self) -> Result<Write<'_>, StoreError> {
         self.begin(&self.bulk).await
     }
 
     async fn begin(&self, pool: &SqlitePool) -> Result<Write<'_>, StoreError> {
-        let turn = self.turn.lock().await;
-        // IMMEDIATE: a transaction that begins by reading must not find out at its first write that it is late.
+        let lock = self.write_lock.lock().await;
+        // IMMEDIATE: a transaction that begins by reading must not fail at its first write because another one wrote first.
         let tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-        Ok(Write { tx, _turn: turn })
+        Ok(Write { tx, _lock: lock })
     }
 
     /// Reserves `count` ids in a row and gives the first. They grow with time, so they also are positions.

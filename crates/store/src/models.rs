@@ -35,7 +35,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoModel`].
     pub async fn model(&self, id: &str) -> Result<ModelRow, StoreError> {
-        let found = sqlx::query("SELECT * FROM models WHERE id = $1").bind(id);
+        let found = sqlx::query(select!(models, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&self.readers).await?;
         found.as_ref().map_or_else(|| Err(StoreError::NoModel(id.to_owned())), row::model)
     }
@@ -45,7 +45,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn models(&self, ids: &[String], tasks: &[String]) -> Result<Vec<ModelRow>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new("SELECT * FROM models WHERE 1 = 1");
+        let mut sql = QueryBuilder::<Sqlite>::new(select!(models, "WHERE 1 = 1"));
         any_of(&mut sql, "id", ids);
         any_of(&mut sql, "task", tasks);
         sql.push(" ORDER BY created_us DESC, id");
@@ -65,7 +65,7 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query("SELECT * FROM models WHERE id = $1").bind(id);
+        let found = sqlx::query(select!(models, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&mut *write.tx).await?;
         let Some(old) = found.as_ref().map(row::model).transpose()? else {
             return Err(StoreError::NoModel(id.to_owned()));

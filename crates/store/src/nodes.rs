@@ -28,7 +28,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM nodes ORDER BY node").fetch_all(&self.readers).await?;
+        let rows = sqlx::query(select!(nodes, "ORDER BY node")).fetch_all(&self.readers).await?;
         rows.iter().map(row::node).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What tasks print and measure. Batches go in with few statements; reading goes in pages.
+//! What tasks print and measure. Batches are written with few statements; reading is paged.
 
 use std::collections::BTreeMap;
 
@@ -9,11 +9,11 @@ use crate::{Store, StoreError, row};
 
 /// Rows per statement: SQLite takes 32766 values in one, and a scalar has six.
 const ROWS: usize = 1000;
-/// Rows per transaction: others who want to write wait no longer than this takes (some 30 ms).
+/// Rows per transaction: other writers wait no longer than this takes (some 30 ms).
 const ROWS_PER_WRITE: usize = 5000;
 
 impl Store {
-    /// Keeps pieces of output, in the order given. Their ids are the store's.
+    /// Keeps pieces of output, in the order given. The store gives their ids.
     ///
     /// # Errors
     /// Only if the database fails; what was written before stays.
@@ -38,7 +38,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn logs_after(&self, task: &str, after: i64, limit: i64) -> Result<Vec<LogLine>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM logs WHERE task = $1 AND id > $2 ORDER BY id LIMIT $3");
+        let rows = sqlx::query(select!(logs, "WHERE task = $1 AND id > $2 ORDER BY id LIMIT $3"));
         let rows = rows.bind(task).bind(after).bind(limit).fetch_all(&self.readers).await?;
         rows.iter().map(row::log_line).collect()
     }
@@ -55,9 +55,12 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<LogLine>, StoreError> {
         let sql = if earlier {
-            "SELECT * FROM logs WHERE task = $1 AND timestamp_ms < $2 ORDER BY timestamp_ms DESC, id DESC LIMIT $3"
+            select!(
+                logs,
+                "WHERE task = $1 AND timestamp_ms < $2 ORDER BY timestamp_ms DESC, id DESC LIMIT $3"
+            )
         } else {
-            "SELECT * FROM logs WHERE task = $1 AND timestamp_ms > $2 ORDER BY timestamp_ms, id LIMIT $3"
+            select!(logs, "WHERE task = $1 AND timestamp_ms > $2 ORDER BY timestamp_ms, id LIMIT $3")
         };
         let from_ms = from_ms.unwrap_or(if earlier { i64::MAX } else { i64::MIN });
         let rows = sqlx::query(sql).bind(task).bind(from_ms).bind(limit).fetch_all(&self.readers).await?;
@@ -94,8 +97,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn scalars(&self, task: &str) -> Result<Vec<Scalar>, StoreError> {
-        let rows =
-            sqlx::query("SELECT * FROM scalars WHERE task = $1 ORDER BY metric, variant, iter").bind(task);
+        let rows = sqlx::query(select!(scalars, "WHERE task = $1 ORDER BY metric, variant, iter")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::scalar).collect()
     }
 
@@ -110,10 +112,11 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Scalar>, StoreError> {
         let (metric, variant, iter) = after.unwrap_or((String::new(), String::new(), i64::MIN));
-        let rows = sqlx::query(
-            "SELECT * FROM scalars WHERE task = $1 AND (metric, variant, iter) > ($2, $3, $4) \
-             ORDER BY metric, variant, iter LIMIT $5",
-        );
+        let rows = sqlx::query(select!(
+            scalars,
+            "WHERE task = $1 AND (metric, variant, iter) > ($2, $3, $4) \
+             ORDER BY metric, variant, iter LIMIT $5"
+        ));
         let rows = rows.bind(task).bind(metric).bind(variant).bind(iter).bind(limit);
         rows.fetch_all(&self.readers).await?.iter().map(row::scalar).collect()
     }
@@ -133,7 +136,7 @@ impl Store {
     /// Only if the database fails.
     pub async fn latest_scalars(&self, task: &str) -> Result<Vec<LatestScalar>, StoreError> {
         let rows =
-            sqlx::query("SELECT * FROM latest_scalars WHERE task = $1 ORDER BY metric, variant").bind(task);
+            sqlx::query(select!(latest_scalars, "WHERE task = $1 ORDER BY metric, variant")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::latest_scalar).collect()
     }
 
@@ -152,12 +155,12 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn latest_of_line(&self, metric: &str, variant: &str) -> Result<Vec<LatestScalar>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM latest_scalars WHERE metric = $1 AND variant = $2");
+        let rows = sqlx::query(select!(latest_scalars, "WHERE metric = $1 AND variant = $2"));
         let rows = rows.bind(metric).bind(variant).fetch_all(&self.readers).await?;
         rows.iter().map(row::latest_scalar).collect()
     }
 
-    /// Keeps plots and the like. One for the same place replaces the old one.
+    /// Keeps plots and the like. A new one replaces the old one of the same metric, variant and iteration.
     ///
     /// # Errors
     /// Only if the database fails; what was written before stays.
@@ -178,14 +181,14 @@ impl Store {
     /// Only if the database fails.
     pub async fn reports(&self, task: &str, kind: &str) -> Result<Vec<ReportRow>, StoreError> {
         let rows =
-            sqlx::query("SELECT * FROM reports WHERE task = $1 AND kind = $2 ORDER BY metric, variant, iter");
+            sqlx::query(select!(reports, "WHERE task = $1 AND kind = $2 ORDER BY metric, variant, iter"));
         let rows = rows.bind(task).bind(kind).fetch_all(&self.readers).await?;
         rows.iter().map(row::report).collect()
     }
 }
 
 async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
-    // One statement may not hit the same row twice (PostgreSQL's rule): the last value of a batch is the one that counts.
+    // One statement must not write the same row twice (PostgreSQL's rule): the last value of a batch counts.
     let key = |s: &Scalar| (s.task.clone(), s.metric.clone(), s.variant.clone(), s.iter);
     let unique: BTreeMap<_, _> = scalars.iter().map(|scalar| (key(scalar), scalar)).collect();
     let mut sql = QueryBuilder::<Sqlite>::new(
@@ -201,7 +204,7 @@ async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result
     Ok(())
 }
 
-/// Keeps what is asked for most: the last iteration of each task, and the summary of each line.
+/// Keeps what clients read most often: the last iteration of each task, and the summary of each line.
 async fn note_latest(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
     let mut iterations: BTreeMap<&str, i64> = BTreeMap::new();
     let mut lines: BTreeMap<(&str, &str, &str), LatestScalar> = BTreeMap::new();

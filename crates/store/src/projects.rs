@@ -35,7 +35,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn projects(&self) -> Result<Vec<ProjectRow>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM projects ORDER BY name").fetch_all(&self.readers).await?;
+        let rows = sqlx::query(select!(projects, "ORDER BY name")).fetch_all(&self.readers).await?;
         rows.iter().map(row::project).collect()
     }
 
@@ -44,7 +44,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoProject`].
     pub async fn project(&self, id: &str) -> Result<ProjectRow, StoreError> {
-        let found = sqlx::query("SELECT * FROM projects WHERE id = $1").bind(id);
+        let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&self.readers).await?;
         found.as_ref().map_or_else(|| Err(StoreError::NoProject(id.to_owned())), row::project)
     }
@@ -62,7 +62,7 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query("SELECT * FROM projects WHERE id = $1").bind(id);
+        let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&mut *write.tx).await?;
         let Some(old) = found.as_ref().map(row::project).transpose()? else {
             return Err(StoreError::NoProject(id.to_owned()));

@@ -50,7 +50,7 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query("SELECT * FROM queues WHERE id = $1").bind(id);
+        let found = sqlx::query(select!(queues, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&mut *write.tx).await?;
         let old = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
         let name = name.map_or_else(|| old.try_get("name"), |name| Ok(name.to_owned()))?;
@@ -85,14 +85,14 @@ impl Store {
         write.commit().await
     }
 
-    /// Takes all tasks out of a queue; they become drafts again. Gives how many.
+    /// Takes all tasks out of a queue; they become drafts again. Returns how many.
     ///
     /// # Errors
     /// [`StoreError::NoQueue`].
     pub async fn clear_queue(&self, id: &str, change: &Change) -> Result<u64, StoreError> {
         let mut cleared = 0;
         for (task, _) in self.queue(id).await?.entries {
-            // One by one: each is an event of its own, and a task that left meanwhile is none of ours.
+            // One by one: each is an event of its own, and a task may have left the queue meanwhile.
             match self.dequeue(&task, Some(id), cantle_model::TaskStatus::Created, change).await {
                 Ok(true) => cleared += 1,
                 Ok(false) | Err(StoreError::NotInQueue { .. } | StoreError::NoTask(_)) => {}
@@ -109,7 +109,7 @@ impl Store {
     pub async fn queues(&self) -> Result<Vec<QueueRow>, StoreError> {
         // One transaction, so that no task is seen in two queues or in none while it moves.
         let mut tx = self.readers.begin().await?;
-        let rows = sqlx::query("SELECT * FROM queues ORDER BY name").fetch_all(&mut *tx).await?;
+        let rows = sqlx::query(select!(queues, "ORDER BY name")).fetch_all(&mut *tx).await?;
         let waiting: Vec<(String, String, i64)> =
             sqlx::query_as("SELECT queue, task, added_us FROM queue_entries ORDER BY queue, position")
                 .fetch_all(&mut *tx)
@@ -132,14 +132,13 @@ impl Store {
     /// [`StoreError::NoQueue`].
     pub async fn queue(&self, id: &str) -> Result<QueueRow, StoreError> {
         let mut tx = self.readers.begin().await?;
-        let found =
-            sqlx::query("SELECT * FROM queues WHERE id = $1").bind(id).fetch_optional(&mut *tx).await?;
+        let found = sqlx::query(select!(queues, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
         let found = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
         let waiting = entries(&mut tx, id).await?;
         row::queue(&found, waiting)
     }
 
-    /// Moves a task within its queue: `place` gets its position and the number of entries, and says the new position.
+    /// Moves a task within its queue: `place` gets its position and the number of entries, and returns the new position.
     ///
     /// # Errors
     /// [`StoreError::NoQueue`], [`StoreError::NotInQueue`].
@@ -175,7 +174,7 @@ impl Store {
         Ok(to)
     }
 
-    /// Where a task waits: its queue and its place there, 0 for the front.
+    /// Where a task waits: its queue and its position there, 0 for the front.
     ///
     /// # Errors
     /// Only if the database fails.

@@ -1,12 +1,12 @@
-//! What projects are granted, and that no claim goes beyond it.
+//! Quotas of projects, and the check that no claim exceeds one.
 
 use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
 use sqlx::{Row as _, SqliteConnection};
 
-use crate::data::{Claim, Fleet, Happening, HeldSince, ProjectRow, TaskRow};
+use crate::data::{EventRow, FleetRows, HeldSince, ProjectRow, TaskClaim, TaskRow};
 use crate::{Store, StoreError, row};
 
-/// What makes a task hold its slices: an agent has claimed it and has not said that it ended.
+/// A task holds its slices if an agent has claimed it and has not reported its end.
 macro_rules! holds {
     () => {
         "tasks.lease IS NOT NULL AND tasks.exit_code IS NULL AND tasks.status IN ('queued', 'in_progress')"
@@ -14,7 +14,7 @@ macro_rules! holds {
 }
 
 impl Store {
-    /// Grants a project (by its name) a quota, or takes it away.
+    /// Sets the quota of a project (by its name), or removes it.
     ///
     /// # Errors
     /// [`StoreError::NoProject`].
@@ -37,10 +37,10 @@ impl Store {
         }
         let message = match quota {
             Some(quota) => format!("project {project}: {quota}"),
-            None => format!("project {project}: no quota of its own any more"),
+            None => format!("project {project}: its quota was removed"),
         };
         let kind = "quota".to_owned();
-        self.record(&mut write.tx, Happening { time_us: now_us, kind, message, ..Happening::default() })
+        self.record(&mut write.tx, EventRow { time_us: now_us, kind, message, ..EventRow::default() })
             .await?;
         write.commit().await
     }
@@ -55,21 +55,23 @@ impl Store {
         queues: &[String],
     ) -> Result<(Vec<TaskRow>, Vec<TaskRow>), StoreError> {
         let mut tx = self.readers.begin().await?;
-        let held = concat!("SELECT * FROM tasks WHERE ", holds!(), " ORDER BY id");
+        let held = select!(tasks, "WHERE ", holds!(), " ORDER BY id");
         let held = sqlx::query(held).fetch_all(&mut *tx).await?;
         let mut waiting = Vec::new();
         for queue in queues {
-            let rows = sqlx::query(
-                "SELECT tasks.* FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task \
-                 WHERE queue_entries.queue = $1 ORDER BY queue_entries.position",
-            );
+            let rows = sqlx::query(concat!(
+                "SELECT ",
+                columns!(tasks),
+                " FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task \
+                 WHERE queue_entries.queue = $1 ORDER BY queue_entries.position"
+            ));
             waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
         }
         let read = |rows: &[_]| rows.iter().map(row::task).collect::<Result<Vec<_>, _>>();
         Ok((read(&held)?, read(&waiting)?))
     }
 
-    /// GPUs that tasks of projects hold.
+    /// What tasks of projects hold of GPUs.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -86,14 +88,14 @@ impl Store {
         sqlx::query(held).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
-    /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents ask often, so
-    /// of other nodes there are only sums.
+    /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents call it often, so
+    /// it has only sums of other nodes.
     ///
     /// # Errors
     /// Only if the database fails.
-    pub async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, StoreError> {
+    pub async fn fleet(&self, node: &str, queues: &[String]) -> Result<FleetRows, StoreError> {
         let mut tx = self.readers.begin().await?;
-        let here = concat!("SELECT * FROM tasks WHERE ", holds!(), " AND node = $1 ORDER BY id");
+        let here = select!(tasks, "WHERE ", holds!(), " AND node = $1 ORDER BY id");
         let here = sqlx::query(here).bind(node).fetch_all(&mut *tx).await?;
         let elsewhere = concat!(
             "SELECT project, preemptible, evicted_for IS NOT NULL AS stopping, SUM(milli) AS milli, \
@@ -117,7 +119,7 @@ impl Store {
             );
             waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
         }
-        Ok(Fleet {
+        Ok(FleetRows {
             here: here.iter().map(row::task).collect::<Result<_, _>>()?,
             elsewhere: elsewhere.iter().map(row::held_sum).collect::<Result<_, _>>()?,
             freeing,
@@ -126,17 +128,17 @@ impl Store {
     }
 }
 
-/// Would the claim take more than the project of `task`, or one above it, may have?
+/// Refuses a claim that exceeds the quota of the task's project or of one above it.
 pub(crate) async fn check(
     tx: &mut SqliteConnection,
     task: &TaskRow,
-    claim: &Claim,
+    claim: &TaskClaim,
 ) -> Result<(), StoreError> {
     let Some(id) = &task.index.project else { return Ok(()) };
-    let found = sqlx::query("SELECT * FROM projects WHERE id = $1").bind(id).fetch_optional(&mut *tx).await?;
+    let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
     let Some(own) = found.as_ref().map(row::project).transpose()? else { return Ok(()) };
     for name in std::iter::once(own.name.as_str()).chain(projects_above(&own.name)) {
-        let found = sqlx::query("SELECT * FROM projects WHERE name = $1 AND quota IS NOT NULL").bind(name);
+        let found = sqlx::query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
         let found = found.fetch_optional(&mut *tx).await?;
         if let Some(ProjectRow { quota: Some(quota), .. }) = found.as_ref().map(row::project).transpose()? {
             check_one(tx, name, &quota, claim).await?;
@@ -149,14 +151,14 @@ async fn check_one(
     tx: &mut SqliteConnection,
     project: &str,
     quota: &ProjectQuota,
-    claim: &Claim,
+    claim: &TaskClaim,
 ) -> Result<(), StoreError> {
     let asked = claim.terms.amounts(&claim.slices);
     let (held, for_good) = held_by(tx, project, &claim.task).await?;
     for (at, (resource, quota)) in RESOURCES.into_iter().zip(quota.quotas()).enumerate() {
         let rules = [
             ("limit", quota.limit, held),
-            // What can't be taken back must not be lent.
+            // Capacity that can't be reclaimed must not be lent.
             ("quota", quota.deserved.filter(|_| !claim.terms.preemptible), for_good),
         ];
         for (rule, most, held) in rules {
@@ -170,7 +172,7 @@ async fn check_one(
     Ok(())
 }
 
-/// What the tasks of a project and of those below it hold, without `but`; and the part of it that can't be taken back.
+/// What the tasks of a project and of those below it hold, without `but`; and the part of it that can't be reclaimed.
 async fn held_by(
     tx: &mut SqliteConnection,
     project: &str,

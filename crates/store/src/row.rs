@@ -1,5 +1,6 @@
 //! From database rows to records.
 
+use cantle_metrics::Fallback;
 use cantle_model::{Amounts, ProjectQuota, TaskStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -7,10 +8,10 @@ use sqlx::Row as _;
 use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
-    Evicted, Happening, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
+    EventRow, Evicted, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
     TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
 };
-use crate::{NodeRow, ReportRow, Scalar, StoreError};
+use crate::{FALLBACKS, NodeRow, ReportRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
 pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
@@ -19,7 +20,7 @@ pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -
         .map_err(|source| StoreError::Corrupt { what: format!("column {column}"), source })
 }
 
-/// JSON for a column. Everything the store keeps is made of strings, numbers, lists and objects, which can't fail.
+/// JSON for a column. All records consist of strings, numbers, lists and objects, so that this can't fail.
 pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value)
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
@@ -27,8 +28,16 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
 
 pub(crate) fn status(row: &SqliteRow) -> Result<TaskStatus, StoreError> {
     let word: &str = row.try_get("status")?;
-    // Only words of `TaskStatus` are ever written.
-    Ok(word.parse().unwrap_or(TaskStatus::Unknown))
+    Ok(word.parse().unwrap_or_else(|_| {
+        // A newer version may have written it. One such task must not keep all others from being listed.
+        if FALLBACKS.count(Fallback::UnknownStatus, word) {
+            tracing::warn!(
+                status = word,
+                "this version does not know a task status in the database; unknown is shown"
+            );
+        }
+        TaskStatus::Unknown
+    }))
 }
 
 pub(crate) const TASK_INDEX: &str = "id, name, kind, status, project, parent, queue, tags, system_tags, created_us, \
@@ -58,6 +67,7 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
         index: task_index(row)?,
         status_reason: row.try_get("status_reason")?,
         status_message: row.try_get("status_message")?,
+        stop_asked: flag(row, "stop_asked")?,
         last_worker: row.try_get("last_worker")?,
         last_worker_report_us: row.try_get("last_worker_report_us")?,
         last_iteration: row.try_get("last_iteration")?,
@@ -165,8 +175,8 @@ pub(crate) fn node(row: &SqliteRow) -> Result<NodeRow, StoreError> {
     })
 }
 
-pub(crate) fn happening(row: &SqliteRow) -> Result<Happening, StoreError> {
-    Ok(Happening {
+pub(crate) fn event(row: &SqliteRow) -> Result<EventRow, StoreError> {
+    Ok(EventRow {
         id: row.try_get("id")?,
         time_us: row.try_get("time_us")?,
         kind: row.try_get("kind")?,

@@ -1,4 +1,4 @@
-//! What workers and queues were like: one sample a minute, kept for a week.
+//! The past of workers and queues: one sample a minute, kept for a week.
 
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
@@ -16,7 +16,7 @@ const fn minute(time_us: i64) -> i64 {
 }
 
 impl Store {
-    /// Notes how many tasks wait in each queue, and for how long; forgets samples that are too old.
+    /// Records how many tasks wait in each queue, and for how long; deletes samples that are too old.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -56,7 +56,7 @@ impl Store {
         from_us: i64,
         to_us: i64,
     ) -> Result<Vec<QueueSample>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new("SELECT * FROM queue_samples WHERE time_us >= ");
+        let mut sql = QueryBuilder::<Sqlite>::new(select!(queue_samples, "WHERE time_us >= "));
         sql.push_bind(from_us).push(" AND time_us < ").push_bind(to_us);
         any_of(&mut sql, "queue", queues);
         sql.push(" ORDER BY time_us, queue");
@@ -75,7 +75,7 @@ impl Store {
         to_us: i64,
         limit: i64,
     ) -> Result<Vec<WorkerSample>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new("SELECT * FROM worker_samples WHERE time_us >= ");
+        let mut sql = QueryBuilder::<Sqlite>::new(select!(worker_samples, "WHERE time_us >= "));
         sql.push_bind(from_us).push(" AND time_us < ").push_bind(to_us);
         any_of(&mut sql, "worker", workers);
         sql.push(" ORDER BY time_us, worker LIMIT ").push_bind(limit);
@@ -83,7 +83,7 @@ impl Store {
     }
 }
 
-/// A report is a sample: the last one of a minute counts, and a task in any of them.
+/// A report is a sample: the last one of a minute counts, and the worker was busy if any of them had a task.
 pub(crate) async fn sample_worker(
     tx: &mut SqliteConnection,
     report: &WorkerReport,

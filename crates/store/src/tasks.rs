@@ -1,6 +1,6 @@
-//! Tasks as records: make, read, change, delete. Their states change in `flow`.
+//! Tasks as records: create, read, change. Their states change in `flow`.
 
-use cantle_model::{ASKED_TO_STOP, TaskStatus};
+use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
 use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
@@ -21,9 +21,9 @@ pub struct NewTask {
     pub project: Option<String>,
     /// Id of the task that it was made from.
     pub parent: Option<String>,
-    /// Free words.
+    /// Tags that users set.
     pub tags: Vec<String>,
-    /// The system's words.
+    /// System tags.
     pub system_tags: Vec<String>,
     /// Everything else.
     pub doc: Map<String, Value>,
@@ -40,13 +40,15 @@ pub struct TaskEdit {
     pub project: Option<String>,
     /// Id of the task that it was made from.
     pub parent: Option<String>,
-    /// Free words.
+    /// Tags that users set.
     pub tags: Option<Vec<String>>,
-    /// The system's words.
+    /// System tags.
     pub system_tags: Option<Vec<String>>,
-    /// In words for people.
+    /// Why, for people.
     pub status_message: Option<String>,
-    /// In the program's words.
+    /// The new message asks the task's agent to stop it.
+    pub stop_asked: bool,
+    /// Why, for programs.
     pub status_reason: Option<String>,
     /// Members of `doc` to be replaced; `null` removes one.
     pub doc: Map<String, Value>,
@@ -84,11 +86,11 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoTask`].
     pub async fn task(&self, id: &str) -> Result<TaskRow, StoreError> {
-        let found = sqlx::query("SELECT * FROM tasks WHERE id = $1").bind(id).fetch_optional(&self.readers);
+        let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(&self.readers);
         found.await?.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
     }
 
-    /// What is filtered and ordered by, of all tasks that the filter lets through, newest first.
+    /// The indexed part of all tasks that match the filter, newest first.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -97,12 +99,12 @@ impl Store {
         rows.iter().map(row::task_index).collect()
     }
 
-    /// All tasks that the filter lets through, newest first.
+    /// All tasks that match the filter, newest first.
     ///
     /// # Errors
     /// Only if the database fails.
     pub async fn tasks(&self, filter: &TaskFilter) -> Result<Vec<TaskRow>, StoreError> {
-        let rows = self.select_tasks("*", filter).await?;
+        let rows = self.select_tasks(columns!(tasks), filter).await?;
         rows.iter().map(row::task).collect()
     }
 
@@ -127,7 +129,7 @@ impl Store {
         Ok(sql.build().fetch_all(&self.readers).await?)
     }
 
-    /// Changes a task. Unless forced, only a draft.
+    /// Changes a task; with `drafts_only` only a draft.
     ///
     /// # Errors
     /// [`StoreError::NoTask`], [`StoreError::NoProject`], [`StoreError::Status`].
@@ -154,12 +156,14 @@ impl Store {
             }
         }
         let index = old.index;
-        // A wish to stop stands until it is heeded: whoever says where the task runs must not talk over it.
-        let to_stop = index.status == TaskStatus::InProgress && old.status_message == ASKED_TO_STOP;
+        // A request to stop stays until the agent handles it: a report of where the task runs must not overwrite it.
+        let to_stop = index.status == TaskStatus::InProgress && old.stop_asked;
         let message = edit.status_message.as_ref().filter(|_| !to_stop);
+        let stop_asked = if message.is_some() { edit.stop_asked } else { old.stop_asked };
         sqlx::query(
             "UPDATE tasks SET name = $2, kind = $3, project = $4, parent = $5, tags = $6, system_tags = $7, \
-             status_message = $8, status_reason = $9, last_update_us = $10, doc = $11 WHERE id = $1",
+             status_message = $8, status_reason = $9, last_update_us = $10, doc = $11, stop_asked = $12 \
+             WHERE id = $1",
         )
         .bind(id)
         .bind(edit.name.as_ref().unwrap_or(&index.name))
@@ -172,6 +176,7 @@ impl Store {
         .bind(edit.status_reason.as_ref().unwrap_or(&old.status_reason))
         .bind(now_us)
         .bind(row::to_json(&doc)?)
+        .bind(i64::from(stop_asked))
         .execute(&mut *write.tx)
         .await?;
         write.commit().await
@@ -199,10 +204,10 @@ impl Store {
         write.commit().await
     }
 
-    /// Notes that a worker reported for a task.
+    /// Records that a worker reported for tasks.
     ///
     /// # Errors
-    /// Only if the database fails; unknown tasks are nobody's business here.
+    /// Only if the database fails; unknown tasks are ignored.
     pub async fn touch_tasks(&self, ids: &[String], worker: &str, now_us: i64) -> Result<(), StoreError> {
         if ids.is_empty() {
             return Ok(());
@@ -215,7 +220,7 @@ impl Store {
         write.commit().await
     }
 
-    /// Notes that a task is alive, whoever says so.
+    /// Records that a task is alive.
     ///
     /// # Errors
     /// [`StoreError::NoTask`].
@@ -236,7 +241,7 @@ impl Store {
     }
 }
 
-/// ` AND column IN (…)`, or nothing for no values. `column` is one of ours, never input.
+/// ` AND column IN (…)`, or nothing for no values. `column` is a literal of this crate, never input.
 pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[String]) {
     if values.is_empty() {
         return;
@@ -251,7 +256,7 @@ pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[Str
 
 /// Reads a task inside a write.
 pub(crate) async fn load(tx: &mut SqliteConnection, id: &str) -> Result<TaskRow, StoreError> {
-    let found = sqlx::query("SELECT * FROM tasks WHERE id = $1").bind(id).fetch_optional(tx).await?;
+    let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(tx).await?;
     found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
 }
 

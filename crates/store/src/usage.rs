@@ -1,4 +1,4 @@
-//! What projects have used of the GPUs, as it was worth when it was last looked at.
+//! What projects have used of the GPUs, decayed up to when it was last counted.
 
 use sqlx::Row as _;
 
@@ -11,7 +11,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn project_use(&self) -> Result<Vec<ProjectUse>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM project_use ORDER BY project").fetch_all(&self.readers).await?;
+        let rows = sqlx::query(select!(project_use, "ORDER BY project")).fetch_all(&self.readers).await?;
         let read = |row: &sqlx::sqlite::SqliteRow| {
             let (project, used) = (row.try_get("project")?, row.try_get("used")?);
             Ok(ProjectUse { project, used, as_of_us: row.try_get("as_of_us")? })

@@ -8,11 +8,11 @@ use crate::data::{WorkerReport, WorkerRow};
 use crate::samples::sample_worker;
 use crate::{Store, StoreError, row};
 
-/// Seconds of silence after which a worker counts as gone, unless it said otherwise.
+/// Seconds without a report after which a worker counts as gone, unless it set its own limit.
 const TIMEOUT_S: i64 = 600;
 
 impl Store {
-    /// Notes a worker's registration or report; unknown workers become known.
+    /// Records a worker's registration or report; an unknown worker is added.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -44,7 +44,7 @@ impl Store {
         write.commit().await
     }
 
-    /// Forgets a worker. Gives whether it was known: agents say goodbye twice.
+    /// Forgets a worker. Returns whether it was known: agents unregister twice.
     ///
     /// # Errors
     /// Only if the database fails.
@@ -55,12 +55,12 @@ impl Store {
         Ok(done.rows_affected() > 0)
     }
 
-    /// All workers heard of since then, by id.
+    /// All workers that reported since then, by id.
     ///
     /// # Errors
     /// Only if the database fails.
     pub async fn workers(&self, since_us: i64) -> Result<Vec<WorkerRow>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM workers WHERE last_seen_us >= $1 ORDER BY id").bind(since_us);
+        let rows = sqlx::query(select!(workers, "WHERE last_seen_us >= $1 ORDER BY id")).bind(since_us);
         rows.fetch_all(&self.readers).await?.iter().map(row::worker).collect()
     }
 

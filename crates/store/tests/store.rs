@@ -6,10 +6,11 @@
     reason = "a test says by panicking that something is wrong"
 )]
 
+use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
-    Change, ChartRow, Claim, Happening, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError,
-    Terms, Victim, may_follow,
+    Change, ChartRow, EventRow, FALLBACKS, HeldSum, LogLine, NewTask, ProjectRow, Scalar, Store, StoreError,
+    TaskClaim, TaskEdit, TaskFilter, Terms, VictimTask, may_follow,
 };
 use serde_json::Map;
 
@@ -97,9 +98,9 @@ async fn what_was_taken_and_never_started_comes_back_first() {
 }
 
 /// A claim for half a GPU under a lease that is named like the task.
-fn half(task: &str, terms: Terms) -> Claim {
+fn half(task: &str, terms: Terms) -> TaskClaim {
     let slice = Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 20 << 30, mig: None };
-    Claim {
+    TaskClaim {
         task: task.into(),
         node: "n".into(),
         lease: task.into(),
@@ -128,9 +129,9 @@ async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
     f.started("5", Terms::default()).await.unwrap();
     let again = half("2", Terms::default());
     f.store.claim(&again, 5).await.unwrap();
-    f.store.claim(&Claim { exit_code: Some(0), ..again }, 6).await.unwrap();
+    f.store.claim(&TaskClaim { exit_code: Some(0), ..again }, 6).await.unwrap();
     f.store.claim(&half("3", FOR_GOOD), 7).await.unwrap();
-    f.store.claim(&Claim { exit_code: Some(0), ..half("1", Terms::default()) }, 8).await.unwrap();
+    f.store.claim(&TaskClaim { exit_code: Some(0), ..half("1", Terms::default()) }, 8).await.unwrap();
     let refusal = f.started("4", FOR_GOOD).await.unwrap_err().to_string();
     assert!(
         refusal.contains("of its quota of 0.5 GPUs"),
@@ -140,7 +141,7 @@ async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
 }
 
 /// `victim` runs, `claimant` waits for its place.
-async fn contended() -> (Fixture, Victim) {
+async fn contended() -> (Fixture, VictimTask) {
     let f = open().await;
     f.project("rich", None).await;
     f.project("poor", None).await;
@@ -149,7 +150,7 @@ async fn contended() -> (Fixture, Victim) {
     }
     f.queued_in("poor", "claimant").await;
     f.started("victim", Terms::default()).await.unwrap();
-    let victim = Victim {
+    let victim = VictimTask {
         task: "victim".into(),
         lease: "victim".into(),
         for_task: "claimant".into(),
@@ -161,15 +162,15 @@ async fn contended() -> (Fixture, Victim) {
 #[tokio::test]
 async fn evictions_are_decided_one_after_the_other() {
     let (f, victim) = contended().await;
-    let evict = |victim: Victim, seen| {
+    let evict = |victim: VictimTask, seen| {
         let store = &f.store;
-        async move { store.evict("n", &[victim], seen, 10).await }
+        async move { store.evict("n", &[victim], seen, &at(10)).await }
     };
     let stale = |answer: Result<(), StoreError>| matches!(answer, Err(StoreError::StaleEviction(_)));
-    assert!(stale(evict(Victim { lease: "former".into(), ..victim.clone() }, 0).await), "another run");
+    assert!(stale(evict(VictimTask { lease: "former".into(), ..victim.clone() }, 0).await), "another run");
     assert!(
-        stale(evict(Victim { for_task: "victim".into(), ..victim.clone() }, 0).await),
-        "who runs has room"
+        stale(evict(VictimTask { for_task: "victim".into(), ..victim.clone() }, 0).await),
+        "a running task waits for nothing"
     );
     assert_eq!(f.store.last_eviction().await.unwrap(), 0, "nothing of what was refused is left");
     evict(victim.clone(), 0).await.unwrap();
@@ -195,7 +196,7 @@ async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
     let terms = Terms { cpu_milli: 2000, memory_bytes: 1 << 30, ..Terms::default() };
     f.started("other", terms).await.unwrap();
     f.started("second", terms).await.unwrap();
-    f.store.evict("n", &[victim], 0, 10).await.unwrap();
+    f.store.evict("n", &[victim], 0, &at(10)).await.unwrap();
     let queues = ["q".to_owned()];
     let here = f.store.fleet("n", &queues).await.unwrap();
     assert_eq!((here.here.len(), here.elsewhere.len()), (3, 0), "all of it is here");
@@ -220,7 +221,7 @@ async fn an_agent_is_told_of_its_own_tasks_and_of_sums_elsewhere() {
 #[tokio::test]
 async fn the_evicted_go_to_the_front_once_and_keep_their_history() {
     let (f, victim) = contended().await;
-    f.store.evict("n", &[victim], 0, 10).await.unwrap();
+    f.store.evict("n", &[victim], 0, &at(10)).await.unwrap();
     // The program was killed by the signal, or said so itself: both are no end.
     f.store.set_status("victim", TaskStatus::Stopped, &at(11)).await.unwrap();
     let change = Change { reason: "reclaimed".into(), ..at(12) };
@@ -233,8 +234,8 @@ async fn the_evicted_go_to_the_front_once_and_keep_their_history() {
     assert_eq!(row.evicted.unwrap().for_task, "claimant", "which goes first");
     f.started("victim", Terms::default()).await.unwrap();
     assert_eq!(f.store.task("victim").await.unwrap().evicted, None, "a new run");
-    let story = f.store.happenings(Some("victim"), Some(0), 100).await.unwrap();
-    let kinds: Vec<&str> = story.iter().map(|happening| happening.kind.as_str()).collect();
+    let story = f.store.events(Some("victim"), Some(0), 100).await.unwrap();
+    let kinds: Vec<&str> = story.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["enqueue", "place", "start", "reclaim", "end", "requeue", "place", "start"]);
 }
 
@@ -244,7 +245,7 @@ async fn the_evicted_that_are_done_or_aborted_are_not_queued_again() {
         [(TaskStatus::Completed, TaskStatus::Completed), (TaskStatus::InProgress, TaskStatus::Stopped)]
     {
         let (f, victim) = contended().await;
-        f.store.evict("n", &[victim], 0, 10).await.unwrap();
+        f.store.evict("n", &[victim], 0, &at(10)).await.unwrap();
         if ends == TaskStatus::InProgress {
             f.store.ask_to_stop("victim", &at(11)).await.unwrap();
         }
@@ -260,7 +261,7 @@ async fn a_claimed_task_is_nobody_elses() {
     let f = open().await;
     f.queued("a", 1).await;
     f.store.take_next("q", None, 2).await.unwrap().unwrap();
-    let claim = |lease: &str| Claim { lease: lease.into(), ..half("a", Terms::default()) };
+    let claim = |lease: &str| TaskClaim { lease: lease.into(), ..half("a", Terms::default()) };
     f.store.claim(&claim("one"), 3).await.unwrap();
     assert!(f.store.reclaim(60 * S, 70 * S).await.unwrap().is_empty());
     assert!(matches!(f.store.claim(&claim("two"), 4).await, Err(StoreError::Claimed { .. })));
@@ -273,7 +274,7 @@ async fn a_task_waits_in_one_place_or_in_none() {
     f.queued("a", 1).await;
     assert!(matches!(f.store.enqueue("a", "other", &at(2)).await, Err(StoreError::AlreadyQueued { .. })));
     f.store.set_status("a", TaskStatus::InProgress, &at(3)).await.unwrap();
-    assert!(f.order().await.is_empty(), "who runs does not wait");
+    assert!(f.order().await.is_empty(), "a running task does not wait");
     assert!(matches!(f.store.enqueue("a", "q", &at(4)).await, Err(StoreError::Status { .. })));
     f.store.set_status("a", TaskStatus::Failed, &at(5)).await.unwrap();
     f.store.enqueue("a", "other", &Change { force: true, ..at(6) }).await.unwrap();
@@ -286,17 +287,17 @@ async fn a_task_waits_in_one_place_or_in_none() {
 #[tokio::test]
 async fn events_are_ordered_also_within_a_microsecond_and_over_a_restart() {
     let f = open().await;
-    let one = |n: i64| Happening { time_us: 5, kind: n.to_string(), ..Happening::default() };
-    f.store.add_happenings((0..5).map(one).collect()).await.unwrap();
+    let one = |n: i64| EventRow { time_us: 5, kind: n.to_string(), ..EventRow::default() };
+    f.store.add_events((0..5).map(one).collect()).await.unwrap();
     f.store.close().await;
     let store = Store::open(&f.dir.path().join("cantle.db")).await.unwrap();
-    store.add_happenings((5..9).map(one).collect()).await.unwrap();
-    let all = store.happenings(None, Some(0), 100).await.unwrap();
-    let kinds: Vec<_> = all.iter().map(|happening| happening.kind.as_str()).collect();
+    store.add_events((5..9).map(one).collect()).await.unwrap();
+    let all = store.events(None, Some(0), 100).await.unwrap();
+    let kinds: Vec<_> = all.iter().map(|event| event.kind.as_str()).collect();
     assert_eq!(kinds, ["0", "1", "2", "3", "4", "5", "6", "7", "8"]);
-    let last = store.happenings(None, None, 2).await.unwrap();
+    let last = store.events(None, None, 2).await.unwrap();
     assert_eq!(last[0].kind, "7", "the newest ones, oldest first");
-    let rest = store.happenings(None, Some(all[6].id), 100).await.unwrap();
+    let rest = store.events(None, Some(all[6].id), 100).await.unwrap();
     assert_eq!(rest.len(), 2);
 }
 
@@ -367,4 +368,74 @@ fn the_ways_between_states() {
     ] {
         assert_eq!(may_follow(from, to), allowed, "{from} → {to}");
     }
+}
+
+#[tokio::test]
+async fn a_request_to_stop_stays_until_the_state_changes() {
+    let f = open().await;
+    f.queued("a", 1).await;
+    f.started("a", Terms::default()).await.unwrap();
+    let asked = Change { message: "stopping".into(), ..at(5) };
+    f.store.ask_to_stop("a", &asked).await.unwrap();
+    let says = TaskEdit { status_message: Some("runs on n".into()), ..TaskEdit::default() };
+    f.store.edit_task("a", &says, false, 6).await.unwrap();
+    let row = f.store.task("a").await.unwrap();
+    assert_eq!((row.status_message.as_str(), row.stop_asked), ("stopping", true), "it is not overwritten");
+    f.store.set_status("a", TaskStatus::Stopped, &at(7)).await.unwrap();
+    f.store.enqueue("a", "q", &at(8)).await.unwrap();
+    f.started("a", Terms::default()).await.unwrap();
+    f.store.edit_task("a", &says, false, 9).await.unwrap();
+    let row = f.store.task("a").await.unwrap();
+    assert_eq!((row.status_message.as_str(), row.stop_asked), ("runs on n", false), "a new run");
+}
+
+/// Before there was a column for it, only the message of a running task said that it was asked to stop.
+#[tokio::test]
+async fn requests_to_stop_in_an_older_database_are_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("cantle.db");
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let mut older = sqlx::migrate!();
+    older.migrations = older.iter().filter(|migration| migration.version < 6).cloned().collect();
+    older.run(&pool).await.unwrap();
+    for (id, status, message) in [
+        ("asked", "in_progress", "stopping"),
+        ("evicted", "in_progress", "stopping for another task"),
+        ("ended", "stopped", "stopping"),
+    ] {
+        sqlx::query(
+            "INSERT INTO tasks (id, name, kind, status, tags, system_tags, status_reason, status_message, created_us, \
+             last_update_us, status_changed_us, last_iteration, slices, doc) \
+             VALUES ($1, $1, 'training', $2, '[]', '[]', '', $3, 1, 1, 1, 0, '[]', '{}')",
+        )
+        .bind(id)
+        .bind(status)
+        .bind(message)
+        .execute(&pool)
+        .await
+        .unwrap();
+    }
+    pool.close().await;
+    let store = Store::open(&path).await.unwrap();
+    for (id, asked) in [("asked", true), ("evicted", false), ("ended", false)] {
+        assert_eq!(store.task(id).await.unwrap().stop_asked, asked, "{id}");
+    }
+}
+
+/// As a newer version may leave it behind.
+#[tokio::test]
+async fn a_status_that_is_not_known_is_counted_and_hides_no_other_task() {
+    let f = open().await;
+    f.queued("known", 1).await;
+    f.queued("unknown", 2).await;
+    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(f.dir.path().join("cantle.db"));
+    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
+    let set = sqlx::query("UPDATE tasks SET status = 'paused' WHERE id = 'unknown'");
+    set.execute(&pool).await.unwrap();
+    let before = FALLBACKS.times(Fallback::UnknownStatus);
+    let found = f.store.task_index(&TaskFilter::default()).await.unwrap();
+    let found: Vec<_> = found.iter().map(|task| (task.id.as_str(), task.status)).collect();
+    assert_eq!(found, [("unknown", TaskStatus::Unknown), ("known", TaskStatus::Queued)]);
+    assert_eq!(FALLBACKS.times(Fallback::UnknownStatus), before + 1);
 }

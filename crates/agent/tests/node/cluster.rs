@@ -9,7 +9,7 @@ use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, TaskView}
 use cantle_clearml::events::GetTaskLog;
 use cantle_clearml::{Client, Request, TaskRequest, queues, tasks};
 use cantle_model::{GpuRequest, TaskStatus};
-use cantle_server::{Config, Server};
+use cantle_server::{Server, ServerConfig};
 use serde_json::{Map, json};
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
@@ -158,12 +158,12 @@ impl Drop for Cluster<'_> {
 }
 
 fn start_server(place: &Place, listen: &str) -> ([String; 3], (oneshot::Sender<()>, JoinHandle<()>)) {
-    let config = Config {
+    let config = ServerConfig {
         listen: listen.to_owned(),
         state_dir: place.path().join("server"),
         // A daemon killed between taking and starting a task makes the server give it back; a test shall not wait long.
         start_within: Duration::from_secs(10),
-        ..Config::default()
+        ..ServerConfig::default()
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let (tell, told) = std::sync::mpsc::channel();

@@ -95,7 +95,7 @@ fn own_requests(place: &Place) {
     let hold = until(place, "go");
     let ask = |name: &str, gpu: Option<GpuRequest>| cluster.submit_with("own", name, &hold, gpu);
     let memory = ask("memory", Some(GpuRequest::Memory(Bytes(4 << 30))));
-    let fraction = ask("fraction", Some(GpuRequest::Fraction(Milli(333))));
+    let fraction = ask("fraction", Some(GpuRequest::Fraction(Milli(333).into())));
     let whole = ask("whole", None);
     let huge = ask("huge", Some(GpuRequest::Memory(Bytes(41 << 30))));
     let _daemon = cluster.daemon("0-2", &["own=task"]);

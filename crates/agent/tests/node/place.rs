@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use cantle_agent::Node;
 use cantle_driver::Installation;
 use cantle_model::Lease;
+use cantle_node::NodeStore;
 
 /// Three GPUs that nobody else knows.
 pub(crate) struct Place {
@@ -48,11 +48,11 @@ impl Place {
     }
 
     pub(crate) fn source(&self) -> Installation {
-        Installation::in_folder(self.sim_dir(), self.lib_dir())
+        Installation::in_directory(self.sim_dir(), self.lib_dir())
     }
 
-    pub(crate) fn node(&self) -> Node {
-        Node::open(&Node::dir_for(&self.source())).unwrap()
+    pub(crate) fn node(&self) -> NodeStore {
+        NodeStore::open(&NodeStore::dir_for(&self.source())).unwrap()
     }
 
     pub(crate) fn leases(&self) -> Vec<Lease> {

@@ -5,11 +5,12 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{Command, Config, Gives, RunRequest, daemon, run_here};
+use cantle_agent::{AgentConfig, AllocationMode, daemon};
 use cantle_clearml::Credentials;
 use cantle_driver::Installation;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, QueueSpec};
-use cantle_runtime::BackendWish;
+use cantle_node::{Command, RunRequest, run_here};
+use cantle_runtime::BackendChoice;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -23,7 +24,7 @@ pub(crate) fn async_runtime() -> tokio::runtime::Runtime {
 }
 
 fn source(place: &Path) -> Installation {
-    Installation::in_folder(place.join("sim"), place.join("lib"))
+    Installation::in_directory(place.join("sim"), place.join("lib"))
 }
 
 /// `PLACE GPU TIMEOUT_S SCRIPT`
@@ -43,7 +44,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
         timeout: (timeout_s > 0).then(|| Duration::from_secs(timeout_s)),
         installation: source(place),
         lib_dir: place.join("lib"),
-        wish: BackendWish::Auto,
+        backend: BackendChoice::Auto,
         image: None,
     };
     let ran = async_runtime().block_on(run_here(request, &|line| eprintln!("cantle: {line}")));
@@ -64,11 +65,11 @@ pub(crate) fn serve(args: &[OsString]) -> ExitCode {
     };
     let keys = Credentials { access_key: access_key.clone(), secret_key: secret_key.clone() };
     let place = Path::new(place);
-    let mut config = Config::new(url.clone(), keys, source(place));
+    let mut config = AgentConfig::new(url.clone(), keys, source(place));
     config.gpus = GpuList::parse(std::slice::from_ref(gpus)).unwrap();
     config.gpus_text = Some(gpus.clone());
     config.queues = queues.iter().map(|queue| QueueSpec::parse(queue).unwrap()).collect();
-    config.gives = Gives::Slices;
+    config.allocation_mode = AllocationMode::Slices;
     config.create_queues = true;
     config.lib_dir = place.join("lib");
     config.state_dir = place.join("agent");

@@ -6,7 +6,7 @@ use super::ConfError;
 
 type Result<T> = std::result::Result<T, ConfError>;
 
-/// Deeper nesting than any person writes: a file may not use up the stack.
+/// Limit of nesting, deeper than any person writes: a file must not exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
 pub(super) fn parse(text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Value> {
@@ -25,7 +25,7 @@ struct Parser<'a> {
     rest: &'a str,
     text: &'a str,
     env: &'a dyn Fn(&str) -> Option<String>,
-    /// What was read so far; `${path}` looks here.
+    /// What was read so far; `${path}` refers to it.
     root: Map<String, Value>,
     depth: usize,
 }
@@ -255,7 +255,7 @@ impl<'a> Parser<'a> {
         Ok(read)
     }
 
-    /// `${path}` or `${?path}`: what this file said before, or the environment.
+    /// `${path}` or `${?path}`: an earlier value of this file, or an environment variable.
     fn substitution(&mut self) -> Result<Option<Value>> {
         let inner = self.rest.trim_start_matches("${");
         let end = inner.find(['}', '\n']).filter(|end| inner[*end..].starts_with('}'));

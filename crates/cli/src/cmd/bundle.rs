@@ -10,13 +10,13 @@ use std::process::{Command, ExitCode};
 use cantle_driver::{Driver, Installation};
 use object::{Object as _, ObjectSymbol as _};
 
-use super::Context;
-use super::finding::Finding;
-use crate::error::{Kind, Outcome, as_kind};
+use super::checkup::Checkup;
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
 
-/// A log is a hint, its end the best of it.
+/// Only the end of a log is of interest.
 const LOG_BYTES: usize = 256 << 10;
-/// Variables whose values say how programs find the driver; of others that concern cantle only the names are told.
+/// Variables whose values say how programs find the driver; of others that concern cantle only the names are written.
 const VARIABLES: [&str; 6] = [
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_ORDER",
@@ -29,9 +29,9 @@ const VARIABLES: [&str; 6] = [
 const SECRET_WORDS: [&str; 5] = ["secret", "password", "token", "access_key", "authorization"];
 const HIDDEN: &str = "***";
 
-/// Tells what it collects, then writes it. The file's name is the data.
-pub(crate) fn write(context: &Context, file: &Path, findings: &[Finding]) -> Outcome {
-    let sections = collect(context, findings);
+/// Lists what it collects, then writes it. The file's name is the data.
+pub(super) fn write(context: &Context, file: &Path, checkups: &[Checkup]) -> CommandResult {
+    let sections = collect(context, checkups);
     context.printer.say(&format!("{} will have (keys are left out; logs name tasks):", file.display()));
     for (name, text) in &sections {
         context.printer.say(&format!("  {name} ({} lines)", text.lines().count()));
@@ -39,22 +39,22 @@ pub(crate) fn write(context: &Context, file: &Path, findings: &[Finding]) -> Out
     let text: String =
         sections.iter().map(|(name, text)| format!("=== {name}\n{}\n\n", text.trim_end())).collect();
     fs::write(file, text)
-        .map_err(|why| as_kind(Kind::Failed)(format!("cannot write {}: {why}", file.display())))?;
+        .map_err(|why| CliError::wrap(ErrorKind::Failed, format!("cannot write {}", file.display()), why))?;
     context.printer.data(&file.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
-fn collect(context: &Context, findings: &[Finding]) -> Vec<(String, String)> {
+fn collect(context: &Context, checkups: &[Checkup]) -> Vec<(String, String)> {
     let mut sections = vec![
         ("cantle".to_owned(), versions(context)),
-        ("doctor".to_owned(), serde_json::to_string_pretty(findings).unwrap_or_default()),
+        ("doctor".to_owned(), serde_json::to_string_pretty(checkups).unwrap_or_default()),
         ("process".to_owned(), process()),
         ("mounts".to_owned(), mounts()),
         ("device nodes".to_owned(), nodes()),
         ("driver".to_owned(), driver()),
     ];
     sections.extend(driver_files().into_iter().map(|path| (path.display().to_string(), read(&path))));
-    sections.extend(logs(&context.places.state).into_iter().map(|path| {
+    sections.extend(logs(&context.dirs.state).into_iter().map(|path| {
         let text = end_of(&path);
         (path.display().to_string(), without_secrets(&text))
     }));
@@ -65,14 +65,14 @@ fn versions(context: &Context) -> String {
     let program = std::env::current_exe().unwrap_or_default();
     let uname = Command::new("uname").arg("-a").output();
     let uname = uname.map(|out| String::from_utf8_lossy(&out.stdout).into_owned()).unwrap_or_default();
-    // The host's name is nobody's business.
+    // The host's name is private.
     let uname = uname.split_whitespace().enumerate().filter(|(at, _)| *at != 1).map(|(_, word)| word);
     format!(
         "version {}\nprogram {}\nlibraries {}\nstate {}\nkernel {}\nsecurity modules {}\n{}",
         env!("CARGO_PKG_VERSION"),
         program.display(),
-        context.places.lib.display(),
-        context.places.state.display(),
+        context.dirs.lib.display(),
+        context.dirs.state.display(),
         uname.collect::<Vec<_>>().join(" "),
         read(Path::new("/sys/kernel/security/lsm")).trim(),
         read(Path::new("/etc/os-release")),
@@ -99,15 +99,13 @@ fn process() -> String {
     text
 }
 
-/// How those folders are mounted that cantle and drivers use.
+/// How the directories are mounted that cantle and drivers use.
 fn mounts() -> String {
     const WANTED: [&str; 9] = ["/", "/run", "/dev", "/tmp", "/usr", "/var", "/proc", "/sys", "/opt"];
     let table = read(Path::new("/proc/self/mounts"));
     let is_wanted = |line: &&str| {
         let target = line.split(' ').nth(1).unwrap_or_default();
-        WANTED
-            .iter()
-            .any(|folder| target == *folder || (*folder != "/" && target.starts_with(&format!("{folder}/"))))
+        WANTED.iter().any(|dir| target == *dir || (*dir != "/" && target.starts_with(&format!("{dir}/"))))
             && !target.contains("docker")
             && !target.contains("kubelet")
     };
@@ -135,7 +133,7 @@ fn describe(meta: &fs::Metadata) -> String {
     let kind = match () {
         () if kind.is_char_device() => "character device",
         () if kind.is_block_device() => "block device",
-        () if kind.is_dir() => "folder",
+        () if kind.is_dir() => "directory",
         () => "file",
     };
     let device = meta.rdev();
@@ -228,7 +226,7 @@ fn read(path: &Path) -> String {
     text.lines().map(hides).collect()
 }
 
-/// Those of agents and servers that went into the background.
+/// Logs of agents and servers in the background.
 fn logs(state: &Path) -> Vec<PathBuf> {
     let below = [state.to_owned(), state.join("agent/logs")];
     let entries = below.iter().flat_map(|dir| fs::read_dir(dir).into_iter().flatten().flatten());
@@ -245,12 +243,12 @@ fn end_of(path: &Path) -> String {
     String::from_utf8_lossy(&bytes[bytes.len().saturating_sub(LOG_BYTES)..]).into_owned()
 }
 
-/// A line that names a secret is cut behind the name: what follows may be it, in whatever form.
+/// A line that names a secret is cut after the name: what follows may be the secret, in whatever form.
 fn without_secrets(text: &str) -> String {
     let cut = |line: &str| {
         let low = line.to_ascii_lowercase();
         let at = SECRET_WORDS.iter().filter_map(|word| Some(low.find(word)? + word.len())).min();
-        // Lower case has the same length in ASCII, so the place is the same.
+        // ASCII text has the same length in lower case, so the position is the same.
         at.map_or_else(
             || format!("{line}\n"),
             |at| format!("{} {HIDDEN}\n", line.get(..at).unwrap_or_default()),

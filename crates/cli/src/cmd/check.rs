@@ -1,4 +1,4 @@
-//! `cantle check …`: looks at something that is not this machine, and says what it lacks.
+//! `cantle check …`: checks something other than this machine, and says what it lacks.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,37 +7,35 @@ use cantle_kube::{Part, Probe, Survey, SurveyedNode, Version};
 use cantle_model::counted;
 use clap::{Args, Subcommand};
 
-use super::finding::{Finding, Verdict, good, not, report};
-use super::{Context, runtime};
-use crate::error::{CliError, Outcome};
+use super::checkup::{Checkup, Severity, good, not, report};
+use crate::context::{CommandResult, Context, runtime};
 
 /// `cantle check …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum CheckCommand {
-    /// A cluster: whether cantle fits, what is missing, what to do
+    /// Check a cluster: whether cantle can run there, what is missing, what to do
     Kubernetes(KubernetesArgs),
 }
 
 /// `cantle check kubernetes`
 #[derive(Args, Debug)]
 pub(crate) struct KubernetesArgs {
-    /// The cluster, as for kubectl; default: the one whose pod this is, or $KUBECONFIG
+    /// Kubeconfig of the cluster, as for kubectl [default: the cluster of this pod, or $KUBECONFIG]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 }
 
 /// Exit code 0 if pods could get slices, else 7.
-pub(crate) fn check(context: &Context, command: CheckCommand) -> Outcome {
+pub(crate) fn check(context: &Context, command: CheckCommand) -> CommandResult {
     let CheckCommand::Kubernetes(args) = command;
     let survey = runtime()?.block_on(async {
         let client = cantle_kube::connect(args.kubeconfig.as_deref()).await?;
         cantle_kube::survey(&client).await
-    });
-    let survey = survey.map_err(|error| CliError::with_code(error.exit_code(), error.to_string()))?;
-    Ok(report(context.printer, &findings(&survey)))
+    })?;
+    Ok(report(context.printer, &checkups(&survey)))
 }
 
-fn findings(survey: &Survey) -> Vec<Finding> {
+fn checkups(survey: &Survey) -> Vec<Checkup> {
     let mut all = vec![path(survey)];
     all.extend(gates(survey));
     all.extend(engines(&survey.nodes));
@@ -49,25 +47,25 @@ fn findings(survey: &Survey) -> Vec<Finding> {
     all
 }
 
-fn path(survey: &Survey) -> Finding {
+fn path(survey: &Survey) -> Checkup {
     let version = survey.version;
     let said = |what: &str| format!("Kubernetes {version}: {what}");
     if version < Version::CLASSIC {
         let hint = format!("upgrade the cluster to {} or newer, better {}", Version::CLASSIC, Version::MIXED);
-        return not(Verdict::Bad, "path", said("too old"), &hint);
+        return not(Severity::Bad, "path", said("too old"), &hint);
     }
     if survey.is_classic {
         return good("path", said("classic, by cantle's own scheduler and device plugin"));
     }
     if version < Version::FLOOR || !survey.has_dra {
         let hint = "install the chart with path=classic (docs/kubernetes-classic.md)";
-        let verdict = if survey.parts.is_empty() { Verdict::Warning } else { Verdict::Bad };
-        return not(verdict, "path", said("no claims on devices; the classic path fits"), hint);
+        let severity = if survey.parts.is_empty() { Severity::Warning } else { Severity::Bad };
+        return not(severity, "path", said("no claims on devices; the classic path fits"), hint);
     }
     if version < Version::MIXED {
         let hint =
             format!("upgrade to {} to mix shares, whole GPUs and MIG instances on a GPU", Version::MIXED);
-        return not(Verdict::Warning, "path", said("claims (DRA), each GPU as one kind only"), &hint);
+        return not(Severity::Warning, "path", said("claims (DRA), each GPU as one kind only"), &hint);
     }
     good("path", said("claims (DRA): shares, whole GPUs and MIG instances mixed"))
 }
@@ -79,7 +77,7 @@ const GATES: [(&str, &str); 3] = [
     ("DRAExtendedResource", "MIG instances under limits (nvidia.com/mig-…)"),
 ];
 
-fn gates(survey: &Survey) -> Vec<Finding> {
+fn gates(survey: &Survey) -> Vec<Checkup> {
     if survey.is_classic {
         return Vec::new();
     }
@@ -89,7 +87,7 @@ fn gates(survey: &Survey) -> Vec<Finding> {
             let hint = format!(
                 "{what} need it: --feature-gates={gate}=true for API server, scheduler, controller manager and kubelets"
             );
-            Some(not(Verdict::Bad, "feature gate", format!("{gate} is off"), &hint))
+            Some(not(Severity::Bad, "feature gate", format!("{gate} is off"), &hint))
         }
         None => None,
     };
@@ -97,9 +95,9 @@ fn gates(survey: &Survey) -> Vec<Finding> {
 }
 
 /// Can the engine give devices by name (CDI)?
-fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
+fn engines(nodes: &[SurveyedNode]) -> Vec<Checkup> {
     if nodes.is_empty() {
-        return vec![not(Verdict::Bad, "nodes", "none", "join nodes with GPUs to the cluster")];
+        return vec![not(Severity::Bad, "nodes", "none", "join nodes with GPUs to the cluster")];
     }
     let judged = |(engine, nodes): (String, usize)| {
         let found = format!("{engine} on {}", counted(nodes, "node"));
@@ -111,13 +109,13 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
             "containerd" if version >= (1, 7) => {
                 let hint = "CDI is off there unless enable_cdi = true stands in its configuration, section \
                             plugins.\"io.containerd.grpc.v1.cri\"";
-                not(Verdict::Warning, "engine", found, hint)
+                not(Severity::Warning, "engine", found, hint)
             }
             "cri-o" if version >= (1, 23) => good("engine", found),
             _ => {
                 let hint =
                     "slices are given as CDI devices: use containerd 1.7 or newer, or CRI-O 1.23 or newer";
-                not(Verdict::Bad, "engine", found, hint)
+                not(Severity::Bad, "engine", found, hint)
             }
         }
     };
@@ -125,21 +123,21 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Finding> {
 }
 
 /// A kubelet may be older than its API server.
-fn kubelets(survey: &Survey) -> Option<Finding> {
+fn kubelets(survey: &Survey) -> Option<Checkup> {
     let floor = if survey.is_classic { Version::CLASSIC } else { Version::FLOOR };
     let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|version| version < floor);
     let old = survey.nodes.iter().filter(is_old).count();
     let hint = format!("their pods can't have slices: upgrade them to {floor} or newer");
     let found = format!("{} with a kubelet older than {floor}", counted(old, "node"));
-    (old > 0).then(|| not(Verdict::Warning, "kubelet", found, &hint))
+    (old > 0).then(|| not(Severity::Warning, "kubelet", found, &hint))
 }
 
-fn device_plugin(survey: &Survey) -> Vec<Finding> {
+fn device_plugin(survey: &Survey) -> Vec<Checkup> {
     let mut by_resource: BTreeMap<&str, Vec<&SurveyedNode>> = BTreeMap::new();
     for node in &survey.nodes {
         node.nvidia.keys().for_each(|key| by_resource.entry(key).or_default().push(node));
     }
-    // Pods that ask by limits get claims for MIG instances; then the kubelet has nothing to say of them.
+    // Pods that request MIG instances by limits get claims, and the kubelet takes no part in that.
     let judged = |(resource, nodes): (&str, Vec<&SurveyedNode>)| {
         let both = nodes.iter().filter(|node| node.is_published && !node.is_reserving).count();
         let found = format!("gives out {resource} on {}", counted(nodes.len(), "node"));
@@ -147,7 +145,7 @@ fn device_plugin(survey: &Survey) -> Vec<Finding> {
             let found = format!("{found}, but pods that ask for it are taken to cantle");
             let hint =
                 "install the chart with webhook.migResources=false; annotation mig-profile still asks cantle";
-            return not(Verdict::Warning, "NVIDIA's device plugin", found, hint);
+            return not(Severity::Warning, "NVIDIA's device plugin", found, hint);
         }
         if both == 0 {
             return good("NVIDIA's device plugin", found);
@@ -155,15 +153,15 @@ fn device_plugin(survey: &Survey) -> Vec<Finding> {
         let found = format!("{found}, cantle the same GPUs on {both} of them");
         let hint = "one of the two per node: keep the plugin away from cantle's nodes (its nodeSelector), or cantle from its \
                     (node.nodeSelector); or let cantle reserve what it uses (path=classic, reservation.enabled)";
-        not(Verdict::Bad, "NVIDIA's device plugin", found, hint)
+        not(Severity::Bad, "NVIDIA's device plugin", found, hint)
     };
     by_resource.into_iter().map(judged).collect()
 }
 
-fn parts(parts: &[Part]) -> Vec<Finding> {
+fn parts(parts: &[Part]) -> Vec<Checkup> {
     if parts.is_empty() {
         let hint = "helm install cantle charts/cantle --namespace cantle-system --create-namespace";
-        return vec![not(Verdict::Bad, "parts", "cantle is not installed", hint)];
+        return vec![not(Severity::Bad, "parts", "cantle is not installed", hint)];
     }
     let judged = |part: &Part| {
         let found = format!("{}: {} of {} ready", part.name, part.ready, part.wanted);
@@ -171,37 +169,42 @@ fn parts(parts: &[Part]) -> Vec<Finding> {
             return good("parts", found);
         }
         let (namespace, _) = part.name.split_once('/').unwrap_or_default();
-        not(Verdict::Bad, "parts", found, &format!("kubectl --namespace {namespace} describe pods says why"))
+        not(Severity::Bad, "parts", found, &format!("kubectl --namespace {namespace} describe pods says why"))
     };
     parts.iter().map(judged).collect()
 }
 
-fn devices(survey: &Survey) -> Finding {
+fn devices(survey: &Survey) -> Checkup {
     let published = survey.nodes.iter().filter(|node| node.is_published).count();
     if published == 0 {
         let hint = "the node driver's log says why: kubectl --namespace cantle-system logs --selector \
                     app.kubernetes.io/component=node";
-        return not(Verdict::Bad, "devices", "no node offers GPUs", hint);
+        return not(Severity::Bad, "devices", "no node offers GPUs", hint);
     }
     if !survey.has_classes && !survey.is_classic {
         let found = "no device class of cantle's";
-        return not(Verdict::Bad, "devices", found, "install the chart with deviceClasses.enabled=true");
+        return not(Severity::Bad, "devices", found, "install the chart with deviceClasses.enabled=true");
     }
     good("devices", format!("GPUs of {} published", counted(published, "node")))
 }
 
-fn injector(survey: &Survey) -> Finding {
+fn injector(survey: &Survey) -> Checkup {
     let Some(name) = &survey.injector else {
         let hint =
             "install the chart with webhook.enabled=true; pods with claims of their own work without it";
-        return not(Verdict::Warning, "injector", "none", hint);
+        return not(Severity::Warning, "injector", "none", hint);
     };
     match &survey.probe {
         Probe::Injected(slice) => good("injector", format!("{name}: half a GPU becomes {slice}")),
         Probe::Untouched => {
             let hint = "the kubeconfig's namespace is not the injector's: look at webhook.namespaceSelector and \
                         webhook.excludedNamespaces";
-            not(Verdict::Warning, "injector", format!("{name}: a pod of this namespace is not changed"), hint)
+            not(
+                Severity::Warning,
+                "injector",
+                format!("{name}: a pod of this namespace is not changed"),
+                hint,
+            )
         }
         Probe::Refused(why) => {
             let hint = if why.contains("failed calling webhook") {
@@ -210,7 +213,7 @@ fn injector(survey: &Survey) -> Finding {
             } else {
                 "the API server says why"
             };
-            not(Verdict::Bad, "injector", format!("{name}: {why}"), hint)
+            not(Severity::Bad, "injector", format!("{name}: {why}"), hint)
         }
     }
 }
@@ -258,9 +261,9 @@ mod tests {
         }
     }
 
-    fn amiss(survey: &Survey) -> Vec<(&'static str, Verdict)> {
-        let findings = findings(survey).into_iter().filter(|finding| finding.verdict != Verdict::Good);
-        findings.map(|finding| (finding.check, finding.verdict)).collect()
+    fn amiss(survey: &Survey) -> Vec<(&'static str, Severity)> {
+        let checkups = checkups(survey).into_iter().filter(|checkup| checkup.severity != Severity::Good);
+        checkups.map(|checkup| (checkup.check, checkup.severity)).collect()
     }
 
     #[test]
@@ -276,26 +279,26 @@ mod tests {
             amiss(&survey)
         };
         let version = |text: &str| text.parse::<Version>().unwrap();
-        assert_eq!(with(&|s| s.version = version("v1.28.1")), [("path", Verdict::Bad)]);
-        assert_eq!(with(&|s| s.version = version("v1.33.1")), [("path", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.version = version("v1.28.1")), [("path", Severity::Bad)]);
+        assert_eq!(with(&|s| s.version = version("v1.33.1")), [("path", Severity::Bad)]);
         let classic =
             |s: &mut Survey| (s.version, s.has_dra, s.is_classic) = (version("v1.33.1"), false, true);
         assert_eq!(with(&classic), []);
-        assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Verdict::Warning)]);
-        assert_eq!(with(&|s| s.has_dra = false), [("path", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Severity::Warning)]);
+        assert_eq!(with(&|s| s.has_dra = false), [("path", Severity::Bad)]);
         let off = ("DRAConsumableCapacity".to_owned(), false);
-        assert_eq!(with(&|s| s.gates.extend([off.clone()])), [("feature gate", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.gates.extend([off.clone()])), [("feature gate", Severity::Bad)]);
         assert_eq!(
             with(&|s| s.nodes.push(node("containerd://1.7.2", "v1.36.2"))),
-            [("engine", Verdict::Warning)]
+            [("engine", Severity::Warning)]
         );
-        assert_eq!(with(&|s| s.nodes.push(node("docker://27.0", "v1.36.2"))), [("engine", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.nodes.push(node("docker://27.0", "v1.36.2"))), [("engine", Severity::Bad)]);
         assert_eq!(
             with(&|s| s.nodes.push(node("cri-o://1.31.0", "v1.33.9"))),
-            [("kubelet", Verdict::Warning)]
+            [("kubelet", Severity::Warning)]
         );
         let both = with(&|s| s.nodes[0].nvidia.extend([("nvidia.com/gpu".to_owned(), "8".to_owned())]));
-        assert_eq!(both, [("NVIDIA's device plugin", Verdict::Bad)]);
+        assert_eq!(both, [("NVIDIA's device plugin", Severity::Bad)]);
         let reserved = with(&|s| {
             s.nodes[0].nvidia.extend([("nvidia.com/gpu".to_owned(), "8".to_owned())]);
             s.nodes[0].is_reserving = true;
@@ -308,11 +311,11 @@ mod tests {
                 s.nodes.push(node("containerd://2.1.4", "v1.36.2"));
             })
         };
-        assert_eq!(instances(true), [("NVIDIA's device plugin", Verdict::Warning)]);
+        assert_eq!(instances(true), [("NVIDIA's device plugin", Severity::Warning)]);
         assert_eq!(instances(false), []);
-        assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Verdict::Bad)]);
-        assert_eq!(with(&|s| s.has_classes = false), [("devices", Verdict::Bad)]);
-        assert_eq!(with(&|s| s.injector = None), [("injector", Verdict::Warning)]);
-        assert_eq!(with(&|s| s.probe = Probe::Refused("no".to_owned())), [("injector", Verdict::Bad)]);
+        assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Severity::Bad)]);
+        assert_eq!(with(&|s| s.has_classes = false), [("devices", Severity::Bad)]);
+        assert_eq!(with(&|s| s.injector = None), [("injector", Severity::Warning)]);
+        assert_eq!(with(&|s| s.probe = Probe::Refused("no".to_owned())), [("injector", Severity::Bad)]);
     }
 }

@@ -1,59 +1,46 @@
-//! `cantle controller …`: what runs in the pods of a Kubernetes cluster.
+//! `cantle controller …`: the programs that run in the pods of a Kubernetes cluster.
 
 mod extender;
 mod node;
+mod path;
 mod queues;
 mod webhook;
 
 use std::path::PathBuf;
 
-use cantle_kube::KubeError;
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Subcommand};
 
-use super::Context;
-use crate::error::{CliError, Outcome};
+use crate::context::{CommandResult, Context};
 
 /// `cantle controller …`
 #[derive(Args, Debug)]
 pub(crate) struct ControllerArgs {
-    /// The cluster, as for kubectl; default: the one whose pod this is, or $KUBECONFIG
+    /// Kubeconfig of the cluster, as for kubectl [default: the cluster of this pod, or $KUBECONFIG]
     #[arg(long, value_name = "FILE", global = true)]
     kubeconfig: Option<PathBuf>,
     #[command(subcommand)]
     command: ControllerCommand,
 }
 
-/// Which part.
+/// The programs.
 #[derive(Subcommand, Debug)]
 enum ControllerCommand {
-    /// The part of a node: publishes its GPUs and makes the slices that the cluster's scheduler gives to pods
+    /// Run the node's part: publishes its GPUs and creates the slices that the cluster's scheduler allocates to pods
     Node(node::NodeArgs),
-    /// Tasks in ClearML's queues become pods, as many at a time as each queue may have
+    /// Run tasks of ClearML's queues as pods, up to the limit of each queue
     Queues(queues::QueuesArgs),
-    /// What kube-scheduler asks on the classic path: which node, which GPU
+    /// Run the scheduler extender of the classic path: tells kube-scheduler which node and which GPU
     Extender(extender::ExtenderArgs),
-    /// The injector: pods that ask for a share of a GPU in ClearML's or Run:ai's words get what it takes to have one
+    /// Run the injector: adds what a pod needs that requests a share of a GPU in ClearML's or Run:ai's words
     Webhook(webhook::WebhookArgs),
 }
 
-/// How pods come to their slices.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-enum PathArg {
-    /// Claims on devices (Kubernetes 1.34 and newer)
-    Dra,
-    /// A device plugin and a scheduler extender (1.30 and newer)
-    Classic,
-}
-
-pub(crate) fn controller(context: &Context, args: ControllerArgs) -> Outcome {
+/// Runs one of them until it is told to stop.
+pub(crate) fn controller(context: &Context, args: ControllerArgs) -> CommandResult {
     match args.command {
         ControllerCommand::Node(node) => node::node(context, args.kubeconfig.as_deref(), node),
         ControllerCommand::Queues(queues) => queues::queues(context, args.kubeconfig.as_deref(), queues),
         ControllerCommand::Extender(extender) => extender::extender(args.kubeconfig.as_deref(), &extender),
         ControllerCommand::Webhook(webhook) => webhook::webhook(args.kubeconfig.as_deref(), webhook),
     }
-}
-
-fn from_kube(error: KubeError) -> CliError {
-    CliError::with_code(error.exit_code(), error.to_string())
 }

@@ -1,56 +1,170 @@
-//! `cantle daemon`: one agent, in the foreground or the background, and the agents that run here.
+//! `cantle daemon`: an agent. It takes the whole command line of `clearml-agent daemon`, so that a unit file needs only another
+//! program.
+
+mod background;
+mod running;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{BufRead as _, BufReader};
-use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AbortCommand, Claim, Config, Gives, Hours, Schedule};
+use cantle_agent::{AbortCommand, AgentConfig, AllocationMode, Hours, Schedule};
 use cantle_clearml::Conf;
-use cantle_model::GpuUuid;
+use clap::Args;
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep};
 
-use super::run::from_agent;
-use super::up::{agent_config, finished, until_signal};
-use super::{Context, runtime};
-use crate::args::{DaemonArgs, SdkArgs};
-use crate::error::{CliError, Kind, Outcome, as_kind};
-use crate::out::Column;
+use self::background::{READY, start_in_background};
+use super::serve::{ServeArgs, agent_config, finished};
+use crate::context::{CommandResult, Context, runtime};
+use crate::error::{CliError, ErrorKind};
+use crate::host::until_signal;
 use crate::{clearml_conf, connect, containers};
 
-/// What an agent in the background says on its standard output once it serves.
-const READY: &str = "ready";
-/// Longer than an agent may take to stop its tasks and to say goodbye.
-const STOP_WITHIN: Duration = Duration::from_secs(40);
+/// `cantle daemon`
+#[derive(Args, Debug)]
+pub(crate) struct DaemonArgs {
+    #[command(flatten)]
+    serve: ServeArgs,
+    /// Share GPUs by the slice, as each queue's SPEC says
+    #[arg(long)]
+    dynamic_gpus: bool,
+    /// Stay in the foreground (the default)
+    #[arg(long, conflicts_with = "detached")]
+    foreground: bool,
+    /// Run in the background; prints the path of the log
+    #[arg(short, long)]
+    detached: bool,
+    /// Stop agents of this machine: those with these worker ids, or the one that was started with the same options
+    #[arg(long, value_name = "WORKER", num_args = 0.., conflicts_with_all = ["detached", "status"])]
+    stop: Option<Vec<String>>,
+    /// List the agents that run on this machine
+    #[arg(long, conflicts_with = "detached")]
+    status: bool,
+    /// Take tasks only at these hours, e.g. "17-20 TUE" "0-8,20-24 SUN,MON-FRI"
+    #[arg(long, value_name = "HOURS DAYS", num_args = 1.., conflicts_with = "downtime")]
+    uptime: Vec<String>,
+    /// Take no tasks at these hours
+    #[arg(long, value_name = "HOURS DAYS", num_args = 1..)]
+    downtime: Vec<String>,
+    /// Run one task at a time, without GPUs
+    #[arg(long, env = "CLEARML_CPU_ONLY", value_parser = clap::builder::FalseyValueParser::new())]
+    cpu_only: bool,
+    /// Run several tasks at a time, without GPUs: up to N, or any number if N is omitted
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "-1", allow_negative_numbers = true)]
+    services_mode: Option<i64>,
+    /// The GPUs, if --gpus is not given
+    #[arg(long, hide = true, env = "NVIDIA_VISIBLE_DEVICES")]
+    visible_devices: Option<String>,
+    /// Command to run before a task that is a plain command is stopped
+    #[arg(long, hide = true, value_name = "CMD", env = "CLEARML_AGENT_ABORT_CALLBACK_CMD")]
+    abort_callback_cmd: Option<String>,
+    /// Seconds that this command may take
+    #[arg(
+        long,
+        hide = true,
+        value_name = "SECONDS",
+        env = "CLEARML_AGENT_ABORT_CALLBACK_TIMEOUT",
+        default_value_t = 180
+    )]
+    abort_callback_timeout: u32,
+    /// Worker id [default: composed of name and GPUs as by ClearML's agent]
+    #[arg(long, value_name = "ID", env = "CLEARML_WORKER_ID")]
+    worker_id: Option<String>,
+    /// Tags of status reports
+    #[arg(long, value_name = "TAG", num_args = 1..)]
+    child_report_tags: Vec<String>,
+    #[command(flatten)]
+    sdk: SdkArgs,
+    #[command(flatten)]
+    foreign: ForeignArgs,
+}
 
-/// Serves queues, or does what else was asked for.
-pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> Outcome {
+/// How ClearML's own agent sets up and runs code of the SDK inside the slice.
+#[derive(Args, Debug)]
+struct SdkArgs {
+    /// User for git repositories of tasks
+    #[arg(long, value_name = "USER", env = "CLEARML_AGENT_GIT_USER")]
+    git_user: Option<String>,
+    /// Password or token for git repositories of tasks
+    #[arg(long, value_name = "TOKEN", env = "CLEARML_AGENT_GIT_PASS", hide_env_values = true)]
+    git_pass: Option<String>,
+    /// Install nothing for tasks: everything they need is there already
+    #[arg(long)]
+    standalone_mode: bool,
+    /// Compile tasks' Python code with optimization; give it twice for more
+    #[arg(short = 'O', action = clap::ArgAction::Count)]
+    optimization: u8,
+    /// Log level of the SDK in tasks
+    #[arg(long, value_name = "LEVEL", ignore_case = true,
+          value_parser = ["DEBUG", "INFO", "WARN", "WARNING", "ERROR", "CRITICAL"])]
+    log_level: Option<String>,
+}
+
+/// Options of ClearML's agent that have no meaning here.
+#[derive(Args, Debug)]
+struct ForeignArgs {
+    #[arg(long, hide = true)]
+    force_current_version: bool,
+    #[arg(long, hide = true)]
+    check_bootstrap: bool,
+    #[arg(long, hide = true)]
+    use_owner_token: bool,
+    #[arg(long, hide = true, value_name = "REGEX", env = "CLEARML_AGENT_DOCKER_ARGS_FILTERS")]
+    docker_args_filters: Option<String>,
+}
+
+impl ForeignArgs {
+    /// The options that were given and have no effect, each with the reason.
+    fn needless(&self) -> impl Iterator<Item = &'static str> {
+        let known = [
+            (
+                self.force_current_version,
+                "--force-current-version: no effect; tasks use the clearml-agent of their image or environment",
+            ),
+            (self.check_bootstrap, "--check-bootstrap: no effect; cantle brings no bootstrap package"),
+            (
+                self.filters_options(),
+                "CLEARML_AGENT_DOCKER_ARGS_FILTERS: no effect; the set of options that a task may bring is fixed",
+            ),
+        ];
+        known.into_iter().filter_map(|(given, why)| given.then_some(why))
+    }
+
+    fn filters_options(&self) -> bool {
+        self.docker_args_filters.as_ref().is_some_and(|filters| !filters.is_empty())
+    }
+
+    /// An option that was given and asks for what this agent does not do.
+    fn refused(&self) -> Option<&'static str> {
+        self.use_owner_token
+            .then_some("--use-owner-token: only ClearML's paid server lends the tokens of tasks' owners")
+    }
+}
+
+/// Serves queues, or shows or stops the agents of this machine.
+pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     let conf = match clearml_conf::named(&context.global)? {
         Some(conf) => conf,
         None => clearml_conf::of_user(&context.global)?.unwrap_or_default(),
     };
     let mut config = config(context, args, &conf)?;
     if args.status {
-        return status(context, &config);
+        return running::status(context, &config);
     }
     if let Some(workers) = &args.stop {
         let own = [config.worker()];
-        return stop(context, &config, if workers.is_empty() { &own } else { workers });
+        return running::stop(context, &config, if workers.is_empty() { &own } else { workers });
     }
     if args.serve.queue.is_empty() && args.dynamic_gpus {
-        let text = "--queue is missing; name the queues to serve, for example --queue half_gpu=0.5";
-        return Err(CliError::new(Kind::Usage, text));
+        return Err(CliError::new(ErrorKind::Usage, "--queue is missing")
+            .with_hint("name the queues to serve, for example --queue half_gpu=0.5"));
     }
     if let Some(why) = args.foreign.refused() {
-        return Err(CliError::new(Kind::Usage, why));
+        return Err(CliError::new(ErrorKind::Usage, why).with_hint("leave it out"));
     }
     // What can be refused is refused before anything goes to the background.
-    cantle_agent::check(&config).map_err(from_agent)?;
+    cantle_agent::check(&config)?;
     (config.server, config.credentials) = connect::address(context)?;
     args.foreign.needless().for_each(|note| context.printer.say(note));
     if args.detached && !context.global.background {
@@ -59,7 +173,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> Outcome {
     serve(context, config)
 }
 
-fn serve(context: &Context, config: Config) -> Outcome {
+fn serve(context: &Context, config: AgentConfig) -> CommandResult {
     let ready = {
         let (printer, background) = (context.printer, context.global.background);
         move || {
@@ -82,15 +196,15 @@ fn serve(context: &Context, config: Config) -> Outcome {
     })
 }
 
-/// The command line first, then the environment, then the file.
-fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, CliError> {
+/// The command line takes precedence, then the environment, then the file.
+fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<AgentConfig, CliError> {
     let mut serve = args.serve.clone();
     serve.worker_name = serve.worker_name.or_else(|| conf.text("agent.worker_name"));
-    let gives = gives(args)?;
-    if matches!(gives, Gives::AllGpus | Gives::Slices) && serve.gpus.is_empty() {
+    let mode = allocation_mode(args)?;
+    if matches!(mode, AllocationMode::AllGpus | AllocationMode::Slices) && serve.gpus.is_empty() {
         serve.gpus.extend(args.visible_devices.clone().filter(|list| is_gpu_list(list)));
     }
-    let mut config = agent_config(context, &serve, gives)?;
+    let mut config = agent_config(context, &serve, mode)?;
     if let Some(docker) = &mut config.docker {
         containers::complete(docker, conf);
     }
@@ -110,31 +224,28 @@ fn config(context: &Context, args: &DaemonArgs, conf: &Conf) -> Result<Config, C
     Ok(config)
 }
 
-/// What the command line says that tasks get.
-fn gives(args: &DaemonArgs) -> Result<Gives, CliError> {
-    let (flag, gives) = match args.services_mode {
-        None if args.cpu_only => ("--cpu-only", Gives::NoGpu),
-        None if args.dynamic_gpus => return Ok(Gives::Slices),
-        None => return Ok(Gives::AllGpus),
-        Some(-1) => ("--services-mode", Gives::Services { at_once: None }),
+/// What tasks get, by the command line.
+fn allocation_mode(args: &DaemonArgs) -> Result<AllocationMode, CliError> {
+    let (flag, mode) = match args.services_mode {
+        None if args.cpu_only => ("--cpu-only", AllocationMode::NoGpu),
+        None if args.dynamic_gpus => return Ok(AllocationMode::Slices),
+        None => return Ok(AllocationMode::AllGpus),
+        Some(-1) => ("--services-mode", AllocationMode::Services { at_once: None }),
         Some(most) => {
             let at_once = usize::try_from(most).ok().filter(|most| *most > 0);
             let at_once = at_once.ok_or_else(|| {
-                let why = format!(
-                    "--services-mode {most}: give how many tasks may run at once, or nothing for any number"
-                );
-                CliError::new(Kind::Usage, why)
+                CliError::new(ErrorKind::Usage, format!("--services-mode {most}: must be at least 1"))
+                    .with_hint("give the number of tasks that may run at once, or nothing for any number")
             })?;
-            ("--services-mode", Gives::Services { at_once: Some(at_once) })
+            ("--services-mode", AllocationMode::Services { at_once: Some(at_once) })
         }
     };
     let others = [("--dynamic-gpus", args.dynamic_gpus), ("--gpus", !args.serve.gpus.is_empty())];
     match others.into_iter().find(|(_, given)| *given) {
-        None => Ok(gives),
+        None => Ok(mode),
         Some((other, _)) => {
-            let why =
-                format!("{flag} and {other}: the first gives tasks no GPU, the second does; leave one out");
-            Err(CliError::new(Kind::Usage, why))
+            let why = format!("{flag} and {other}: the first gives tasks no GPU, the second does");
+            Err(CliError::new(ErrorKind::Usage, why).with_hint("leave one out"))
         }
     }
 }
@@ -144,14 +255,17 @@ fn is_gpu_list(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit() || byte == b',')
 }
 
-/// ClearML numbers the agents without GPUs of one name: the first that is free, or, to stop one, that runs.
-fn cpu_slot(config: &Config, running: bool) -> Result<usize, CliError> {
-    if matches!(config.gives, Gives::AllGpus | Gives::Slices) || config.worker_id.is_some() {
+/// ClearML numbers the agents of one name that have no GPUs: the first number that is free, or, to stop an agent, that is in
+/// use.
+fn cpu_slot(config: &AgentConfig, running: bool) -> Result<usize, CliError> {
+    if matches!(config.allocation_mode, AllocationMode::AllGpus | AllocationMode::Slices)
+        || config.worker_id.is_some()
+    {
         return Ok(0);
     }
-    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
+    let agents = cantle_node::agents(&config.installation)?;
     let runs = |slot: &usize| {
-        let worker = Config { cpu_slot: *slot, ..config.clone() }.worker();
+        let worker = AgentConfig { cpu_slot: *slot, ..config.clone() }.worker();
         agents.iter().any(|agent| agent.worker == worker)
     };
     // One more than there are agents is always free.
@@ -165,15 +279,16 @@ fn schedule(args: &DaemonArgs, conf: &Conf) -> Result<Schedule, CliError> {
         (args.uptime.clone(), args.downtime.clone())
     };
     let hours = |name: &str, pieces: &[String]| {
-        Hours::parse(pieces).map_err(|error| CliError::new(Kind::Usage, format!("{name} {error}")))
+        Hours::parse(pieces)
+            .map_err(|error| CliError::new(ErrorKind::Usage, format!("{name} {error}")).with_source(error))
     };
     match (up.is_empty(), down.is_empty()) {
         (true, true) => Ok(Schedule::Always),
         (false, true) => hours("--uptime", &up).map(Schedule::Up),
         (true, false) => hours("--downtime", &down).map(Schedule::Down),
         (false, false) => {
-            let why = "clearml.conf: agent.uptime and agent.downtime are both set; remove one of them";
-            Err(CliError::new(Kind::Usage, why))
+            let why = "clearml.conf: agent.uptime and agent.downtime are both set";
+            Err(CliError::new(ErrorKind::Usage, why).with_hint("remove one of them"))
         }
     }
 }
@@ -182,13 +297,13 @@ fn abort_command(args: &DaemonArgs) -> Result<Option<AbortCommand>, CliError> {
     let text = args.abort_callback_cmd.as_deref().unwrap_or_default();
     let argv = shlex::split(text).ok_or_else(|| {
         let why = format!("CLEARML_AGENT_ABORT_CALLBACK_CMD={text}: a quote in it is not closed");
-        CliError::new(Kind::Usage, why)
+        CliError::new(ErrorKind::Usage, why)
     })?;
     let within = Duration::from_secs(args.abort_callback_timeout.into());
     Ok((!argv.is_empty()).then_some(AbortCommand { argv, within }))
 }
 
-/// For `clearml-agent execute`.
+/// Options for `clearml-agent execute`.
 fn sdk_words(sdk: &SdkArgs) -> Vec<String> {
     let mut words = vec!["-O".to_owned(); sdk.optimization.into()];
     if sdk.standalone_mode {
@@ -200,7 +315,7 @@ fn sdk_words(sdk: &SdkArgs) -> Vec<String> {
     words
 }
 
-/// What tasks get in their environment: secrets are not for command lines, which everybody can read.
+/// The environment of tasks. Secrets are passed here and not on command lines, which everybody can read.
 fn task_env(args: &DaemonArgs) -> BTreeMap<String, OsString> {
     let tags = (!args.child_report_tags.is_empty()).then(|| args.child_report_tags.join(" "));
     let set = [
@@ -209,100 +324,4 @@ fn task_env(args: &DaemonArgs) -> BTreeMap<String, OsString> {
         ("CLEARML_WORKER_TAGS", tags),
     ];
     set.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?.into()))).collect()
-}
-
-/// Starts this program again, without a terminal, and waits until it serves or gives up.
-fn start_in_background(context: &Context, worker: &str) -> Outcome {
-    let log = log_path(&context.places.state, worker)?;
-    let mut child = background(&log).map_err(as_kind(Kind::Failed))?;
-    let mut said = String::new();
-    if let Some(stdout) = child.stdout.take() {
-        BufReader::new(stdout).read_line(&mut said).map_err(as_kind(Kind::Failed))?;
-    }
-    if said.trim() == READY {
-        let (pid, log) = (child.id(), log.display());
-        context
-            .printer
-            .data(&format!("agent {worker} serves in the background (pid {pid}); its log is {log}"));
-        return Ok(ExitCode::SUCCESS);
-    }
-    let ended = child.wait().map_err(as_kind(Kind::Failed))?;
-    let text = std::fs::read_to_string(&log).unwrap_or_default();
-    let last = text.lines().last().unwrap_or("it says nothing");
-    let last = last.strip_prefix("cantle: ").unwrap_or(last).to_owned();
-    let code = ended.code().and_then(|code| u8::try_from(code).ok()).unwrap_or(Kind::Failed as u8);
-    Err(CliError::with_code(code, last))
-}
-
-fn background(log: &Path) -> std::io::Result<Child> {
-    let output: File = OpenOptions::new().create(true).append(true).mode(0o600).open(log)?;
-    Command::new(std::env::current_exe()?)
-        .arg("--background")
-        .args(std::env::args_os().skip(1))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(output)
-        .spawn()
-}
-
-fn log_path(state: &Path, worker: &str) -> Result<PathBuf, CliError> {
-    let dir = state.join("agent/logs");
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-    made.map_err(|error| CliError::new(Kind::Failed, format!("{}: {error}", dir.display())))?;
-    // Worker ids may hold anything, file names may not.
-    let name = worker.replace('/', "_");
-    Ok(dir.join(format!("{name}.log")))
-}
-
-const AGENT_COLUMNS: [Column<Claim>; 3] = [
-    Column { head: "WORKER", wide: false, cell: |agent| agent.worker.clone() },
-    Column { head: "PID", wide: false, cell: |agent| agent.holder.pid.to_string() },
-    Column { head: "GPUS", wide: false, cell: devices },
-];
-
-/// Its GPUs, or its MIG instances where it has not all of a GPU.
-fn devices(agent: &Claim) -> String {
-    let of =
-        |gpu: &GpuUuid| agent.instances.get(gpu).map_or_else(|| gpu.0.clone(), |devices| devices.join(","));
-    agent.gpus.iter().map(of).collect::<Vec<_>>().join(",")
-}
-
-fn status(context: &Context, config: &Config) -> Outcome {
-    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
-    context.printer.items(&agents, |agent| agent.worker.clone(), &AGENT_COLUMNS);
-    Ok(ExitCode::SUCCESS)
-}
-
-/// As `kill PID` does: their tasks are stopped with them, and the server is told.
-fn stop(context: &Context, config: &Config, workers: &[String]) -> Outcome {
-    let agents = cantle_agent::agents(&config.installation).map_err(from_agent)?;
-    let mut meant = Vec::new();
-    for worker in workers {
-        let agent = agents.iter().find(|agent| agent.worker == *worker).ok_or_else(|| {
-            let others: Vec<&str> = agents.iter().map(|agent| agent.worker.as_str()).collect();
-            let others = if others.is_empty() { "none does".to_owned() } else { others.join(", ") };
-            CliError::new(
-                Kind::NotFound,
-                format!("no agent {worker} runs here; of these GPUs' agents: {others}"),
-            )
-        })?;
-        meant.push(agent);
-    }
-    meant.iter().for_each(|agent| agent.stop());
-    runtime()?.block_on(async {
-        let until = Instant::now() + STOP_WITHIN;
-        for agent in meant {
-            while agent.is_alive() {
-                if Instant::now() >= until {
-                    let (worker, pid) = (&agent.worker, agent.holder.pid);
-                    let text =
-                        format!("agent {worker} (pid {pid}) was told to stop and still runs; see its log");
-                    return Err(CliError::new(Kind::Failed, text));
-                }
-                sleep(Duration::from_millis(50)).await;
-            }
-            context.printer.data(&format!("agent {} is stopped", agent.worker));
-        }
-        Ok(ExitCode::SUCCESS)
-    })
 }

@@ -8,19 +8,20 @@ use cantle_model::Bytes;
 use cantle_runtime::{Engine, EngineError, EngineInfo};
 use clap::Args;
 
-use super::finding::{Finding, Verdict, good, not, report};
-use super::{Context, bundle, runtime};
-use crate::connect::{Server, local};
+use super::bundle;
+use super::checkup::{Checkup, Severity, good, not, report};
+use crate::connect::{Connection, local};
 use crate::containers::SocketArgs;
-use crate::error::{CliError, Outcome};
-use crate::place::is_root;
+use crate::context::{CommandResult, Context, runtime};
+use crate::error::CliError;
+use crate::host::is_root;
 
 /// `cantle doctor`
 #[derive(Args, Debug)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
     socket: SocketArgs,
-    /// Write what a maintainer needs to a file: versions, layouts, symbols, logs; it says what, and leaves secrets out
+    /// Write what a maintainer needs to a file: versions, layouts, symbols, logs; lists the contents and omits secrets
     #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "cantle-bundle.txt")]
     bundle: Option<PathBuf>,
 }
@@ -38,40 +39,40 @@ const LIBRARIES: [&str; 6] = [
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// Exit code 0 if a task could be started here with its limits in force, else 7.
-pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> Outcome {
-    let mut findings = vec![libraries(context)];
-    findings.extend(gpus());
-    findings.push(enforcement());
-    findings.extend(engine(args.socket.resolve()?)?);
-    findings.push(server(context));
+pub(crate) fn doctor(context: &Context, args: &DoctorArgs) -> CommandResult {
+    let mut checkups = vec![libraries(context)];
+    checkups.extend(gpus());
+    checkups.push(enforcement());
+    checkups.extend(engine(args.socket.resolve()?)?);
+    checkups.push(server(context));
     if let Some(file) = &args.bundle {
-        return bundle::write(context, file, &findings);
+        return bundle::write(context, file, &checkups);
     }
-    Ok(report(context.printer, &findings))
+    Ok(report(context.printer, &checkups))
 }
 
-fn libraries(context: &Context) -> Finding {
-    let lib = &context.places.lib;
+fn libraries(context: &Context) -> Checkup {
+    let lib = &context.dirs.lib;
     let missing: Vec<&str> = LIBRARIES.into_iter().filter(|name| !lib.join(name).is_file()).collect();
     if missing.is_empty() {
         return good("libraries", lib.display().to_string());
     }
     let found = format!("{} lacks {}", lib.display(), missing.join(", "));
     not(
-        Verdict::Bad,
+        Severity::Bad,
         "libraries",
         found,
-        "run make build, or set CANTLE_LIB_DIR to the lib/cantle folder of an installation",
+        "run make build, or set CANTLE_LIB_DIR to the lib/cantle directory of an installation",
     )
 }
 
-fn gpus() -> Vec<Finding> {
+fn gpus() -> Vec<Checkup> {
     let opened = cantle_driver::open(&Installation::of_this_machine());
     match opened.and_then(|driver| list(driver.as_ref())) {
-        Ok(findings) => findings,
+        Ok(checkups) => checkups,
         Err(why) => {
             vec![not(
-                Verdict::Bad,
+                Severity::Bad,
                 "GPUs",
                 why.to_string(),
                 "install NVIDIA's driver, or try --sim-gpus 3xA100-40GB",
@@ -80,9 +81,9 @@ fn gpus() -> Vec<Finding> {
     }
 }
 
-fn list(driver: &dyn Driver) -> Result<Vec<Finding>, DriverError> {
+fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     let versions = driver.versions();
-    let mut findings = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
+    let mut checkups = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
     for gpu in driver.gpus()? {
         let memory = driver.memory(&gpu.uuid)?;
         let found = format!(
@@ -93,12 +94,12 @@ fn list(driver: &dyn Driver) -> Result<Vec<Finding>, DriverError> {
             Bytes(memory.total_bytes)
         );
         let mode = if gpu.mig { ", MIG mode" } else { "" };
-        findings.push(good("GPU", format!("{found}{mode}")));
+        checkups.push(good("GPU", format!("{found}{mode}")));
     }
-    Ok(findings)
+    Ok(checkups)
 }
 
-fn enforcement() -> Finding {
+fn enforcement() -> Checkup {
     if is_root() && has_capability(CAP_SYS_ADMIN) {
         return good(
             "enforcement",
@@ -106,7 +107,7 @@ fn enforcement() -> Finding {
         );
     }
     not(
-        Verdict::Warning,
+        Severity::Warning,
         "enforcement",
         "preload: a program that clears its environment escapes",
         "run the agent as root, so that tasks get a mount namespace (docs/security.md)",
@@ -121,7 +122,7 @@ fn has_capability(number: u32) -> bool {
 }
 
 /// The container engine, which only tasks with an image need.
-fn engine(socket: Option<PathBuf>) -> Result<Vec<Finding>, CliError> {
+fn engine(socket: Option<PathBuf>) -> Result<Vec<Checkup>, CliError> {
     let named = socket.is_some();
     let asked = runtime()?.block_on(async { Engine::connect(socket.as_deref()).await?.info().await });
     Ok(match asked {
@@ -130,7 +131,7 @@ fn engine(socket: Option<PathBuf>) -> Result<Vec<Finding>, CliError> {
             vec![good("engine", "none (only tasks with an image need one)")]
         }
         Err(error) => vec![not(
-            Verdict::Warning,
+            Severity::Warning,
             "engine",
             error.to_string(),
             "start it (systemctl start docker), let this user open its socket, or name another with --docker-socket",
@@ -138,22 +139,22 @@ fn engine(socket: Option<PathBuf>) -> Result<Vec<Finding>, CliError> {
     })
 }
 
-fn of_engine(info: &EngineInfo) -> Vec<Finding> {
+fn of_engine(info: &EngineInfo) -> Vec<Checkup> {
     let cgroup = match info.cgroup.as_str() {
         "1" | "2" => good("engine cgroups", format!("version {}", info.cgroup)),
         _ => not(
-            Verdict::Warning,
+            Severity::Warning,
             "engine cgroups",
             "none: --memory, --cpus and --pids-limit of tasks do nothing",
             "run the engine as root, or delegate cgroup controllers to it",
         ),
     };
-    // cantle gives the driver and its device nodes by itself: no task needs NVIDIA's runtime.
+    // cantle provides the driver and its device nodes itself: no task needs NVIDIA's runtime.
     let has_nvidia = info.runtimes.iter().any(|runtime| runtime.contains("nvidia"));
     vec![
         good("engine", format!("version {} at {}", info.version, info.socket.display())),
         cgroup,
-        Finding {
+        Checkup {
             hint: (!has_nvidia).then(|| {
                 "plain docker run --gpus needs it, also with images that have a limit of their own: install \
                  nvidia-container-toolkit and run nvidia-ctk runtime configure"
@@ -171,17 +172,17 @@ fn of_engine(info: &EngineInfo) -> Vec<Finding> {
     ]
 }
 
-fn server(context: &Context) -> Finding {
-    if context.global.server.is_none() && local(&context.places.state).is_ok_and(|found| found.is_none()) {
+fn server(context: &Context) -> Checkup {
+    if context.global.server.is_none() && local(&context.dirs.state).is_ok_and(|found| found.is_none()) {
         return good("server", "none (cantle run needs none)");
     }
-    let asked = Server::find(context).and_then(|server| server.call(&workers::GetAll::default()));
+    let asked = Connection::open(context).and_then(|server| server.call(&workers::GetAll::default()));
     match asked {
         Ok(answer) => good("server", format!("answers; {} workers", answer.workers.len())),
         Err(error) => not(
-            Verdict::Warning,
+            Severity::Warning,
             "server",
-            error.text(),
+            error.to_string(),
             "start it with cantle up, or give its address with --server",
         ),
     }

@@ -1,12 +1,24 @@
 //! `cantle explain`: a page for everything that cantle prints by a short name, and for its exit codes.
 
+use std::ffi::OsStr;
 use std::process::ExitCode;
 
+use clap::Args;
+use clap_complete::{ArgValueCompleter, CompletionCandidate};
 use serde::Serialize;
 
-use super::Context;
-use crate::error::{CliError, Kind, Outcome};
+use crate::complete::candidates;
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
 use crate::out::{Column, Format};
+
+/// `cantle explain`
+#[derive(Args, Debug)]
+pub(crate) struct ExplainArgs {
+    /// The word, e.g. allocation-refused, or an exit code
+    #[arg(value_name = "NAME", add = ArgValueCompleter::new(offer_pages))]
+    name: Option<String>,
+}
 
 const CHAPTERS: [&str; 3] = [
     include_str!("../explain/enforcement.md"),
@@ -14,14 +26,14 @@ const CHAPTERS: [&str; 3] = [
     include_str!("../explain/exit-codes.md"),
 ];
 
-/// Alike enough to be what somebody meant, of 1 (`strsim::jaro_winkler`).
+/// Names at least this similar, of 1, may be what the user meant (`strsim::jaro_winkler`).
 const ALIKE: f64 = 0.75;
 
 /// One page: in the text, a heading `# name: title` and what follows it.
 #[derive(Serialize, Clone, Copy)]
-pub(crate) struct Page {
-    pub(crate) name: &'static str,
-    pub(crate) title: &'static str,
+struct Page {
+    name: &'static str,
+    title: &'static str,
     text: &'static str,
 }
 
@@ -44,16 +56,21 @@ const COLUMNS: [Column<Page>; 2] = [
 ];
 
 /// All pages, chapter by chapter.
-pub(crate) fn pages() -> impl Iterator<Item = Page> {
+fn pages() -> impl Iterator<Item = Page> {
     CHAPTERS.into_iter().flat_map(|chapter| {
         chapter.strip_prefix("# ").unwrap_or(chapter).split("\n# ").filter_map(Page::read)
     })
 }
 
+/// The pages, for a shell that completes.
+fn offer_pages(typed: &OsStr) -> Vec<CompletionCandidate> {
+    candidates(typed, pages().map(|page| (page.name.to_owned(), page.title.to_owned())))
+}
+
 /// Prints one page, or lists them all.
-pub(crate) fn explain(context: &Context, name: Option<&str>) -> Outcome {
+pub(crate) fn explain(context: &Context, args: &ExplainArgs) -> CommandResult {
     let printer = &context.printer;
-    let Some(name) = name else {
+    let Some(name) = args.name.as_deref() else {
         printer.items(&pages().collect::<Vec<_>>(), |page| page.name.to_owned(), &COLUMNS);
         return Ok(ExitCode::SUCCESS);
     };
@@ -75,10 +92,10 @@ fn unknown(name: &str) -> CliError {
     alike.sort_by(|a, b| b.0.total_cmp(&a.0));
     let meant: Vec<&str> = alike.into_iter().map(|(_, name)| name).take(3).collect();
     let hint = match meant.as_slice() {
-        [] => "all are listed by cantle explain".to_owned(),
+        [] => "all pages are listed by cantle explain".to_owned(),
         names => format!("did you mean {}?", names.join(", ")),
     };
-    CliError::new(Kind::NotFound, format!("there is no page \"{name}\"; {hint}"))
+    CliError::new(ErrorKind::NotFound, format!("there is no page \"{name}\"")).with_hint(hint)
 }
 
 #[cfg(test)]
@@ -152,8 +169,8 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_nearly_right_is_told() {
-        assert!(unknown("alocation-refuse").text().ends_with("did you mean allocation-refused?"));
-        assert!(unknown("xyz").text().ends_with("all are listed by cantle explain"));
+    fn a_name_that_is_nearly_right_gets_a_hint() {
+        assert_eq!(unknown("alocation-refuse").hints(), ["did you mean allocation-refused?"]);
+        assert_eq!(unknown("xyz").hints(), ["all pages are listed by cantle explain"]);
     }
 }

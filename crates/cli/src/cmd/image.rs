@@ -1,4 +1,4 @@
-//! `cantle image-slice`: the slice that an image brings along.
+//! `cantle image-slice`: the slice that is part of a container image.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -8,36 +8,36 @@ use cantle_ledger::{ANY_GPU, GRANULE_BYTES, MAX_GPUS};
 use cantle_model::Bytes;
 use clap::Args;
 
-use super::Context;
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind, as_kind};
 
 /// `cantle image-slice`
 #[derive(Args, Debug)]
 pub(crate) struct ImageSliceArgs {
-    /// GPU memory for all processes of a container together, on each GPU that it sees: 8GiB
+    /// Limit of GPU memory for all processes of a container together, on each GPU that it sees: 8GiB
     #[arg(long, value_name = "M")]
     limit: Bytes,
-    /// What the CUDA context of one process is charged with
+    /// Memory that is charged for the CUDA context of a process
     #[arg(long, value_name = "M", default_value = "512MiB")]
     context: Bytes,
-    /// Folder for the two files; it must exist
+    /// Directory for the two files; it must exist
     dir: PathBuf,
 }
 
-/// In place of a lease.
+/// Stands in for a lease id.
 const LEASE: &str = "image";
 
 /// Prints the limit in bytes, as it is enforced.
-pub(crate) fn slice(context: &Context, args: &ImageSliceArgs) -> Outcome {
+pub(crate) fn slice(context: &Context, args: &ImageSliceArgs) -> CommandResult {
     let limit_bytes = args.limit.0 / GRANULE_BYTES * GRANULE_BYTES;
     let context_bytes = args.context.0;
     if limit_bytes <= context_bytes {
         let why = format!("--limit {}: it must be more than --context {}", args.limit, args.context);
-        return Err(CliError::new(Kind::Usage, why));
+        return Err(CliError::new(ErrorKind::Usage, why));
     }
     // Which GPUs a container will see is not known when its image is made.
     let any = GpuLimit { uuid: ANY_GPU, limit_bytes, context_bytes };
-    host::create(&args.dir, LEASE, &[any; MAX_GPUS]).map_err(as_kind(Kind::Failed))?;
+    host::create(&args.dir, LEASE, &[any; MAX_GPUS]).map_err(as_kind(ErrorKind::Failed))?;
     context.printer.data(&limit_bytes.to_string());
     Ok(ExitCode::SUCCESS)
 }

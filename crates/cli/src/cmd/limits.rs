@@ -7,8 +7,8 @@ use cantle_ledger::host::Observer;
 use cantle_model::Bytes;
 use serde::Serialize;
 
-use super::Context;
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind, as_kind};
 use crate::out::Column;
 
 #[derive(Serialize)]
@@ -18,7 +18,7 @@ struct Limit {
     memory_limit_bytes: u64,
     memory_used_bytes: u64,
     processes: usize,
-    /// CUDA itself shows the limit: the library that keeps it is in the way of this very process.
+    /// CUDA itself shows the limit, so the filter library is loaded into this process.
     enforced: bool,
 }
 
@@ -32,14 +32,13 @@ const COLUMNS: [Column<Limit>; 6] = [
 ];
 
 /// Exit code 0 only if every limit is in force for this process.
-pub(crate) fn limits(context: &Context) -> Outcome {
+pub(crate) fn limits(context: &Context) -> CommandResult {
     let dir = slice_dir().ok_or_else(|| {
-        CliError::new(
-            Kind::Unavailable,
-            "not inside a task: there is no slice here; try cantle run --gpu 0.5 -- cantle limits",
-        )
+        CliError::new(ErrorKind::Unavailable, "not inside a task: there is no slice here")
+            .with_hint("try cantle run --gpu 0.5 -- cantle limits")
     })?;
-    let snapshot = Observer::open(&dir).and_then(|o| o.snapshot()).map_err(as_kind(Kind::Unavailable))?;
+    let snapshot =
+        Observer::open(&dir).and_then(|o| o.snapshot()).map_err(as_kind(ErrorKind::Unavailable))?;
     let visible = cantle_driver::visible_memory();
     let limits: Vec<Limit> = snapshot
         .gpus
@@ -57,13 +56,11 @@ pub(crate) fn limits(context: &Context) -> Outcome {
     if limits.iter().all(|l| l.enforced) {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(CliError::new(
-        Kind::Unavailable,
-        "the limits are not in force for this process (cantle explain not-enforced)",
-    ))
+    Err(CliError::new(ErrorKind::Unavailable, "the limits are not in force for this process")
+        .with_hint("see cantle explain not-enforced"))
 }
 
-/// Where the runtime put the slice: a fixed place in a mount namespace, else the directory in the environment.
+/// Where the runtime put the slice: a fixed directory in a mount namespace, otherwise the one that the environment names.
 #[expect(clippy::disallowed_methods, reason = "written by cantle's own runtime for this task")]
 fn slice_dir() -> Option<PathBuf> {
     let mounted = Path::new("/run/cantle/slice");

@@ -6,13 +6,46 @@ use cantle_clearml::cantle::{
     EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
 };
 use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
+use clap::Args;
+use clap_complete::ArgValueCompleter;
 use serde::Serialize;
 
-use super::Context;
-use crate::args::{EventsArgs, TasksArgs};
-use crate::connect::{Server, no_task};
-use crate::error::{CliError, Kind, Outcome};
+use crate::complete;
+use crate::connect::{Connection, no_task};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
 use crate::out::Column;
+
+/// `cantle tasks`
+#[derive(Args, Debug)]
+pub(crate) struct TasksArgs {
+    /// Only tasks of this queue
+    #[arg(long, value_name = "Q", add = ArgValueCompleter::new(complete::queues))]
+    queue: Option<String>,
+    /// Only tasks of this project
+    #[arg(long, value_name = "P")]
+    project: Option<String>,
+    /// Only tasks in this state (queued, in_progress, completed, …)
+    #[arg(long, value_name = "STATE")]
+    status: Vec<String>,
+    /// Only these tasks
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    tasks: Vec<String>,
+    /// Maximum number of tasks, newest first
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+}
+
+/// `cantle events`
+#[derive(Args, Debug)]
+pub(crate) struct EventsArgs {
+    /// Only events of this task
+    #[arg(long, value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    task: Option<String>,
+    /// Maximum number of events, the newest ones
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u32,
+}
 
 const TASK_COLUMNS: [Column<TaskView>; 10] = [
     Column { head: "ID", wide: false, cell: |t| t.id.clone() },
@@ -28,17 +61,17 @@ const TASK_COLUMNS: [Column<TaskView>; 10] = [
 ];
 
 /// Tasks, newest first.
-pub(crate) fn tasks(context: &Context, args: TasksArgs) -> Outcome {
-    let status = args.status.iter().map(|word| word.parse::<TaskStatus>());
-    let status = status.collect::<Result<Vec<_>, _>>().map_err(|e| CliError::new(Kind::Usage, e))?;
+pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
+    let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
+    let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
     let request = GetTasks {
         id: args.tasks.clone(),
-        status,
+        status: states,
         queue: args.queue,
         project: args.project,
         limit: Some(args.limit.into()),
     };
-    let found = Server::find(context)?.call(&request)?.tasks;
+    let found = Connection::open(context)?.call(&request)?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
         return Err(no_task(missing));
     }
@@ -66,13 +99,15 @@ const GPU_COLUMNS: [Column<NodeGpu>; 9] = [
     Column { head: "UUID", wide: true, cell: |g| g.gpu.uuid.clone() },
 ];
 
-/// GPUs of the nodes that are there, with their slices.
-pub(crate) fn gpus(context: &Context) -> Outcome {
-    let nodes = Server::find(context)?.call(&GetNodes {})?.nodes;
-    let gpus = nodes.into_iter().filter(|node| node.alive).flat_map(|NodeView { node, gpus, .. }| {
-        gpus.into_iter().map(move |gpu| NodeGpu { node: node.clone(), gpu })
-    });
-    let gpus: Vec<NodeGpu> = gpus.collect();
+/// GPUs of the nodes that are up, with their slices.
+pub(crate) fn gpus(context: &Context) -> CommandResult {
+    let nodes = Connection::open(context)?.call(&GetNodes {})?.nodes;
+    let alive = nodes.into_iter().filter(|node| node.alive);
+    let gpus: Vec<NodeGpu> = alive
+        .flat_map(|NodeView { node, gpus, .. }| {
+            gpus.into_iter().map(move |gpu| NodeGpu { node: node.clone(), gpu })
+        })
+        .collect();
     context.printer.items(&gpus, |g| g.gpu.uuid.clone(), &GPU_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -86,8 +121,8 @@ const QUEUE_COLUMNS: [Column<QueueView>; 5] = [
 ];
 
 /// Queues by name.
-pub(crate) fn queues(context: &Context) -> Outcome {
-    let queues = Server::find(context)?.call(&GetQueues {})?.queues;
+pub(crate) fn queues(context: &Context) -> CommandResult {
+    let queues = Connection::open(context)?.call(&GetQueues {})?.queues;
     context.printer.items(&queues, |q| q.name.clone(), &QUEUE_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -102,8 +137,8 @@ const NODE_COLUMNS: [Column<NodeView>; 6] = [
 ];
 
 /// Nodes that ever reported.
-pub(crate) fn nodes(context: &Context) -> Outcome {
-    let nodes = Server::find(context)?.call(&GetNodes {})?.nodes;
+pub(crate) fn nodes(context: &Context) -> CommandResult {
+    let nodes = Connection::open(context)?.call(&GetNodes {})?.nodes;
     context.printer.items(&nodes, |n| n.node.clone(), &NODE_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -118,9 +153,9 @@ const EVENT_COLUMNS: [Column<EventView>; 6] = [
 ];
 
 /// What happened, oldest first.
-pub(crate) fn events(context: &Context, args: EventsArgs) -> Outcome {
+pub(crate) fn events(context: &Context, args: EventsArgs) -> CommandResult {
     let request = GetEvents { task: args.task, after: None, limit: Some(args.limit.into()) };
-    let events = Server::find(context)?.call(&request)?.events;
+    let events = Connection::open(context)?.call(&request)?.events;
     context.printer.items(&events, |e| e.id.to_string(), &EVENT_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -138,14 +173,14 @@ const fn mode(mode: GpuMode) -> &'static str {
     }
 }
 
-/// The GPU's eighths: a letter per eighth of each slice, in their order, and dots for what is free. MIG instances are
-/// drawn where they are.
+/// The GPU in eighths: a letter for each eighth of a slice, slices in their order, and dots for what is free. MIG instances
+/// are drawn where they are.
 fn bar(gpu: &GpuView) -> String {
     let mut cells = ['.'; 8];
     let mut next = 0;
     for (slice, letter) in gpu.slices.iter().zip(('A'..='Z').cycle()) {
         let (first, eighths) = match &slice.mig {
-            // So many thousandths are `size` units of the GPU's grid.
+            // `size` units of the GPU's grid are this many thousandths.
             Some(mig) => (mig.start * slice.milli / (mig.size.max(1) * 125), slice.milli / 125),
             None => (next, slice.milli.div_ceil(125)),
         };
@@ -173,11 +208,11 @@ fn or_dash(text: Option<&str>) -> String {
     text.filter(|t| !t.is_empty()).unwrap_or("-").to_owned()
 }
 
-fn clip(text: &str, most: usize) -> String {
-    if text.chars().count() <= most {
+fn clip(text: &str, limit: usize) -> String {
+    if text.chars().count() <= limit {
         return text.to_owned();
     }
-    let kept: String = text.chars().take(most.saturating_sub(1)).collect();
+    let kept: String = text.chars().take(limit.saturating_sub(1)).collect();
     format!("{kept}…")
 }
 

@@ -1,48 +1,67 @@
-//! `cantle completions | man | reference`: what the command line says about itself.
+//! `cantle completions | man | reference`: what is generated from the command line's declaration, which is handed in.
 
 use std::io::Write;
-use std::path::Path;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::CommandFactory;
+use clap::Args;
 use clap_complete::env::Shells;
 
-use crate::args::Cli;
 use crate::complete::ASKED_BY;
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::context::CommandResult;
+use crate::error::{CliError, ErrorKind, as_kind};
+
+/// `cantle completions`
+#[derive(Args, Debug)]
+pub(crate) struct CompletionsArgs {
+    /// bash, elvish, fish, powershell or zsh
+    #[arg(value_name = "SHELL")]
+    shell: String,
+}
+
+/// `cantle man`
+#[derive(Args, Debug)]
+pub(crate) struct ManArgs {
+    /// The directory, created if it does not exist
+    #[arg(value_name = "DIR")]
+    dir: PathBuf,
+}
 
 /// The script with which a shell asks `cantle` itself at every Tab, so that it knows queues and tasks too.
-pub(crate) fn completions(shell: &str) -> Outcome {
+pub(crate) fn completions(CompletionsArgs { shell }: &CompletionsArgs) -> CommandResult {
     let shells = Shells::builtins();
     let known = shells.names().collect::<Vec<_>>().join(", ");
     let completer = shells.completer(shell).ok_or_else(|| {
-        CliError::new(Kind::Usage, format!("no completions for the shell \"{shell}\"; there are {known}"))
+        CliError::new(ErrorKind::Usage, format!("no completions for the shell \"{shell}\""))
+            .with_hint(format!("there are {known}"))
     })?;
     let mut script = Vec::new();
     completer
         .write_registration(ASKED_BY, "cantle", "cantle", "cantle", &mut script)
-        .map_err(as_kind(Kind::Failed))?;
+        .map_err(as_kind(ErrorKind::Failed))?;
     print(&script)
 }
 
 /// One manual page for each command.
-pub(crate) fn man(dir: &Path) -> Outcome {
-    std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(Cli::command(), dir)).map_err(
-        |e| CliError::new(Kind::Failed, format!("cannot write manual pages to {}: {e}", dir.display())),
-    )?;
+pub(crate) fn man(ManArgs { dir }: &ManArgs, command_line: clap::Command) -> CommandResult {
+    let written = std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(command_line, dir));
+    written.map_err(|error| {
+        let what = format!("cannot write manual pages to {}", dir.display());
+        CliError::wrap(ErrorKind::Failed, what, error)
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// All commands and flags as Markdown.
-pub(crate) fn reference() -> Outcome {
+pub(crate) fn reference(command_line: &clap::Command) -> CommandResult {
     let options = clap_markdown::MarkdownOptions::new()
         .title("Command line".to_owned())
         .show_footer(false)
         .show_table_of_contents(false);
-    print(clap_markdown::help_markdown_command_custom(&Cli::command(), &options).as_bytes())
+    print(clap_markdown::help_markdown_command_custom(command_line, &options).as_bytes())
 }
 
-fn print(text: &[u8]) -> Outcome {
-    std::io::stdout().write_all(text).map_err(as_kind(Kind::Failed))?;
+fn print(text: &[u8]) -> CommandResult {
+    std::io::stdout().write_all(text).map_err(as_kind(ErrorKind::Failed))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,86 +1,39 @@
-//! `cantle mig profiles | plan | status`: what the GPUs here offer in MIG mode, have, and would get.
+//! `cantle mig profiles | plan | status`: what the GPUs in MIG mode offer, have, and would get.
 
 use std::process::ExitCode;
 
-use cantle_agent::{Adopt, MigGpu, MigPlace, PlaceState, WholeGpu, mig_gpus};
 use cantle_driver::Installation;
 use cantle_mig::{Action, Decision, GpuGeometry, Granted, Planner, grant};
-use cantle_model::{Bytes, GpuList, GpuRequest};
-use clap::{Subcommand, ValueEnum};
+use cantle_model::{Bytes, GpuRequest};
+use cantle_node::{MigGpu, MigPlacement, PlacementState, mig_gpus};
+use clap::Subcommand;
 use serde::Serialize;
 
-use super::Context;
-use super::run::from_agent;
-use crate::args::Amount;
-use crate::error::{CliError, Kind, Outcome};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind, as_kind};
 use crate::out::{Column, Format};
+use crate::shared_args::GpuAmount;
 
-/// Exit code: there is no room.
-const NO_CAPACITY: u8 = 6;
-
-/// Columns that a whole GPU is drawn in.
+/// Width of the drawing of a GPU, in characters.
 const DRAWING_WIDTH: usize = 64;
 
 /// `cantle mig …`
 #[derive(Subcommand, Debug)]
 pub(crate) enum MigCommand {
-    /// What the GPUs here offer, as their driver says
+    /// List the MIG profiles of the GPUs, as reported by their driver
     Profiles,
-    /// Where an instance for a request would go, what would be destroyed for it, and what stays
-    Plan(Amount),
-    /// Which instances there are, whose they are, and where
+    /// Show where an instance for a request would go, what would be destroyed for it, and what would stay
+    Plan(GpuAmount),
+    /// List the MIG instances, their owners and their placements
     Status,
 }
 
-/// `--mig-adopt`
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MigAdopt {
-    /// Leave them alone
-    Busy,
-    /// Destroy those that nobody uses
-    Destroy,
-}
-
-impl From<MigAdopt> for Adopt {
-    fn from(adopt: MigAdopt) -> Self {
-        match adopt {
-            MigAdopt::Busy => Self::Busy,
-            MigAdopt::Destroy => Self::Destroy,
-        }
-    }
-}
-
-/// `--mig-whole-gpu`
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum MigWholeGpu {
-    /// It gets an instance of all of a GPU, if none without MIG is free
-    Instance,
-    /// It waits for GPUs without MIG
-    Wait,
-}
-
-impl From<MigWholeGpu> for WholeGpu {
-    fn from(whole: MigWholeGpu) -> Self {
-        match whole {
-            MigWholeGpu::Instance => Self::Instance,
-            MigWholeGpu::Wait => Self::Wait,
-        }
-    }
-}
-
-/// From `--mig LIST=dynamic`.
-pub(crate) fn gpu_list(text: &str) -> Result<GpuList, String> {
-    let list = text.strip_suffix("=dynamic");
-    let list =
-        list.ok_or_else(|| format!("--mig {text}: write LIST=dynamic, for example --mig 0,2=dynamic"))?;
-    GpuList::parse(&[list.to_owned()]).map_err(|error| format!("--mig {text}: {error}"))
-}
-
-pub(crate) fn mig(context: &Context, command: &MigCommand) -> Outcome {
-    let gpus = mig_gpus(&Installation::of_this_machine()).map_err(from_agent)?;
+/// Fails if no GPU is in MIG mode.
+pub(crate) fn mig(context: &Context, command: &MigCommand) -> CommandResult {
+    let gpus = mig_gpus(&Installation::of_this_machine())?;
     if gpus.is_empty() {
-        let text = "no GPU here is in MIG mode; nvidia-smi -i INDEX -mig 1 or cantle daemon --mig INDEX=dynamic turns it on";
-        return Err(CliError::new(Kind::Unavailable, text));
+        return Err(CliError::new(ErrorKind::Unavailable, "no GPU here is in MIG mode")
+            .with_hint("nvidia-smi -i INDEX -mig 1 or cantle daemon --mig INDEX=dynamic turns it on"));
     }
     match command {
         MigCommand::Profiles => profiles(context, &gpus),
@@ -92,9 +45,9 @@ pub(crate) fn mig(context: &Context, command: &MigCommand) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A profile on one GPU.
+/// A profile of a GPU.
 #[derive(Serialize)]
-struct Offer {
+struct ProfileRow {
     gpu: u32,
     model: String,
     profile: String,
@@ -105,11 +58,11 @@ struct Offer {
     units: u32,
     starts: Vec<u32>,
     max_instances: u32,
-    /// Places where one could be made now.
+    /// Placements that are free now.
     free_starts: Vec<u32>,
 }
 
-const OFFER_COLUMNS: [Column<Offer>; 8] = [
+const PROFILE_COLUMNS: [Column<ProfileRow>; 8] = [
     Column { head: "GPU", wide: false, cell: |o| o.gpu.to_string() },
     Column { head: "MODEL", wide: true, cell: |o| o.model.clone() },
     Column { head: "PROFILE", wide: false, cell: |o| o.profile.clone() },
@@ -121,11 +74,11 @@ const OFFER_COLUMNS: [Column<Offer>; 8] = [
 ];
 
 fn profiles(context: &Context, gpus: &[MigGpu]) {
-    let mut offers = Vec::new();
+    let mut rows = Vec::new();
     for MigGpu { gpu, geometry, .. } in gpus {
         for (at, profile) in geometry.table.profiles.iter().enumerate() {
             let starts = profile.starts.iter().copied();
-            offers.push(Offer {
+            rows.push(ProfileRow {
                 gpu: gpu.index,
                 model: gpu.model.clone(),
                 profile: profile.name.clone(),
@@ -140,7 +93,7 @@ fn profiles(context: &Context, gpus: &[MigGpu]) {
             });
         }
     }
-    context.printer.items(&offers, |offer| offer.profile.clone(), &OFFER_COLUMNS);
+    context.printer.items(&rows, |row| row.profile.clone(), &PROFILE_COLUMNS);
 }
 
 fn numbers(starts: &[u32]) -> String {
@@ -148,16 +101,16 @@ fn numbers(starts: &[u32]) -> String {
     if words.is_empty() { "-".to_owned() } else { words.join(",") }
 }
 
-/// A place with the GPU it is on.
+/// An instance, and the GPU that it is on.
 #[derive(Serialize)]
-struct Placed {
+struct InstanceRow {
     gpu: u32,
     gpu_uuid: String,
     #[serde(flatten)]
-    place: MigPlace,
+    place: MigPlacement,
 }
 
-const PLACE_COLUMNS: [Column<Placed>; 7] = [
+const PLACE_COLUMNS: [Column<InstanceRow>; 7] = [
     Column { head: "GPU", wide: false, cell: |p| p.gpu.to_string() },
     Column { head: "PROFILE", wide: false, cell: |p| p.place.profile.clone() },
     Column { head: "MEMORY SLICES", wide: false, cell: |p| units(p.place.start, p.place.size) },
@@ -183,25 +136,25 @@ fn status(context: &Context, gpus: &[MigGpu]) {
         }
         context.printer.data("");
     }
-    let placed: Vec<Placed> = gpus.iter().flat_map(placed).collect();
+    let placed: Vec<InstanceRow> = gpus.iter().flat_map(placed).collect();
     context.printer.items(&placed, |p| p.place.uuid.clone().unwrap_or_default(), &PLACE_COLUMNS);
 }
 
-fn placed(of: &MigGpu) -> impl Iterator<Item = Placed> + '_ {
+fn placed(of: &MigGpu) -> impl Iterator<Item = InstanceRow> + '_ {
     let (gpu, gpu_uuid) = (of.gpu.index, &of.gpu.uuid.0);
-    of.places.iter().map(move |place| Placed { gpu, gpu_uuid: gpu_uuid.clone(), place: place.clone() })
+    of.places.iter().map(move |place| InstanceRow { gpu, gpu_uuid: gpu_uuid.clone(), place: place.clone() })
 }
 
-fn owner(place: &MigPlace) -> &str {
+fn owner(place: &MigPlacement) -> &str {
     place.task.as_deref().unwrap_or_else(|| state(place.state))
 }
 
-const fn state(state: PlaceState) -> &'static str {
+const fn state(state: PlacementState) -> &'static str {
     match state {
-        PlaceState::Held => "held",
-        PlaceState::Coming => "coming",
-        PlaceState::Free => "free",
-        PlaceState::Foreign => "foreign",
+        PlacementState::Held => "held",
+        PlacementState::Coming => "coming",
+        PlacementState::Free => "free",
+        PlacementState::Foreign => "foreign",
     }
 }
 
@@ -210,13 +163,13 @@ fn units(start: u32, size: u32) -> String {
     if size == 1 { start.to_string() } else { format!("{start}-{}", start + size - 1) }
 }
 
-/// `|1g.5gb  |               |3g.20gb …|`: each place as wide as it is large, in order of first units.
+/// `|1g.5gb  |               |3g.20gb …|`: each placement to scale, in order of first units.
 fn drawing(units: u32, places: &[(u32, u32, &str)]) -> String {
-    let width = DRAWING_WIDTH / units.max(1) as usize;
+    let unit_width = DRAWING_WIDTH / units.max(1) as usize;
     let cell = |size: u32, text: &str| {
-        let room = (size as usize * width).saturating_sub(1);
-        let text: String = text.chars().take(room).collect();
-        format!("{text:<room$}|")
+        let width = (size as usize * unit_width).saturating_sub(1);
+        let text: String = text.chars().take(width).collect();
+        format!("{text:<width$}|")
     };
     let (mut line, mut at) = ("|".to_owned(), 0);
     for (start, size, text) in places {
@@ -239,27 +192,26 @@ struct Planned {
     profile: String,
     start: u32,
     size: u32,
-    /// It exists already and is free.
+    /// Whether the instance exists already.
     reused: bool,
-    /// Free instances that go.
-    destroyed: Vec<MigPlace>,
-    /// Instances that are not touched.
-    stays: Vec<MigPlace>,
+    /// Free instances that would be destroyed.
+    destroyed: Vec<MigPlacement>,
+    /// Instances that would not be touched.
+    stays: Vec<MigPlacement>,
 }
 
-fn plan(context: &Context, gpus: &[MigGpu], request: &GpuRequest) -> Outcome {
-    let refused = |error: &dyn std::fmt::Display| CliError::new(Kind::Usage, error.to_string());
+fn plan(context: &Context, gpus: &[MigGpu], request: &GpuRequest) -> CommandResult {
     let granted: Vec<Result<Granted, _>> = gpus.iter().map(|g| grant(&g.geometry.table, request)).collect();
     let Some(known) = granted.iter().flatten().next() else {
-        let error = granted.into_iter().find_map(Result::err);
-        return Err(error.map_or_else(|| refused(&"no MIG GPU"), |error| refused(&error)));
+        let refused = granted.into_iter().find_map(Result::err).map(as_kind(ErrorKind::Usage));
+        return Err(refused.unwrap_or_else(|| CliError::new(ErrorKind::Usage, "no MIG GPU")));
     };
     let geometries: Vec<GpuGeometry> = gpus.iter().map(|gpu| gpu.geometry.clone()).collect();
     let names = granted.iter().flatten().map(|granted| granted.name.as_str());
     let Some(decision) = names.into_iter().find_map(|name| Planner::default().decide(&geometries, name))
     else {
         let text = format!("{known}: no place for it without touching an instance in use");
-        return Err(CliError::with_code(NO_CAPACITY, text));
+        return Err(CliError::new(ErrorKind::NoCapacity, text));
     };
     let of = &gpus[decision.gpu];
     let granted = granted.into_iter().nth(decision.gpu).and_then(Result::ok);
@@ -279,7 +231,7 @@ fn planned(of: &MigGpu, decision: &Decision) -> Planned {
         Action::Reuse { id } => (true, vec![*id]),
         Action::Create { destroy } => (false, destroy.clone()),
     };
-    let touched = |place: &&MigPlace| place.gi.is_some_and(|gi| gone.contains(&gi));
+    let touched = |place: &&MigPlacement| place.gi.is_some_and(|gi| gone.contains(&gi));
     let (touched, stays): (Vec<_>, Vec<_>) = of.places.iter().partition(touched);
     Planned {
         gpu: of.gpu.index,
@@ -294,7 +246,7 @@ fn planned(of: &MigGpu, decision: &Decision) -> Planned {
 
 fn picture(context: &Context, of: &MigGpu, planned: &Planned) {
     let units_of_gpu = of.geometry.table.units;
-    let profiles = |places: &[MigPlace]| -> Vec<(u32, u32, String)> {
+    let profiles = |places: &[MigPlacement]| -> Vec<(u32, u32, String)> {
         places.iter().map(|p| (p.start, p.size, p.profile.clone())).collect()
     };
     let draw = |mut places: Vec<(u32, u32, String)>| {
@@ -334,12 +286,5 @@ mod tests {
         assert_eq!(line, "|2g.10gb        |               |3g.20gb                        |");
         assert_eq!(drawing(12, &[]).len(), 1 + 60);
         assert_eq!(drawing(8, &[(6, 1, "1g.5gb+me")]).matches('|').count(), 4, "long names are cut");
-    }
-
-    #[test]
-    fn lists_of_gpus_say_what_is_wrong() {
-        assert_eq!(gpu_list("0,2=dynamic"), Ok(GpuList::Indices(vec![0, 2])));
-        assert!(gpu_list("0,2").unwrap_err().contains("0,2=dynamic"));
-        assert!(gpu_list("x=dynamic").unwrap_err().starts_with("--mig x=dynamic: "));
     }
 }

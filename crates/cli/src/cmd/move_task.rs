@@ -1,4 +1,4 @@
-//! `cantle move`: where a waiting task stands in line.
+//! `cantle move`: the position of a waiting task.
 
 use std::process::ExitCode;
 
@@ -6,26 +6,61 @@ use cantle_clearml::cantle::{ExplainTask, GetQueues, QueueView};
 use cantle_clearml::queues::{MoveTaskBackward, MoveTaskForward, MoveTaskToBack, MoveTaskToFront};
 use cantle_clearml::tasks::{Dequeue, Enqueue};
 
-use super::Context;
-use crate::args::{MoveArgs, Place};
-use crate::connect::Server;
-use crate::error::{CliError, Kind, Outcome};
+use clap::Args;
+use clap_complete::ArgValueCompleter;
 
-/// Moves it and says where it is now.
-pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> Outcome {
-    let server = Server::find(context)?;
+use crate::complete;
+use crate::connect::Connection;
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
+
+/// `cantle move`
+#[derive(Args, Debug)]
+pub(crate) struct MoveArgs {
+    /// Id of the task
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    task: String,
+    #[command(flatten)]
+    to: MoveTarget,
+}
+
+/// Where a waiting task is moved to.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+struct MoveTarget {
+    /// Move it to the front of its queue
+    #[arg(long)]
+    front: bool,
+    /// Move it to the back of its queue
+    #[arg(long)]
+    back: bool,
+    /// Move it to this position of its queue; 1 is the front
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    position: Option<u64>,
+    /// Move it to the back of another queue
+    #[arg(long, value_name = "Q", add = ArgValueCompleter::new(complete::queues))]
+    to: Option<String>,
+    /// Take it out of its queue; it becomes a draft again
+    #[arg(long)]
+    out: bool,
+}
+
+/// Moves the task and prints its new position.
+pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> CommandResult {
+    let server = Connection::open(context)?;
     let task = args.task.clone();
     let found = server.about(&task, &ExplainTask { task: task.clone() })?;
     let (Some(queue), Some(position)) = (found.queue, found.position) else {
         let text = format!("task {task} is {}; only a task that waits in a queue can be moved", found.state);
-        return Err(CliError::new(Kind::Conflict, text));
+        return Err(CliError::new(ErrorKind::Conflict, text));
     };
     if args.to.out || args.to.to.is_some() {
         return leave(context, &server, task, args.to.to.clone());
     }
     let queues = server.call(&GetQueues {})?.queues;
     let queue = queues.into_iter().find(|candidate| candidate.name == queue);
-    let queue = queue.ok_or_else(|| CliError::new(Kind::NotFound, "its queue was deleted meanwhile"))?;
+    let queue =
+        queue.ok_or_else(|| CliError::new(ErrorKind::NotFound, "its queue was deleted in the meantime"))?;
     let place = within(&server, &queue, &task, position, &args.to)?;
     context.printer.say(&format!(
         "{} is number {} of {} in {}",
@@ -37,8 +72,14 @@ pub(crate) fn move_task(context: &Context, args: &MoveArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// To another place of the same queue; gives the new one, 0 for the front.
-fn within(server: &Server, queue: &QueueView, task: &str, from: u64, to: &Place) -> Result<u64, CliError> {
+/// Moves the task within its queue; returns the new position, 0 for the front.
+fn within(
+    server: &Connection,
+    queue: &QueueView,
+    task: &str,
+    from: u64,
+    to: &MoveTarget,
+) -> Result<u64, CliError> {
     let (queue, task) = (queue.id.clone(), task.to_owned());
     let moved = match to.position.map(|position| position - 1) {
         None if to.front => server.call(&MoveTaskToFront { queue, task })?,
@@ -50,15 +91,13 @@ fn within(server: &Server, queue: &QueueView, task: &str, from: u64, to: &Place)
     Ok(moved.position)
 }
 
-/// Out of its queue, and to the end of another one if that is named.
-fn leave(context: &Context, server: &Server, task: String, to: Option<String>) -> Outcome {
+/// Takes the task out of its queue, and puts it at the end of another one if one is named.
+fn leave(context: &Context, server: &Connection, task: String, to: Option<String>) -> CommandResult {
     if let Some(name) = &to
         && !server.call(&GetQueues {})?.queues.iter().any(|queue| queue.name == *name)
     {
-        return Err(CliError::new(
-            Kind::NotFound,
-            format!("there is no queue {name}; cantle queues lists them"),
-        ));
+        return Err(CliError::new(ErrorKind::NotFound, format!("there is no queue {name}"))
+            .with_hint("cantle queues lists them"));
     }
     server.about(&task, &Dequeue { task: task.clone(), ..Dequeue::default() })?;
     if let Some(name) = to {

@@ -1,15 +1,104 @@
-//! `cantle projects | quota`: who is granted what, and who has what.
+//! `cantle projects | quota`: what projects are entitled to, and what they have.
 
 use std::process::ExitCode;
 
 use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, SetQuota};
-use cantle_model::{ProjectQuota, Resource};
+use cantle_model::{AmountError, Bytes, Milli, ProjectQuota, Resource};
+use clap::{Args, Subcommand};
 
-use super::Context;
-use crate::args::{Grant, QuotaArgs, QuotaCommand};
-use crate::connect::Server;
-use crate::error::{CliError, Kind, Outcome};
+use crate::connect::Connection;
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
 use crate::out::Column;
+use crate::shared_args::values;
+
+/// `cantle quota …`
+#[derive(Subcommand, Debug)]
+pub(crate) enum QuotaCommand {
+    /// Show the quotas of projects
+    Show {
+        /// Only this project
+        #[arg(value_name = "PROJECT")]
+        project: Option<String>,
+    },
+    /// Set a project's quota; what is not named stays as it is
+    Set(QuotaArgs),
+    /// Remove a project's own quota; its tasks then count against the nearest parent project that has one
+    Unset {
+        /// The project's name
+        #[arg(value_name = "PROJECT")]
+        project: String,
+    },
+}
+
+/// `cantle quota set`
+#[derive(Args, Debug)]
+pub(crate) struct QuotaArgs {
+    /// The project, created if it does not exist; the quota of a holds for a/b and a/c together
+    #[arg(value_name = "PROJECT")]
+    pub(crate) project: String,
+    #[command(flatten)]
+    pub(crate) parts: QuotaParts,
+}
+
+/// The parts of a quota, each optional.
+#[derive(Args, Debug)]
+#[group(required = true, multiple = true)]
+pub(crate) struct QuotaParts {
+    /// Guaranteed GPUs, in steps of 0.001: lent while unused, reclaimed when needed
+    #[arg(long, value_name = "F", value_parser = gpus)]
+    pub(crate) gpu: Option<Milli>,
+    /// Upper limit of GPUs, or none
+    #[arg(long, value_name = "F|none", value_parser = or_none(gpus))]
+    pub(crate) limit: Option<OrNone<Milli>>,
+    /// Weight of the project when spare capacity is shared among projects; 0: it gets none
+    #[arg(long, value_name = "N")]
+    pub(crate) weight: Option<u32>,
+    /// Projects of higher priority get spare capacity first
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub(crate) priority: Option<i32>,
+    /// Guaranteed CPU cores, or none if they are not counted
+    #[arg(long, value_name = "CORES|none", value_parser = or_none(values::cores))]
+    pub(crate) cpu: Option<OrNone<Milli>>,
+    /// Upper limit of CPU cores, or none
+    #[arg(long, value_name = "CORES|none", value_parser = or_none(values::cores))]
+    pub(crate) cpu_limit: Option<OrNone<Milli>>,
+    /// Guaranteed main memory, e.g. 64Gi, or none if it is not counted
+    #[arg(long, value_name = "M|none", value_parser = or_none(values::bytes))]
+    pub(crate) memory: Option<OrNone<Bytes>>,
+    /// Upper limit of main memory, or none
+    #[arg(long, value_name = "M|none", value_parser = or_none(values::bytes))]
+    pub(crate) memory_limit: Option<OrNone<Bytes>>,
+    /// Seconds that its tasks may run before they can be preempted
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) min_run: Option<u32>,
+}
+
+/// An amount, or that there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OrNone<T> {
+    Some(T),
+    None,
+}
+
+impl<T> From<OrNone<T>> for Option<T> {
+    fn from(given: OrNone<T>) -> Self {
+        match given {
+            OrNone::Some(amount) => Some(amount),
+            OrNone::None => None,
+        }
+    }
+}
+
+fn or_none<T>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<OrNone<T>, String> + Clone + Send + Sync {
+    move |text| if text == "none" { Ok(OrNone::None) } else { parse(text).map(OrNone::Some) }
+}
+
+fn gpus(text: &str) -> Result<Milli, String> {
+    text.parse().map_err(|error: AmountError| error.to_string())
+}
 
 const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
     Column { head: "PROJECT", wide: false, cell: |p| p.name.clone() },
@@ -23,9 +112,9 @@ const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
     Column { head: "WAITING", wide: false, cell: |p| p.waiting.to_string() },
 ];
 
-/// Projects by name, with their part of the GPUs.
-pub(crate) fn projects(context: &Context) -> Outcome {
-    let projects = Server::find(context)?.call(&GetProjects {})?.projects;
+/// Projects by name, with their share of the GPUs.
+pub(crate) fn projects(context: &Context) -> CommandResult {
+    let projects = Connection::open(context)?.call(&GetProjects {})?.projects;
     context.printer.items(&projects, |p| p.name.clone(), &PROJECT_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
@@ -40,32 +129,32 @@ const QUOTA_COLUMNS: [Column<QuotaView>; 7] = [
     Column { head: "ALL", wide: true, cell: |q| q.quota.to_string() },
 ];
 
-/// Shows, grants or takes away.
-pub(crate) fn quota(context: &Context, command: QuotaCommand) -> Outcome {
-    let server = Server::find(context)?;
+/// Shows, sets or removes quotas.
+pub(crate) fn quota(context: &Context, command: QuotaCommand) -> CommandResult {
+    let server = Connection::open(context)?;
     match command {
         QuotaCommand::Show { project } => {
-            let found = granted(&server, project.as_deref())?;
+            let found = quotas(&server, project.as_deref())?;
             if let (Some(project), []) = (&project, found.as_slice()) {
                 context.printer.say(&format!("project {project} has no quota of its own"));
             }
             context.printer.items(&found, |q| q.project.clone(), &QUOTA_COLUMNS);
         }
-        QuotaCommand::Set(QuotaArgs { project, grant }) => {
-            let mut quota = match granted(&server, Some(&project)) {
+        QuotaCommand::Set(QuotaArgs { project, parts }) => {
+            let mut quota = match quotas(&server, Some(&project)) {
                 Ok(mut found) => found.pop().map(|found| found.quota).unwrap_or_default(),
-                Err(error) if error.is(Kind::NotFound) => ProjectQuota::default(),
+                Err(error) if error.kind() == ErrorKind::NotFound => ProjectQuota::default(),
                 Err(error) => return Err(error),
             };
-            apply(&grant, &mut quota);
+            apply(&parts, &mut quota);
             quota
                 .check()
-                .map_err(|error| CliError::new(Kind::Usage, format!("project {project}: {error}")))?;
+                .map_err(|error| CliError::wrap(ErrorKind::Usage, format!("project {project}"), error))?;
             server.call(&SetQuota { project: project.clone(), quota: Some(quota) })?;
             context.printer.say(&format!("{project}: {quota}"));
         }
         QuotaCommand::Unset { project } => {
-            granted(&server, Some(&project))?;
+            quotas(&server, Some(&project))?;
             server.call(&SetQuota { project: project.clone(), quota: None })?;
             context.printer.say(&format!("{project}: no quota of its own any more"));
         }
@@ -73,39 +162,39 @@ pub(crate) fn quota(context: &Context, command: QuotaCommand) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn granted(server: &Server, project: Option<&str>) -> Result<Vec<QuotaView>, CliError> {
+fn quotas(server: &Connection, project: Option<&str>) -> Result<Vec<QuotaView>, CliError> {
     let request = GetQuotas { project: project.map(str::to_owned) };
     server.about_project(project.unwrap_or_default(), &request).map(|answer| answer.quotas)
 }
 
-fn apply(grant: &Grant, quota: &mut ProjectQuota) {
-    if let Some(gpu) = grant.gpu {
+fn apply(parts: &QuotaParts, quota: &mut ProjectQuota) {
+    if let Some(gpu) = parts.gpu {
         quota.gpu.deserved = Some(gpu.0.into());
     }
-    if let Some(weight) = grant.weight {
-        // One weight for all resources: a project's part of what is left over is not split by kind.
+    if let Some(weight) = parts.weight {
+        // One weight for all resources: a project's part of the spare capacity is not split by kind.
         (quota.gpu.weight, quota.cpu.weight, quota.memory.weight) = (weight, weight, weight);
     }
-    if let Some(priority) = grant.priority {
+    if let Some(priority) = parts.priority {
         quota.priority = priority;
     }
-    if let Some(seconds) = grant.min_run {
+    if let Some(seconds) = parts.min_run {
         quota.min_run_ms = i64::from(seconds) * 1000;
     }
     for (given, place) in [
-        (grant.limit, &mut quota.gpu.limit),
-        (grant.cpu, &mut quota.cpu.deserved),
-        (grant.cpu_limit, &mut quota.cpu.limit),
+        (parts.limit, &mut quota.gpu.limit),
+        (parts.cpu, &mut quota.cpu.deserved),
+        (parts.cpu_limit, &mut quota.cpu.limit),
     ] {
         if let Some(given) = given {
-            *place = Option::from(given).map(|milli: cantle_model::Milli| milli.0.into());
+            *place = Option::from(given).map(|milli: Milli| milli.0.into());
         }
     }
     for (given, place) in
-        [(grant.memory, &mut quota.memory.deserved), (grant.memory_limit, &mut quota.memory.limit)]
+        [(parts.memory, &mut quota.memory.deserved), (parts.memory_limit, &mut quota.memory.limit)]
     {
         if let Some(given) = given {
-            *place = Option::from(given).map(|bytes: cantle_model::Bytes| bytes.0);
+            *place = Option::from(given).map(|bytes: Bytes| bytes.0);
         }
     }
 }

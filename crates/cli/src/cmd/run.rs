@@ -3,17 +3,56 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_agent::{AgentError, Command, Docker, RunRequest, run_docker, run_here};
 use cantle_driver::Installation;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation};
-use cantle_runtime::{BackendWish, DockerRun, inside_slice};
+use cantle_node::{Command, Docker, RunRequest, run_docker, run_here};
+use cantle_runtime::{BackendChoice, DockerRun, inside_slice};
 
-use super::{Context, runtime};
-use crate::args::{DockerRunArgs, RunArgs};
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use clap::Args;
+
+use crate::containers::{ImageArgs, SocketArgs};
+use crate::context::{CommandResult, Context, runtime};
+use crate::error::{CliError, ErrorKind, as_kind};
+use crate::shared_args::{GpuAmount, values};
+
+/// `cantle run`
+#[derive(Args, Debug)]
+pub(crate) struct RunArgs {
+    #[command(flatten)]
+    amount: GpuAmount,
+    /// How the compute time of a GPU is divided among its tasks: even, fair or strict
+    #[arg(long, value_name = "MODE", value_parser = values::compute, default_value = "even")]
+    compute: ComputeMode,
+    /// What isolates the slice: any, mig or shared
+    #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
+    isolation: Isolation,
+    /// Seconds to wait for capacity [default: fail immediately]
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
+    #[command(flatten)]
+    image: ImageArgs,
+    #[command(flatten)]
+    socket: SocketArgs,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
+
+/// `cantle docker-run`
+#[derive(Args, Debug)]
+pub(crate) struct DockerRunArgs {
+    #[command(flatten)]
+    amount: GpuAmount,
+    /// Seconds to wait for capacity [default: fail immediately]
+    #[arg(long, value_name = "SECONDS")]
+    timeout: Option<u64>,
+    /// The whole command line: docker run --gpus device=INDEX … IMAGE CMD
+    #[arg(last = true, required = true, value_name = "DOCKER RUN …")]
+    command: Vec<String>,
+}
 
 /// Ends with the task's exit code.
-pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
+pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
     refuse_inside_a_slice()?;
     let image = match &args.image.image {
         Some(image) => {
@@ -22,48 +61,52 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> Outcome {
         }
         None => None,
     };
-    let (request, gpus) = args.amount.place()?;
+    let (request, gpus) = args.amount.request_and_gpus()?;
     let request = RunRequest {
         request,
         gpus,
         isolation: args.isolation,
         compute: args.compute,
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
-        timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
+        timeout: timeout(args.timeout),
         installation: Installation::of_this_machine(),
-        lib_dir: context.places.lib.clone(),
-        wish: BackendWish::Auto,
+        lib_dir: context.dirs.lib.clone(),
+        backend: BackendChoice::Auto,
         image,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
-    runtime()?.block_on(run_here(request, &talk)).map(exit_code).map_err(from_agent)
+    Ok(exit_code(runtime()?.block_on(run_here(request, &talk))?))
 }
 
 /// Ends with the container's exit code.
-pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> Outcome {
+pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResult {
     refuse_inside_a_slice()?;
-    let docker = DockerRun::parse(&args.command).map_err(as_kind(Kind::Usage))?;
+    let docker = DockerRun::parse(&args.command).map_err(as_kind(ErrorKind::Usage))?;
     let request = RunRequest {
         request: args.amount.request()?.unwrap_or(GpuRequest::Gpus(1)),
         gpus: GpuList::All,
         isolation: Isolation::Any,
         compute: ComputeMode::default(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
-        timeout: (args.timeout > 0).then(|| Duration::from_secs(args.timeout)),
+        timeout: timeout(args.timeout),
         installation: Installation::of_this_machine(),
-        lib_dir: context.places.lib.clone(),
-        wish: BackendWish::Auto,
+        lib_dir: context.dirs.lib.clone(),
+        backend: BackendChoice::Auto,
         image: None,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
-    runtime()?.block_on(run_docker(request, &docker, &talk)).map(exit_code).map_err(from_agent)
+    Ok(exit_code(runtime()?.block_on(run_docker(request, &docker, &talk))?))
+}
+
+/// 0 seconds are no wait at all, as without the flag.
+fn timeout(seconds: Option<u64>) -> Option<Duration> {
+    seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs)
 }
 
 fn refuse_inside_a_slice() -> Result<(), CliError> {
     if inside_slice() {
-        let text =
-            "this is inside a slice already, and a slice can't be cut again; run the command by itself";
-        return Err(CliError::new(Kind::Conflict, text));
+        let text = "this is inside a slice already, and a slice can't be cut again";
+        return Err(CliError::new(ErrorKind::Conflict, text).with_hint("run the command by itself"));
     }
     Ok(())
 }
@@ -71,9 +114,4 @@ fn refuse_inside_a_slice() -> Result<(), CliError> {
 /// A process can't end with more than eight bits.
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code & 0xff).unwrap_or(1))
-}
-
-/// The agent knows the exit codes of its errors.
-pub(crate) fn from_agent(error: AgentError) -> CliError {
-    CliError::with_code(error.exit_code(), error.to_string())
 }

@@ -5,48 +5,69 @@ use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, ExitCode};
 
-use cantle_machine::{Layout, Machine, MachineError};
+use cantle_machine::{Layout, Machine};
+use clap::{Args, Subcommand};
 
-use super::Context;
-use crate::args::{Global, MachineArgs};
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::context::{CommandResult, Context, Global};
+use crate::directories::Directories;
+use crate::error::{CliError, ErrorKind, as_kind};
 use crate::out::Format;
-use crate::place::Places;
 
-/// How the variables begin that no program in the machine shall see.
+/// `cantle sim …`
+#[derive(Subcommand, Debug)]
+pub(crate) enum SimCommand {
+    /// Print what the simulated driver itself holds, independently of cantle's own accounting
+    Truth,
+    /// Run a command on a machine with simulated GPUs, which appear as with an installed driver
+    Machine(MachineArgs),
+}
+
+/// `cantle sim machine`
+#[derive(Args, Debug)]
+pub(crate) struct MachineArgs {
+    /// File layout of the driver: debian, rhel, driver-container or wsl
+    #[arg(long, value_name = "LAYOUT", default_value_t = Layout::Debian)]
+    layout: Layout,
+    /// Its GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB [default: those it has, or 1xA100-40GB]
+    #[arg(long, value_name = "SPEC")]
+    gpus: Option<String>,
+    /// Version of its driver [default: the one it has, or 550.163.01]
+    #[arg(long, value_name = "VERSION")]
+    driver: Option<String>,
+    /// Program and arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<OsString>,
+}
+
+/// Prefix of the variables that are hidden from programs in the machine.
 const VARIABLES: &str = "CANTLE_SIM_";
-/// The options that mean the machine, with their values.
+/// The options that describe the machine; each takes a value.
 const OPTIONS: [&str; 2] = ["--sim-gpus", "--sim-dir"];
 
-/// As shells and container engines have it.
-const NOT_EXECUTABLE: u8 = 126;
-const NOT_FOUND: u8 = 127;
-
 /// `cantle sim machine`: becomes the command.
-pub(crate) fn machine(context: &Context, args: &MachineArgs) -> Outcome {
+pub(crate) fn machine(context: &Context, args: &MachineArgs) -> CommandResult {
     let machine = Machine {
-        home: context.places.sim.clone(),
+        home: context.dirs.sim.clone(),
         gpus: args.gpus.clone().or_else(|| context.global.sim_gpus.clone()),
         driver: args.driver.clone(),
         layout: args.layout,
-        lib_dir: context.places.lib.clone(),
+        lib_dir: context.dirs.lib.clone(),
     };
-    cantle_machine::enter(&machine).map_err(refused)?;
+    cantle_machine::enter(&machine)?;
     let (program, words) =
-        args.command.split_first().ok_or_else(|| CliError::new(Kind::Usage, "no command"))?;
+        args.command.split_first().ok_or_else(|| CliError::new(ErrorKind::Usage, "no command"))?;
     become_command(Command::new(program).args(words)).map(|never| match never {})
 }
 
-/// Enters the machine with the GPUs of `--sim-gpus` and starts this command again in there, without that option: what runs
-/// then finds an installed driver and knows of no simulation.
+/// Enters the machine with the GPUs of `--sim-gpus` and starts this command again inside, without that option: it then finds
+/// an installed driver and knows of no simulation.
 pub(crate) fn start_again(global: &Global, words: &[OsString]) -> Result<Infallible, CliError> {
-    let places = Places::new(global)?;
-    enter(&places, global.sim_gpus.clone())?;
+    enter(&global.directories()?, global.sim_gpus.clone())?;
     again(words)
 }
 
 fn again(words: &[OsString]) -> Result<Infallible, CliError> {
-    let program = std::env::current_exe().map_err(as_kind(Kind::Failed))?;
+    let program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     let mut command = Command::new(program);
     if let Some(name) = words.first() {
         command.arg0(name);
@@ -54,23 +75,13 @@ fn again(words: &[OsString]) -> Result<Infallible, CliError> {
     become_command(command.args(without_options(words.get(1..).unwrap_or_default())))
 }
 
-fn enter(places: &Places, gpus: Option<String>) -> Result<(), CliError> {
-    let (home, lib_dir) = (places.sim.clone(), places.lib.clone());
+fn enter(dirs: &Directories, gpus: Option<String>) -> Result<(), CliError> {
+    let (home, lib_dir) = (dirs.sim.clone(), dirs.lib.clone());
     let machine = Machine { home, gpus, driver: None, layout: Layout::default(), lib_dir };
-    cantle_machine::enter(&machine).map_err(refused)
+    Ok(cantle_machine::enter(&machine)?)
 }
 
-fn refused(error: MachineError) -> CliError {
-    let kind = match error {
-        MachineError::Gpus(_) | MachineError::Version(_) => Kind::Usage,
-        MachineError::NoDriver(_) | MachineError::NoNamespace(_) | MachineError::Step { .. } => {
-            Kind::Unavailable
-        }
-    };
-    as_kind(kind)(error)
-}
-
-/// Only what stands before `--` is ours.
+/// The words without these options. Only those before `--` are ours.
 fn without_options(words: &[OsString]) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut rest = words.iter();
@@ -98,20 +109,25 @@ fn become_command(command: &mut Command) -> Result<Infallible, CliError> {
         command.env_remove(name);
     }
     let why = command.exec();
-    let code = if why.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
-    Err(CliError::with_code(code, format!("cannot start {}: {why}", command.get_program().to_string_lossy())))
+    // As shells and container engines have it.
+    let kind = match why.kind() {
+        std::io::ErrorKind::NotFound => ErrorKind::NoSuchProgram,
+        _ => ErrorKind::NotExecutable,
+    };
+    let what = format!("cannot start {}", command.get_program().to_string_lossy());
+    Err(CliError::wrap(kind, what, why))
 }
 
-/// What the simulated driver itself holds. JSON is the driver's own text, so that nothing of ours stands between.
-pub(crate) fn truth(context: &Context) -> Outcome {
+/// What the simulated driver itself holds. JSON is the driver's own text, unchanged.
+pub(crate) fn truth(context: &Context) -> CommandResult {
     let json = match cantle_machine::truth_json() {
         Ok(json) => json,
-        // Outside of the machine: it is entered, unless there is none.
-        Err(why) if !context.places.sim.join("state").exists() => {
-            return Err(as_kind(Kind::Unavailable)(why));
+        // Outside the machine: enter it, unless there is none.
+        Err(why) if !context.dirs.sim.join("state").exists() => {
+            return Err(CliError::of(ErrorKind::Unavailable, why));
         }
         Err(_) => {
-            enter(&context.places, None)?;
+            enter(&context.dirs, None)?;
             let words: Vec<OsString> = std::env::args_os().collect();
             return again(&words).map(|never| match never {});
         }
@@ -120,7 +136,7 @@ pub(crate) fn truth(context: &Context) -> Outcome {
         context.printer.data(&json);
         return Ok(ExitCode::SUCCESS);
     }
-    let truth: serde_json::Value = serde_json::from_str(&json).map_err(as_kind(Kind::Failed))?;
+    let truth: serde_json::Value = serde_json::from_str(&json).map_err(as_kind(ErrorKind::Failed))?;
     for gpu in truth["gpus"].as_array().into_iter().flatten() {
         let mib = |value: &serde_json::Value| value.as_u64().unwrap_or(0) >> 20;
         let (used, total) = (mib(&gpu["used_bytes"]), mib(&gpu["memory_bytes"]));

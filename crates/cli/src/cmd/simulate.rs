@@ -1,23 +1,86 @@
 //! `cantle simulate`: the scheduler on scenarios, and on a trace.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
 use cantle_sim::openb::{self, Trace};
 use cantle_sim::{ComeAndGo, Figures, Fill, Filled, ReplayPolicy, Waits, picture};
+use clap::{Args, ValueEnum};
 
-use super::Context;
-use crate::args::{ReplayArgs, SimulateArgs};
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind, as_kind};
 use crate::out::Format;
 
+/// `cantle simulate`
+#[derive(Args, Debug)]
+pub(crate) struct SimulateArgs {
+    /// Scenario files
+    #[arg(value_name = "SCENARIO", required_unless_present = "trace", conflicts_with = "trace")]
+    scenarios: Vec<PathBuf>,
+    #[command(flatten)]
+    replay: ReplayArgs,
+}
+
+/// Replay of a trace.
+#[derive(Args, Debug)]
+struct ReplayArgs {
+    /// Replay a trace instead: fill the cluster with its tasks, in random order, until no more fit
+    #[arg(long, value_enum, value_name = "FORMAT", requires_all = ["nodes", "pods"])]
+    trace: Option<TraceFormat>,
+    /// Node list of the trace
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    nodes: Option<PathBuf>,
+    /// Task list of the trace
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    pods: Option<PathBuf>,
+    /// Placement policy: worth, binpack or spread; or, for comparison, fgd, bestfit or random
+    #[arg(long, value_name = "P", requires = "trace", default_value = "worth")]
+    policy: ReplayPolicy,
+    /// Seed of the random order of tasks, or of the random choice of nodes
+    #[arg(long, value_name = "N", requires = "trace", default_value_t = 42)]
+    seed: u64,
+    /// GPUs requested in total, as a multiple of all GPUs
+    #[arg(long, value_name = "X", requires = "trace", conflicts_with = "dynamic", default_value = "1.3",
+        value_parser = inflation)]
+    inflate: f64,
+    /// Let tasks come and go at the trace's own times, and wait when there is no capacity
+    #[arg(long, requires = "trace")]
+    dynamic: bool,
+    /// With --dynamic: choose random nodes until they have this number of GPUs [default: all nodes]
+    #[arg(long, value_name = "N", requires = "dynamic", value_parser = clap::value_parser!(u32).range(1..))]
+    cluster_gpus: Option<u32>,
+    /// With --dynamic: number of times that the trace's tasks arrive, each time up to a week later
+    #[arg(long, value_name = "N", requires = "dynamic", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    copies: u32,
+    /// Write a chart as SVG
+    #[arg(long, value_name = "FILE", requires = "trace")]
+    svg: Option<PathBuf>,
+    /// Policies to compare with in the chart, e.g. bestfit,fgd
+    #[arg(long, value_name = "P", requires = "svg", value_delimiter = ',')]
+    beside: Vec<ReplayPolicy>,
+}
+
+/// Format of a trace.
+#[derive(ValueEnum, Debug, Clone, Copy)]
+enum TraceFormat {
+    /// Alibaba's GPU trace 2023
+    Openb,
+}
+
+/// More than ten times the cluster says nothing new and takes long.
+fn inflation(text: &str) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| *number > 0.0 && *number <= 10.0);
+    number.ok_or_else(|| "must be a number above 0, at most 10".to_owned())
+}
+
 /// Runs scenario files and prints what happens, or replays a trace and prints figures.
-pub(crate) fn simulate(context: &Context, args: &SimulateArgs) -> Outcome {
+pub(crate) fn simulate(context: &Context, args: &SimulateArgs) -> CommandResult {
     let ReplayArgs { nodes: Some(nodes), pods: Some(pods), .. } = &args.replay else {
         return scenarios(context, args);
     };
-    let trace = openb::load(&read(nodes)?, &read(pods)?).map_err(as_kind(Kind::Usage))?;
+    let trace = openb::load(&read(nodes)?, &read(pods)?).map_err(as_kind(ErrorKind::Usage))?;
     if args.replay.dynamic {
         come_and_go(context, &args.replay, &trace)
     } else {
@@ -25,11 +88,11 @@ pub(crate) fn simulate(context: &Context, args: &SimulateArgs) -> Outcome {
     }
 }
 
-fn scenarios(context: &Context, args: &SimulateArgs) -> Outcome {
+fn scenarios(context: &Context, args: &SimulateArgs) -> CommandResult {
     let mut items = Vec::new();
     for path in &args.scenarios {
         let output = cantle_sim::run_scenario(&read(path)?)
-            .map_err(|e| CliError::new(Kind::Usage, format!("{}: {e}", path.display())))?;
+            .map_err(|e| CliError::wrap(ErrorKind::Usage, path.display(), e))?;
         if context.printer.format == Format::Json {
             let lines: Vec<&str> = output.lines().collect();
             items.push(serde_json::json!({"scenario": path, "lines": lines}));
@@ -43,7 +106,7 @@ fn scenarios(context: &Context, args: &SimulateArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-fn fill(context: &Context, args: &ReplayArgs, trace: &Trace) -> Outcome {
+fn fill(context: &Context, args: &ReplayArgs, trace: &Trace) -> CommandResult {
     let mut filled = vec![fill_with(args, trace, args.policy)];
     let figures = filled[0].figures.clone();
     if let Some(path) = &args.svg {
@@ -78,7 +141,7 @@ fn in_words(figures: &Figures) -> String {
     )
 }
 
-fn come_and_go(context: &Context, args: &ReplayArgs, trace: &Trace) -> Outcome {
+fn come_and_go(context: &Context, args: &ReplayArgs, trace: &Trace) -> CommandResult {
     let mut waits = vec![waits_with(args, trace, args.policy)?];
     if let Some(path) = &args.svg {
         for policy in &args.beside {
@@ -106,17 +169,16 @@ fn waits_with(args: &ReplayArgs, trace: &Trace, policy: ReplayPolicy) -> Result<
     let replay = replay.ok_or_else(|| {
         let text =
             "--dynamic: each task needs a number in the columns creation_time and deletion_time of --pods";
-        CliError::new(Kind::Usage, text)
+        CliError::new(ErrorKind::Usage, text)
     })?;
     Ok(replay.run())
 }
 
 fn read(path: &Path) -> Result<String, CliError> {
-    std::fs::read_to_string(path)
-        .map_err(|e| CliError::new(Kind::NotFound, format!("{}: {e}", path.display())))
+    std::fs::read_to_string(path).map_err(|e| CliError::wrap(ErrorKind::NotFound, path.display(), e))
 }
 
 fn write(path: &Path, text: &str) -> Result<(), CliError> {
     std::fs::write(path, text)
-        .map_err(|e| CliError::new(Kind::Failed, format!("cannot write {}: {e}", path.display())))
+        .map_err(|e| CliError::wrap(ErrorKind::Failed, format!("cannot write {}", path.display()), e))
 }

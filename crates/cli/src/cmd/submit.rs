@@ -5,21 +5,69 @@ use std::process::ExitCode;
 use cantle_clearml::cantle::GetQueues;
 use cantle_clearml::tasks::{Container, Create, Enqueue};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words};
+use cantle_model::{Bytes, Isolation, Milli};
+use clap::Args;
+use clap_complete::ArgValueCompleter;
 use serde_json::{Map, Value, json};
 
-use super::{Context, task};
-use crate::args::SubmitArgs;
-use crate::connect::Server;
-use crate::error::{CliError, Kind, Outcome, as_kind};
+use super::task;
+use crate::complete;
+use crate::connect::Connection;
+use crate::containers::ImageArgs;
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind, as_kind};
+use crate::shared_args::{GpuAmount, values};
+
+/// `cantle submit`
+#[derive(Args, Debug)]
+pub(crate) struct SubmitArgs {
+    /// Queue of the task
+    #[arg(long, value_name = "Q", default_value = "default", add = ArgValueCompleter::new(complete::queues))]
+    queue: String,
+    #[command(flatten)]
+    amount: GpuAmount,
+    /// What isolates the slice: any, mig or shared
+    #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
+    isolation: Isolation,
+    #[command(flatten)]
+    image: ImageArgs,
+    /// Name of the task [default: the command]
+    #[arg(long, value_name = "N")]
+    name: Option<String>,
+    /// Project whose quota the task counts against
+    #[arg(long, value_name = "P", default_value = "default")]
+    project: String,
+    /// CPU cores that the task counts against the quota with (counted, not enforced)
+    #[arg(long, value_name = "CORES", value_parser = values::cores, default_value = "0")]
+    cpu: Milli,
+    /// Main memory that the task counts against the quota with, e.g. 16Gi (counted, not enforced)
+    #[arg(long, value_name = "M", value_parser = values::bytes)]
+    memory: Option<Bytes>,
+    /// Priority within the project; tasks of higher priority go first and can preempt those of lower
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
+    priority: i32,
+    /// Never preempt the task; it must then fit its project's quota
+    #[arg(long)]
+    non_preemptible: bool,
+    /// Wait until the task ends; exit with its exit code
+    #[arg(long, conflicts_with = "follow")]
+    wait: bool,
+    /// Print the task's output until it ends; exit with its exit code
+    #[arg(long)]
+    follow: bool,
+    /// The command and its arguments
+    #[arg(last = true, required = true, value_name = "CMD")]
+    command: Vec<String>,
+}
 
 /// Prints the task's id, alone, on stdout.
-pub(crate) fn submit(context: &Context, args: SubmitArgs) -> Outcome {
-    let server = Server::find(context)?;
+pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
+    let server = Connection::open(context)?;
     let queue = queue_id(&server, &args.queue)?;
-    // The folders of this machine mean nothing in a container.
+    // The directories of this machine mean nothing in a container.
     let cwd = match args.image.image {
         Some(_) => None,
-        None => Some(std::env::current_dir().map_err(as_kind(Kind::Failed))?),
+        None => Some(std::env::current_dir().map_err(as_kind(ErrorKind::Failed))?),
     };
     let request = TaskRequest {
         gpu: args.amount.request()?,
@@ -59,17 +107,18 @@ fn object(value: Value) -> Map<String, Value> {
     if let Value::Object(map) = value { map } else { Map::new() }
 }
 
-fn queue_id(server: &Server, wanted: &str) -> Result<String, CliError> {
+fn queue_id(server: &Connection, wanted: &str) -> Result<String, CliError> {
     let queues = server.call(&GetQueues {})?.queues;
     let found = queues.iter().find(|q| q.name == wanted || q.id == wanted);
     found.map(|q| q.id.clone()).ok_or_else(|| {
         let names: Vec<&str> = queues.iter().map(|q| q.name.as_str()).collect();
-        CliError::new(Kind::NotFound, format!("there is no queue {wanted}; there are: {}", names.join(", ")))
+        CliError::new(ErrorKind::NotFound, format!("there is no queue {wanted}"))
+            .with_hint(format!("there are: {}", names.join(", ")))
     })
 }
 
-/// The project of that name, made if it is new.
-fn project_id(server: &Server, name: &str) -> Result<String, CliError> {
+/// The project of that name, created if it does not exist.
+fn project_id(server: &Connection, name: &str) -> Result<String, CliError> {
     // The name is a regular expression on the wire; compare again.
     let pattern: String =
         name.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect();

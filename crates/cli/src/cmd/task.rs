@@ -1,4 +1,4 @@
-//! `cantle why | logs | stop | requeue`: about tasks that exist.
+//! `cantle why | logs | stop | requeue`: what can be done with a task that exists.
 
 use std::process::ExitCode;
 
@@ -6,19 +6,48 @@ use cantle_clearml::cantle::{ExplainTask, GetTasks, TaskView};
 use cantle_clearml::events::GetTaskLog;
 use cantle_clearml::tasks::{Enqueue, GetById, Reset, Stop};
 use cantle_model::TaskStatus;
+use clap::Args;
+use clap_complete::ArgValueCompleter;
 
-use super::Context;
-use crate::args::LogsArgs;
-use crate::connect::{Server, no_task};
-use crate::error::{CliError, Kind, Outcome};
+use crate::complete;
+use crate::connect::{Connection, no_task};
+use crate::context::{CommandResult, Context};
+use crate::error::{CliError, ErrorKind};
 use crate::out::{Format, Printer};
 
-/// Events of a task's log that are asked for at a time.
+/// Events of a task's log that one request asks for.
 const LOG_PAGE: u64 = 500;
 
+/// `cantle why`
+#[derive(Args, Debug)]
+pub(crate) struct TaskArg {
+    /// Id of the task
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    task: String,
+}
+
+/// `cantle stop`, `cantle requeue`
+#[derive(Args, Debug)]
+pub(crate) struct TasksArg {
+    /// Ids of the tasks
+    #[arg(value_name = "TASK", required = true, add = ArgValueCompleter::new(complete::tasks))]
+    tasks: Vec<String>,
+}
+
+/// `cantle logs`
+#[derive(Args, Debug)]
+pub(crate) struct LogsArgs {
+    /// Keep printing until the task ends
+    #[arg(short, long)]
+    follow: bool,
+    /// Id of the task
+    #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
+    task: String,
+}
+
 /// Why does it wait, or what became of it?
-pub(crate) fn why(context: &Context, task: &str) -> Outcome {
-    let found = Server::find(context)?.about(task, &ExplainTask { task: task.to_owned() })?;
+pub(crate) fn why(context: &Context, TaskArg { task }: &TaskArg) -> CommandResult {
+    let found = Connection::open(context)?.about(task, &ExplainTask { task: task.clone() })?;
     let printer = &context.printer;
     if printer.format == Format::Json {
         printer.json(&serde_json::json!({"version": 1, "items": [found]}));
@@ -44,8 +73,8 @@ pub(crate) fn why(context: &Context, task: &str) -> Outcome {
 }
 
 /// A task's output.
-pub(crate) fn logs(context: &Context, args: &LogsArgs) -> Outcome {
-    let server = Server::find(context)?;
+pub(crate) fn logs(context: &Context, args: &LogsArgs) -> CommandResult {
+    let server = Connection::open(context)?;
     view(&server, &args.task)?;
     let mut position = print_log(&server, &context.printer, &args.task, 0)?;
     while args.follow && !view(&server, &args.task)?.state.is_final() {
@@ -56,16 +85,16 @@ pub(crate) fn logs(context: &Context, args: &LogsArgs) -> Outcome {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Waits for a task's end, printing its output if `follow`; ends with its exit code. Says meanwhile why it waits and where
-/// it runs.
-pub(crate) fn wait(server: &Server, printer: &Printer, task: &str, follow: bool) -> Outcome {
+/// Waits until a task ends, and ends with its exit code. Prints meanwhile why it waits and where it runs, and its output if
+/// `follow`.
+pub(crate) fn wait(server: &Connection, printer: &Printer, task: &str, follow: bool) -> CommandResult {
     let mut position = 0;
-    let mut told = String::new();
+    let mut reported = String::new();
     loop {
         let found = view(server, task)?;
-        if let Some(news) = progress(&found).filter(|news| *news != told) {
-            printer.say(&news);
-            told = news;
+        if let Some(progress) = progress(&found).filter(|progress| *progress != reported) {
+            printer.say(&progress);
+            reported = progress;
         }
         let ended = Some(found).filter(|t| t.state.is_final());
         if follow {
@@ -86,24 +115,24 @@ fn progress(task: &TaskView) -> Option<String> {
     }
 }
 
-fn exit_of(task: &TaskView) -> Outcome {
+fn exit_of(task: &TaskView) -> CommandResult {
     let code = task.exit_code.and_then(|code| u8::try_from(code).ok());
     match (task.state, code) {
         (TaskStatus::Completed, None | Some(0)) => Ok(ExitCode::SUCCESS),
         (_, Some(code)) if code != 0 => Ok(ExitCode::from(code)),
         (state, _) => {
             let reason = task.reason.as_deref().unwrap_or("no reason given");
-            Err(CliError::new(Kind::Failed, format!("task {} is {state}: {reason}", task.id)))
+            Err(CliError::new(ErrorKind::Failed, format!("task {} is {state}: {reason}", task.id)))
         }
     }
 }
 
-fn view(server: &Server, task: &str) -> Result<TaskView, CliError> {
+fn view(server: &Connection, task: &str) -> Result<TaskView, CliError> {
     let request = GetTasks { id: vec![task.to_owned()], ..GetTasks::default() };
     server.call(&request)?.tasks.pop().ok_or_else(|| no_task(task))
 }
 
-fn print_log(server: &Server, printer: &Printer, task: &str, mut after: i64) -> Result<i64, CliError> {
+fn print_log(server: &Connection, printer: &Printer, task: &str, mut after: i64) -> Result<i64, CliError> {
     loop {
         let request = GetTaskLog {
             task: task.to_owned(),
@@ -125,9 +154,9 @@ fn print_log(server: &Server, printer: &Printer, task: &str, mut after: i64) -> 
     }
 }
 
-/// Asks whoever runs them to stop them.
-pub(crate) fn stop(context: &Context, tasks: &[String]) -> Outcome {
-    let server = Server::find(context)?;
+/// Asks the agents that run them to stop them.
+pub(crate) fn stop(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandResult {
+    let server = Connection::open(context)?;
     for task in tasks {
         server.about(task, &Stop { task: task.clone(), ..Stop::default() })?;
         context.printer.say(&format!("{task}: stopping"));
@@ -136,22 +165,18 @@ pub(crate) fn stop(context: &Context, tasks: &[String]) -> Outcome {
 }
 
 /// Puts ended tasks back into the queue they came from.
-pub(crate) fn requeue(context: &Context, tasks: &[String]) -> Outcome {
-    let server = Server::find(context)?;
+pub(crate) fn requeue(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandResult {
+    let server = Connection::open(context)?;
     for task in tasks {
         let found = server.about(task, &GetById { task: task.clone() })?.task;
         let queue = found.execution.queue.ok_or_else(|| {
-            CliError::new(
-                Kind::Refused,
-                format!("task {task} was never in a queue; put it into one with cantle submit"),
-            )
+            CliError::new(ErrorKind::Refused, format!("task {task} was never in a queue"))
+                .with_hint("put it into one with cantle submit")
         })?;
         if !found.status.is_some_and(|status| status.is_final() || status == TaskStatus::Created) {
             let state = found.status.unwrap_or(TaskStatus::Unknown);
-            return Err(CliError::new(
-                Kind::Conflict,
-                format!("task {task} is {state}; stop it first: cantle stop {task}"),
-            ));
+            return Err(CliError::new(ErrorKind::Conflict, format!("task {task} is {state}"))
+                .with_hint(format!("stop it first: cantle stop {task}")));
         }
         server.about(task, &Reset { task: task.clone(), force: true, ..Reset::default() })?;
         server.about(task, &Enqueue { task: task.clone(), queue: Some(queue), ..Enqueue::default() })?;

@@ -1,5 +1,5 @@
-//! From `tracing`'s spans to ours. A span about a task belongs to the trace that has the task's id, in every program that
-//! has to do with the task: that id is 128 bits, as a trace's is.
+//! Converts `tracing`'s spans. A span about a task belongs to the trace with the task's id, in every program that handles the
+//! task: both ids have 128 bits.
 
 use std::fmt::Debug;
 use std::sync::mpsc::SyncSender;
@@ -13,19 +13,19 @@ use tracing_subscriber::layer::{Context, Layer};
 use tracing_subscriber::registry::LookupSpan;
 use uuid::Uuid;
 
-use super::Message;
+use super::message::ExportMessage;
 use super::span::Span;
 
 /// The field that names a task.
 const TASK: &str = "task";
 
-/// Takes the spans of our own rooms.
+/// Takes the spans of cantle's own crates.
 pub(crate) struct SpanLayer {
-    queue: SyncSender<Message>,
+    queue: SyncSender<ExportMessage>,
 }
 
 impl SpanLayer {
-    pub(super) const fn new(queue: SyncSender<Message>) -> Self {
+    pub(super) const fn new(queue: SyncSender<ExportMessage>) -> Self {
         Self { queue }
     }
 
@@ -77,7 +77,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
         {
             span.end_ns = now_ns();
             // A full queue: the collector is too slow, and what is traced must not wait for it.
-            let _ = self.queue.try_send(Message::Span(Box::new(span)));
+            let _ = self.queue.try_send(ExportMessage::Span(Box::new(span)));
         }
     }
 }
@@ -124,10 +124,10 @@ mod tests {
 
     use super::*;
 
-    fn spans(received: &Receiver<Message>) -> Vec<Span> {
+    fn spans(received: &Receiver<ExportMessage>) -> Vec<Span> {
         let span = |message| match message {
-            Message::Span(span) => *span,
-            Message::Last(_) => panic!("nobody said that this is the end"),
+            ExportMessage::Span(span) => *span,
+            ExportMessage::Last(_) => panic!("nobody said that this is the end"),
         };
         received.try_iter().map(span).collect()
     }

@@ -6,26 +6,26 @@ use std::time::Duration;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue};
 use tokio::time::Instant;
 
-use super::Message;
+use super::message::ExportMessage;
 use super::span::{Span, request};
 
-/// Spans of one request at most.
+/// Maximum number of spans in a request.
 const BATCH: usize = 512;
-/// A span waits so long for others before it is sent.
+/// Time that a span waits for others before it is sent.
 const EVERY: Duration = Duration::from_secs(1);
 /// A collector that takes longer loses these spans.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Where spans go, by the standard variables.
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct Collector {
     url: reqwest::Url,
     headers: HeaderMap,
     /// About this program.
     resource: Vec<(&'static str, String)>,
 }
 
-impl Target {
+impl Collector {
     /// What these variables say; none if they name no collector.
     pub(super) fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
         const BASE: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -61,10 +61,10 @@ impl Target {
     }
 }
 
-/// Sends until it is told to end.
-pub(super) fn run(target: &Target, messages: &Receiver<Message>) {
+/// Sends until the last message.
+pub(super) fn run(collector: &Collector, messages: &Receiver<ExportMessage>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let client = reqwest::Client::builder().timeout(PATIENCE).build();
+    let client = reqwest::Client::builder().timeout(ANSWER_WITHIN).build();
     let (runtime, client) = match (runtime, client) {
         (Ok(runtime), Ok(client)) => (runtime, client),
         (Err(error), _) => return tracing::warn!(%error, "spans can't be sent"),
@@ -74,7 +74,7 @@ pub(super) fn run(target: &Target, messages: &Receiver<Message>) {
     loop {
         let (spans, then) = batch(messages);
         if !spans.is_empty() {
-            let sent = runtime.block_on(post(&client, target, &spans));
+            let sent = runtime.block_on(post(&client, collector, &spans));
             if let (Err(why), false) = (&sent, troubled) {
                 tracing::warn!("spans are lost until the collector takes them: {why}");
             }
@@ -94,12 +94,12 @@ pub(super) fn run(target: &Target, messages: &Receiver<Message>) {
 /// What comes after a batch.
 enum Then {
     More,
-    /// Nothing; whoever waits for that is to be told.
+    /// Nothing more; whoever sent the last message waits for an answer.
     End(Option<SyncSender<()>>),
 }
 
 /// The next spans, once there are enough or the first has waited long enough.
-fn batch(messages: &Receiver<Message>) -> (Vec<Span>, Then) {
+fn batch(messages: &Receiver<ExportMessage>) -> (Vec<Span>, Then) {
     let mut spans = Vec::new();
     let mut until = None;
     while spans.len() < BATCH {
@@ -109,8 +109,8 @@ fn batch(messages: &Receiver<Message>) -> (Vec<Span>, Then) {
             Some(until) => messages.recv_timeout(Instant::duration_since(&until, Instant::now())),
         };
         match message {
-            Ok(Message::Span(span)) => spans.push(*span),
-            Ok(Message::Last(done)) => return (spans, Then::End(Some(done))),
+            Ok(ExportMessage::Span(span)) => spans.push(*span),
+            Ok(ExportMessage::Last(done)) => return (spans, Then::End(Some(done))),
             Err(RecvTimeoutError::Timeout) => break,
             Err(RecvTimeoutError::Disconnected) => return (spans, Then::End(None)),
         }
@@ -119,32 +119,32 @@ fn batch(messages: &Receiver<Message>) -> (Vec<Span>, Then) {
     (spans, Then::More)
 }
 
-async fn post(client: &reqwest::Client, target: &Target, spans: &[Span]) -> Result<(), String> {
-    let body = request(&target.resource, spans).to_string();
-    let post = client.post(target.url.clone()).headers(target.headers.clone()).body(body);
-    let answer = post.send().await.map_err(|error| format!("{}: {error}", target.url))?;
+async fn post(client: &reqwest::Client, collector: &Collector, spans: &[Span]) -> Result<(), String> {
+    let body = request(&collector.resource, spans).to_string();
+    let post = client.post(collector.url.clone()).headers(collector.headers.clone()).body(body);
+    let answer = post.send().await.map_err(|error| format!("{}: {error}", collector.url))?;
     if answer.status().is_success() {
         return Ok(());
     }
-    Err(format!("{} answers {}", target.url, answer.status()))
+    Err(format!("{} answers {}", collector.url, answer.status()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn target(variables: &[(&str, &str)]) -> Result<Option<Target>, String> {
-        Target::of(|name| {
+    fn collector(variables: &[(&str, &str)]) -> Result<Option<Collector>, String> {
+        Collector::of(|name| {
             variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
     #[test]
     fn the_standard_variables() {
-        assert!(target(&[]).unwrap().is_none());
+        assert!(collector(&[]).unwrap().is_none());
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318/");
-        assert!(target(&[base, ("OTEL_SDK_DISABLED", "true")]).unwrap().is_none());
-        let found = target(&[base, ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a b, y=2")]).unwrap().unwrap();
+        assert!(collector(&[base, ("OTEL_SDK_DISABLED", "true")]).unwrap().is_none());
+        let found = collector(&[base, ("OTEL_EXPORTER_OTLP_HEADERS", "x-key=a b, y=2")]).unwrap().unwrap();
         assert_eq!(found.url.as_str(), "http://collector:4318/v1/traces");
         assert_eq!(
             (&found.headers["x-key"], &found.headers["y"]),
@@ -152,15 +152,15 @@ mod tests {
         );
         assert_eq!(found.resource[0], ("service.name", "cantle".to_owned()));
         let own = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://other/spans");
-        let found = target(&[base, own, ("OTEL_SERVICE_NAME", "gpu1")]).unwrap().unwrap();
+        let found = collector(&[base, own, ("OTEL_SERVICE_NAME", "gpu1")]).unwrap().unwrap();
         assert_eq!((found.url.as_str(), &*found.resource[0].1), ("https://other/spans", "gpu1"));
     }
 
     #[test]
     fn what_is_wrong_is_named() {
-        let wrong = target(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")]).unwrap_err();
+        let wrong = collector(&[("OTEL_EXPORTER_OTLP_ENDPOINT", "collector:4318")]).unwrap_err();
         assert!(wrong.starts_with("OTEL_EXPORTER_OTLP_ENDPOINT is collector:4318"), "{wrong}");
         let pairs = [("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c"), ("OTEL_EXPORTER_OTLP_HEADERS", "secret")];
-        assert!(!target(&pairs).unwrap_err().contains("secret"), "values may be keys");
+        assert!(!collector(&pairs).unwrap_err().contains("secret"), "values may be keys");
     }
 }

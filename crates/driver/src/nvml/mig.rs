@@ -1,5 +1,5 @@
-//! MIG over NVML. Handles of instances are looked up by id each time: an instance that somebody has destroyed meanwhile
-//! is then an error and not another instance.
+//! MIG over NVML. Handles of instances are looked up by id each time: an instance that was destroyed meanwhile is then an error
+//! and not another instance.
 
 use std::ffi::c_uint;
 use std::mem::{size_of, zeroed};
@@ -15,13 +15,13 @@ use nvml_wrapper_sys::bindings::{
 use super::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, Session, text, until_nul};
 use crate::{Activation, DriverError, GpuInstance, Mig, Result};
 
-/// `NVML_DEVICE_ARCH_HOPPER`: from here on MIG mode changes without a reset.
+/// `NVML_DEVICE_ARCH_HOPPER`: from this one on MIG mode changes without a reset.
 const HOPPER: c_uint = 9;
 const MIG_ON: c_uint = 1;
 const NVML_ERROR_RESET_REQUIRED: u32 = 16;
 /// Engines of a GPU instance are shared by its compute instances; there is no other kind.
 const ENGINES_SHARED: c_uint = 0;
-/// No list of profiles is longer, whatever a driver answers.
+/// Upper bound for a list of profiles, whatever a driver answers.
 const PROFILES_MAX: c_uint = 128;
 
 /// NVML's profile numbers are counted up until it says that there are no more; those in between may not be offered.
@@ -36,7 +36,7 @@ fn offered<T>(answer: Result<T>) -> Option<Result<Option<T>>> {
 
 impl Session {
     fn profile(&self, gpu: &GpuUuid, number: c_uint) -> Result<nvmlGpuInstanceProfileInfo_v2_t> {
-        // SAFETY: plain numbers and characters, for which zero is a value.
+        // SAFETY: a structure of integers and characters, for which zero bytes are valid.
         let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { zeroed() };
         info.version = size_of::<nvmlGpuInstanceProfileInfo_v2_t>() as c_uint | 2 << 24;
         let handle = self.device(gpu)?;
@@ -46,7 +46,7 @@ impl Session {
         Ok(info)
     }
 
-    fn starts(&self, gpu: &GpuUuid, profile: c_uint) -> Result<Vec<nvmlGpuInstancePlacement_t>> {
+    fn placements(&self, gpu: &GpuUuid, profile: c_uint) -> Result<Vec<nvmlGpuInstancePlacement_t>> {
         let handle = self.device(gpu)?;
         let mut count: c_uint = 0;
         let none = std::ptr::null_mut();
@@ -55,15 +55,15 @@ impl Session {
             Some(gpu),
             nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle, profile, none, &raw mut count)
         )?;
-        let mut places = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; count as usize];
-        let buffer = places.as_mut_ptr();
+        let mut placements = vec![nvmlGpuInstancePlacement_t { start: 0, size: 0 }; count as usize];
+        let buffer = placements.as_mut_ptr();
         nvml!(
             self,
             Some(gpu),
             nvmlDeviceGetGpuInstancePossiblePlacements_v2(handle, profile, buffer, &raw mut count)
         )?;
-        places.truncate(count as usize);
-        Ok(places)
+        placements.truncate(count as usize);
+        Ok(placements)
     }
 
     fn read_table(&self, gpu: &GpuUuid) -> Result<Table> {
@@ -71,9 +71,9 @@ impl Session {
         for number in 0..PROFILES_MAX {
             let Some(info) = offered(self.profile(gpu, number)) else { break };
             let Some(info) = info? else { continue };
-            let places = self.starts(gpu, info.id)?;
-            let Some(size) = places.first().map(|place| place.size) else { continue };
-            let end = places.iter().map(|place| place.start + place.size).max().unwrap_or(0);
+            let placements = self.placements(gpu, info.id)?;
+            let Some(size) = placements.first().map(|first| first.size) else { continue };
+            let end = placements.iter().map(|one| one.start + one.size).max().unwrap_or(0);
             units = units.max(end);
             let name = until_nul(&info.name);
             profiles.push(Profile {
@@ -81,7 +81,7 @@ impl Session {
                 id: info.id,
                 compute_slices: info.sliceCount,
                 size,
-                starts: places.iter().map(|place| place.start).collect(),
+                starts: placements.iter().map(|one| one.start).collect(),
                 max_instances: info.instanceCount,
                 memory_bytes: info.memorySizeMB << 20,
             });
@@ -104,8 +104,8 @@ impl Session {
         Ok(instance)
     }
 
-    /// Profiles of compute instances that a GPU instance can be cut into. They are the same for all of a profile, and asking
-    /// takes more calls than all else that is asked of an instance.
+    /// Profiles of compute instances that a GPU instance can be cut into. They are the same for all GPU instances of a profile,
+    /// and reading them takes more calls than everything else about an instance.
     fn compute_profiles(
         &self,
         gpu: &GpuUuid,
@@ -127,7 +127,7 @@ impl Session {
         instance: nvmlGpuInstance_t,
     ) -> Result<Vec<nvmlComputeInstanceProfileInfo_t>> {
         let one = |number| {
-            // SAFETY: plain numbers.
+            // SAFETY: a structure of integers, for which zero bytes are valid.
             let mut info: nvmlComputeInstanceProfileInfo_t = unsafe { zeroed() };
             let out = &raw mut info;
             nvml!(
@@ -159,9 +159,9 @@ impl Session {
         Ok(all)
     }
 
-    /// A compute instance knows its device: walking all MIG devices to find it takes seconds on a busy machine.
+    /// Asks the compute instance for its device: a search through all MIG devices takes seconds on a busy machine.
     fn name_of(&self, gpu: &GpuUuid, compute: nvmlComputeInstance_t) -> Result<String> {
-        // SAFETY: pointers and numbers, for which zero is a value.
+        // SAFETY: a structure of raw pointers and integers, for which zero bytes are valid.
         let mut info: nvmlComputeInstanceInfo_t = unsafe { zeroed() };
         nvml!(self, Some(gpu), nvmlComputeInstanceGetInfo_v2(compute, &raw mut info))?;
         let device: nvmlDevice_t = info.device;
@@ -176,7 +176,7 @@ impl Session {
     }
 
     fn info(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<nvmlGpuInstanceInfo_t> {
-        // SAFETY: a pointer and numbers, for which zero is a value.
+        // SAFETY: a structure of a raw pointer and integers, for which zero bytes are valid.
         let mut info: nvmlGpuInstanceInfo_t = unsafe { zeroed() };
         nvml!(self, Some(gpu), nvmlGpuInstanceGetInfo(instance, &raw mut info))?;
         Ok(info)
@@ -196,7 +196,7 @@ impl Mig for Session {
         if !self.mig_mode(self.device(gpu)?, gpu)? {
             return Ok(None);
         }
-        // What a GPU offers does not change while its driver is loaded, and reading it takes some sixty calls.
+        // The profiles of a GPU do not change while its driver is loaded, and reading them takes about sixty calls.
         let cached = &self.devices[gpu].table;
         if let Some(table) = cached.get() {
             return Ok(Some(table.clone()));
@@ -212,7 +212,7 @@ impl Mig for Session {
             for instance in self.instances_of(gpu, profile)? {
                 match self.describe(gpu, instance) {
                     Ok(instance) => found.push(instance),
-                    // Destroyed by somebody between the two calls.
+                    // Destroyed between the two calls.
                     Err(error) if error.is_gone() => {}
                     Err(error) => return Err(error),
                 }
@@ -240,8 +240,8 @@ impl Mig for Session {
 
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
         let (handle, mut instance) = (self.device(gpu)?, std::ptr::null_mut());
-        let place = nvmlGpuInstancePlacement_t { start, size };
-        let (at, out) = (&raw const place, &raw mut instance);
+        let placement = nvmlGpuInstancePlacement_t { start, size };
+        let (at, out) = (&raw const placement, &raw mut instance);
         nvml!(self, Some(gpu), nvmlDeviceCreateGpuInstanceWithPlacement(handle, profile, at, out))?;
         Ok(self.info(gpu, instance)?.id)
     }
@@ -249,8 +249,8 @@ impl Mig for Session {
     fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
         let handle = self.instance(gpu, instance)?;
         let profiles = self.compute_profiles(gpu, handle, self.info(gpu, handle)?.profileId)?;
-        // The one that takes all: the most slices, and of two with as many the one with more multiprocessors (the full
-        // one of a double-memory 1g is a profile of its own).
+        // The one that takes the whole GPU instance: the most slices, and of two with as many the one with more multiprocessors
+        // (the full one of a double-memory 1g is a profile of its own).
         let whole = profiles.iter().max_by_key(|profile| (profile.sliceCount, profile.multiprocessorCount));
         let profile = whole.map_or(0, |profile| profile.id);
         let mut compute = std::ptr::null_mut();

@@ -12,14 +12,16 @@ use serde_json::{Value, json};
 use tokio::sync::Mutex;
 use tokio::time::{Instant, timeout_at};
 
-use super::book::{Book, change};
 use super::changes::Changes;
-use super::extender::{Bind, ask};
-use super::reserve::{Placed, Reserver, place};
+use super::record::change;
+use super::reserve::Reserver;
 use crate::KubeError;
-use crate::ask::Ask;
+use cantle_kube_model::TemplateName;
+use cantle_kube_model::classic::record::NodeRecord;
+use cantle_kube_model::classic::reserve::{Placed, place};
+use cantle_kube_model::classic::wire::{ExtenderBindingArgs, template_of_pod};
 
-/// The chart lets the scheduler wait for 10 s; when it has given up it asks anew, and finds what was reserved meanwhile.
+/// The chart lets the scheduler wait for 10 s; when it has given up it asks again, and finds what was reserved meanwhile.
 const RESERVED_WITHIN: Duration = Duration::from_secs(8);
 
 /// Binds pods.
@@ -38,7 +40,7 @@ pub(super) struct Binder {
 struct Wish<'a> {
     uid: &'a str,
     full: String,
-    ask: Ask,
+    template: TemplateName,
 }
 
 impl Wish<'_> {
@@ -46,29 +48,30 @@ impl Wish<'_> {
         KubeError::Slice { pod: self.full.clone(), why }
     }
 
-    fn place(&self, book: &mut Book) -> Result<Placed, KubeError> {
+    fn place(&self, record: &mut NodeRecord) -> Result<Placed, KubeError> {
         let now_ms = Timestamp::now().as_millisecond();
-        place(book, self.uid, &self.full, &self.ask, now_ms).map_err(|why| self.wrong(why))
+        place(record, self.uid, &self.full, &self.template, now_ms).map_err(|why| self.wrong(why))
     }
 }
 
 impl Binder {
     /// What is known of a node.
-    pub(super) fn book(&self, name: &str) -> Result<Book, String> {
+    pub(super) fn record(&self, name: &str) -> Result<NodeRecord, String> {
         let node = self.nodes.get(&ObjectRef::new(name)).ok_or("it is not known yet")?;
-        Book::of(&node).map_err(|error| error.to_string())
+        NodeRecord::of(&node).map_err(|error| error.to_string())
     }
 
     /// Whatever fails in between is done again: the place is the pod's already.
-    pub(super) async fn bind(&self, asked: &Bind) -> Result<(), KubeError> {
+    pub(super) async fn bind(&self, asked: &ExtenderBindingArgs) -> Result<(), KubeError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &asked.namespace);
         let pod = pods.get(&asked.name).await?;
         let full = format!("{}/{}", asked.namespace, asked.name);
         let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
         if pod.uid().as_deref() != Some(asked.uid.as_str()) {
-            return Err(wrong("it was made anew".to_owned()));
+            return Err(wrong("it was deleted and created again".to_owned()));
         }
-        let wish = Wish { uid: &asked.uid, ask: ask(&pod).map_err(wrong)?, full: full.clone() };
+        let wish =
+            Wish { uid: &asked.uid, template: template_of_pod(&pod).map_err(wrong)?, full: full.clone() };
         self.put(&wish, &asked.node).await?;
         let binding = json!({
             "metadata": {"name": asked.name, "namespace": asked.namespace, "uid": asked.uid},
@@ -77,7 +80,7 @@ impl Binder {
         // If this fails, the node itself takes the place back, once it is sure that the pod is not there.
         let post = PostParams::default();
         pods.create_subresource::<_, Value>("binding", &asked.name, &post, &binding).await?;
-        tracing::info!(pod = full, node = asked.node, ask = %wish.ask, "placed");
+        tracing::info!(pod = full, node = asked.node, template = %wish.template, "placed");
         Ok(())
     }
 
@@ -88,7 +91,7 @@ impl Binder {
         let mut changes = self.changes.clone();
         loop {
             let turn = self.turn.lock().await;
-            let place = |book: &mut Book| match wish.place(book)? {
+            let place = |record: &mut NodeRecord| match wish.place(record)? {
                 Placed::Asked if self.reserver.is_none() => Err(wish.wrong(nobody_reserves(node))),
                 placed => Ok(placed),
             };
@@ -107,14 +110,14 @@ impl Binder {
 
     /// By what is known here, would it be placed now, or ask for more?
     fn is_worth_a_try(&self, wish: &Wish<'_>, node: &str) -> bool {
-        let Ok(known) = self.book(node) else { return false };
-        let mut book = known.clone();
-        !matches!(wish.place(&mut book), Ok(Placed::Asked)) || book != known
+        let Ok(known) = self.record(node) else { return false };
+        let mut record = known.clone();
+        !matches!(wish.place(&mut record), Ok(Placed::Asked)) || record != known
     }
 
     fn why_not_yet(&self, node: &str) -> String {
-        match (&self.reserver, self.book(node)) {
-            (Some(reserver), Ok(book)) => reserver.why_not_yet(node, &book),
+        match (&self.reserver, self.record(node)) {
+            (Some(reserver), Ok(record)) => reserver.why_not_yet(node, &record),
             (_, Err(why)) => why,
             (None, Ok(_)) => "a GPU is to be reserved for it first".to_owned(),
         }

@@ -2,12 +2,12 @@
 
 use tokio::sync::watch;
 
-/// What is told of it.
+/// Notices of changes.
 #[derive(Clone)]
 pub(super) struct Changes(watch::Receiver<()>);
 
 impl Changes {
-    /// Those that `news` is told of from now on.
+    /// Those that `news` sends from now on.
     pub(super) fn of(news: &watch::Sender<()>) -> Self {
         Self(news.subscribe())
     }

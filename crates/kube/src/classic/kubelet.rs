@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
+use cantle_kube_model::classic::reserve::{Devices, HeldDevice};
+use cantle_kube_model::names::{GPU_RESOURCE, SLICE_RESOURCE};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::KubeError;
-use crate::names::{GPU_RESOURCE, SLICE_RESOURCE};
 
 /// Generated from `proto/deviceplugin.proto`.
 #[expect(unreachable_pub, reason = "generated")]
@@ -27,7 +28,7 @@ use podresources::{AllocatableResourcesRequest, ListPodResourcesRequest, PodReso
 /// The version of the protocol, as the kubelet wants to hear it.
 const VERSION: &str = "v1beta1";
 
-/// The socket of pod-resources in the kubelet's folder.
+/// The socket of pod-resources in the kubelet's directory.
 const POD_RESOURCES: &str = "pod-resources/kubelet.sock";
 
 /// The plugin's options, which the kubelet asks for twice.
@@ -43,7 +44,7 @@ async fn channel(path: &Path) -> Result<Channel, KubeError> {
     endpoint.connect().await.map_err(failed)
 }
 
-/// Tells the kubelet whose socket is `path` of the plugin whose socket has that file name beside it.
+/// Registers the plugin with the kubelet whose socket is `path`. The plugin's socket, `endpoint`, is in the same directory.
 ///
 /// # Errors
 /// If it does not answer, or refuses.
@@ -62,31 +63,12 @@ fn refused(path: &Path, status: &tonic::Status) -> KubeError {
     KubeError::Kubelet { path: path.to_owned(), why: status.message().to_owned() }
 }
 
-/// A device that a pod has.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Held {
-    /// Its id.
-    pub(super) id: String,
-    /// The pod's namespace.
-    pub(super) namespace: String,
-    /// The pod's name.
-    pub(super) pod: String,
-}
-
-/// All slots that pods have, as the kubelet whose folder is `dir` counts them.
+/// All slots that pods have, as the kubelet whose directory is `dir` counts them.
 ///
 /// # Errors
 /// If it does not answer.
-pub(super) async fn slots(dir: &Path) -> Result<Vec<Held>, KubeError> {
+pub(super) async fn slots(dir: &Path) -> Result<Vec<HeldDevice>, KubeError> {
     held(dir, SLICE_RESOURCE).await
-}
-
-/// What NVIDIA's device plugin gives out.
-pub(super) struct Devices {
-    /// The ids of all.
-    pub(super) all: Vec<String>,
-    /// Those that pods have.
-    pub(super) held: Vec<Held>,
 }
 
 /// What NVIDIA's device plugin gives out on this node.
@@ -102,16 +84,16 @@ pub(super) async fn devices(dir: &Path) -> Result<Devices, KubeError> {
     Ok(Devices { all: gpus.flat_map(|gpus| gpus.device_ids).collect(), held: held(dir, GPU_RESOURCE).await? })
 }
 
-async fn held(dir: &Path, resource: &str) -> Result<Vec<Held>, KubeError> {
+async fn held(dir: &Path, resource: &str) -> Result<Vec<HeldDevice>, KubeError> {
     let path = dir.join(POD_RESOURCES);
     let mut lister = PodResourcesListerClient::new(channel(&path).await?);
     let answer = lister.list(ListPodResourcesRequest {}).await.map_err(|status| refused(&path, &status))?;
     Ok(answer.into_inner().pod_resources.into_iter().flat_map(|pod| of_pod(pod, resource)).collect())
 }
 
-fn of_pod(pod: PodResources, resource: &str) -> Vec<Held> {
+fn of_pod(pod: PodResources, resource: &str) -> Vec<HeldDevice> {
     let devices = pod.containers.into_iter().flat_map(|container| container.devices);
     let wanted = devices.filter(|devices| devices.resource_name == resource);
-    let held = |id| Held { id, namespace: pod.namespace.clone(), pod: pod.name.clone() };
+    let held = |id| HeldDevice { id, namespace: pod.namespace.clone(), pod: pod.name.clone() };
     wanted.flat_map(|devices| devices.device_ids).map(held).collect()
 }

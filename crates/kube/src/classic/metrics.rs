@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use cantle_metrics::{Exposition, Kind};
+use cantle_metrics::{Exposition, MetricKind};
 
 use crate::observe::{Calls, Observed};
 
@@ -47,9 +47,9 @@ impl Observed for Metrics {
     fn write(&self, text: &mut Exposition) {
         let calls = [("filter", &self.filter), ("prioritize", &self.prioritize), ("bind", &self.bind)];
         let help = "Calls of kube-scheduler, by what was asked and the answer.";
-        text.family(Kind::Counter, "cantle_extender_answers", help);
+        text.family(MetricKind::Counter, "cantle_extender_answers", help);
         calls.iter().for_each(|(call, calls)| calls.write_answers(text, &[("call", *call)]));
-        text.family(Kind::Histogram, "cantle_extender_seconds", "Time to an answer.");
+        text.family(MetricKind::Histogram, "cantle_extender_seconds", "Time to an answer.");
         calls.iter().for_each(|(call, calls)| calls.write_durations(text, &[("call", *call)]));
     }
 }

@@ -12,19 +12,17 @@
 //! the GPUs, pods of cantle's take them from it first (`reserve`, docs/adr/0012).
 
 mod bind;
-mod book;
 mod changes;
-mod choose;
 mod extender;
-mod keeper;
 mod kubelet;
+mod manager;
 mod metrics;
 mod node;
 mod plugin;
+mod record;
 mod reserve;
 mod wake;
 
-pub(crate) use book::{Book, Holder, Offered, is_reserving};
+pub use cantle_kube_model::classic::reserve::ReservationKind;
 pub use extender::serve_extender;
 pub use node::{PluginConfig, run};
-pub use reserve::Kind as ReservationKind;

@@ -1,4 +1,4 @@
-//! `cantle controller node --path classic`: the device plugin of one node, until it is told to stop.
+//! `cantle controller node --path classic`: the device plugin of one node, until it is stopped.
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_agent::Grants;
+use cantle_node::AllocatableGpus;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::PartialObjectMeta;
@@ -15,17 +15,17 @@ use kube::{Api, Client};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::keeper::Keeper;
+use super::manager::Manager;
 use super::plugin::serve;
 use crate::node::{LOOK_EVERY, Label, Metrics, blocking, keep_partitioned, keep_watch, ticks};
 use crate::{KubeError, NodeConfig, Version, server_version};
 
-/// How long an end may go unnoticed; usually the API server tells at once.
+/// How long an end may go unnoticed; usually the watch shows it at once.
 const SETTLE_EVERY: Duration = Duration::from_secs(5);
 /// After the end of one pod more often follow.
 const TOGETHER: Duration = Duration::from_millis(200);
 
-/// What the device plugin has to know beside what every node has.
+/// What the device plugin has to know in addition to what every node has.
 #[derive(Clone, Debug)]
 pub struct PluginConfig {
     /// Where the kubelet's plugins are.
@@ -52,28 +52,28 @@ pub async fn run(
     let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
-    let keeper = Keeper::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);
-    let keeper = Arc::new(keeper);
+    let manager = Manager::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);
+    let manager = Arc::new(manager);
     // What can't be published at all is an error of the start; later ones pass.
-    let (health, healthy) = watch::channel(keeper.publish().await?);
+    let (health, healthy) = watch::channel(manager.publish().await?);
     tokio::select! {
-        served = serve(Arc::clone(&keeper), healthy, &plugin.dir, stop) => served,
-        never = keep_published(&keeper, &health) => match never {},
+        served = serve(Arc::clone(&manager), healthy, &plugin.dir, stop) => served,
+        never = keep_published(&manager, &health) => match never {},
         never = keep_watch(&grants) => match never {},
         never = keep_partitioned(label, async || turn_mig_on(&grants).await) => match never {},
-        never = keep_settled(&keeper, client, &config.node) => match never {},
+        never = keep_settled(&manager, client, &config.node) => match never {},
     }
 }
 
-async fn turn_mig_on(grants: &Arc<Grants>) -> Result<(), KubeError> {
+async fn turn_mig_on(grants: &Arc<AllocatableGpus>) -> Result<(), KubeError> {
     blocking(grants, |grants| Ok(grants.turn_mig_on()?)).await
 }
 
-async fn keep_published(keeper: &Keeper, health: &watch::Sender<bool>) -> Infallible {
+async fn keep_published(manager: &Manager, health: &watch::Sender<bool>) -> Infallible {
     let mut look = ticks(LOOK_EVERY);
     loop {
         look.tick().await;
-        match keeper.publish().await {
+        match manager.publish().await {
             Ok(now) => drop(health.send_if_modified(|known| std::mem::replace(known, now) != now)),
             Err(error) => tracing::warn!(%error, "what is published stays as it is"),
         }
@@ -81,7 +81,7 @@ async fn keep_published(keeper: &Keeper, health: &watch::Sender<bool>) -> Infall
 }
 
 /// After every change of a pod here, and now and then.
-async fn keep_settled(keeper: &Keeper, client: Client, node: &str) -> Infallible {
+async fn keep_settled(manager: &Manager, client: Client, node: &str) -> Infallible {
     let here = watcher::Config::default().fields(&format!("spec.nodeName={node}"));
     let pods: Api<PartialObjectMeta<Pod>> = Api::all(client);
     let mut changes = pin!(watcher(pods, here));
@@ -90,8 +90,8 @@ async fn keep_settled(keeper: &Keeper, client: Client, node: &str) -> Infallible
             tracing::warn!("watching pods: {error}");
         }
         sleep(TOGETHER).await;
-        if let Err(error) = keeper.settle().await {
-            tracing::warn!(%error, "pods are looked through later");
+        if let Err(error) = manager.settle().await {
+            tracing::warn!(%error, "ended pods are checked again later");
         }
     }
 }

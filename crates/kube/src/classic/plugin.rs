@@ -15,7 +15,6 @@ use tokio::time::{Instant, sleep};
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use super::keeper::Keeper;
 use super::kubelet::deviceplugin::device_plugin_server::{DevicePlugin, DevicePluginServer};
 use super::kubelet::deviceplugin::{
     AllocateRequest, AllocateResponse, CdiDevice, ContainerAllocateRequest, ContainerAllocateResponse,
@@ -23,12 +22,13 @@ use super::kubelet::deviceplugin::{
     PreStartContainerResponse, PreferredAllocationRequest, PreferredAllocationResponse,
 };
 use super::kubelet::{OPTIONS, register};
+use super::manager::Manager;
 use crate::KubeError;
 use crate::socket::{listen, stopped};
 
 /// More than pods that a node can have.
 const SLOTS: u32 = 256;
-/// The kubelet's socket in the folder of plugins.
+/// The kubelet's socket in the directory of plugins.
 const KUBELET_SOCKET: &str = "kubelet.sock";
 /// The plugin's.
 const SOCKET: &str = "cantle.dev-slice.sock";
@@ -36,7 +36,7 @@ const SOCKET: &str = "cantle.dev-slice.sock";
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 struct Plugin {
-    keeper: Arc<Keeper>,
+    manager: Arc<Manager>,
     /// Is there a GPU that answers?
     healthy: watch::Receiver<bool>,
 }
@@ -99,8 +99,8 @@ impl DevicePlugin for Plugin {
     ) -> Result<Response<PreStartContainerResponse>, Status> {
         for slot in &request.get_ref().device_ids {
             let begun = Instant::now();
-            let prepared = self.keeper.prepare(slot).await;
-            self.keeper.metrics.prepared.ended(usize::from(prepared.is_err()), begun.elapsed());
+            let prepared = self.manager.prepare(slot).await;
+            self.manager.metrics.prepared.ended(usize::from(prepared.is_err()), begun.elapsed());
             prepared.map_err(|error| {
                 tracing::warn!(slot, %error, "no slice");
                 Status::failed_precondition(error.to_string())
@@ -110,13 +110,13 @@ impl DevicePlugin for Plugin {
     }
 }
 
-/// Serves the kubelet whose plugins are in `dir` until `stop` is set. A kubelet that starts empties the folder and knows
+/// Serves the kubelet whose plugins are in `dir` until `stop` is set. A kubelet that starts empties the directory and knows
 /// nobody, so then all begins again.
 ///
 /// # Errors
 /// If the socket can't be made, or fails.
 pub(super) async fn serve(
-    keeper: Arc<Keeper>,
+    manager: Arc<Manager>,
     healthy: watch::Receiver<bool>,
     dir: &Path,
     stop: watch::Receiver<bool>,
@@ -124,12 +124,12 @@ pub(super) async fn serve(
     let own = dir.join(SOCKET);
     loop {
         let socket = listen(&own)?;
-        let plugin = Plugin { keeper: Arc::clone(&keeper), healthy: healthy.clone() };
+        let plugin = Plugin { manager: Arc::clone(&manager), healthy: healthy.clone() };
         let served =
             Server::builder().add_service(DevicePluginServer::new(plugin)).serve_with_incoming(socket);
         tokio::select! {
             () = stopped(stop.clone()) => break,
-            () = known(&keeper, dir, &own) => tracing::info!("the kubelet has started anew"),
+            () = known(&manager, dir, &own) => tracing::info!("the kubelet has restarted"),
             served = served => {
                 let why = io::Error::other(served.err().map_or_else(|| "it ended".to_owned(), |e| e.to_string()));
                 return Err(KubeError::Socket { path: own, why });
@@ -142,14 +142,14 @@ pub(super) async fn serve(
 }
 
 /// Registers with the kubelet; ends when that is not so any more.
-async fn known(keeper: &Keeper, dir: &Path, own: &Path) {
+async fn known(manager: &Manager, dir: &Path, own: &Path) {
     let kubelet = dir.join(KUBELET_SOCKET);
     loop {
         let seen = file_id(&kubelet);
         match register(&kubelet, SOCKET.to_owned()).await {
             Ok(()) => {
                 tracing::info!("registered with the kubelet");
-                keeper.metrics.registered();
+                manager.metrics.registered();
                 while seen.is_some() && file_id(&kubelet) == seen && own.exists() {
                     sleep(LOOK_EVERY).await;
                 }
@@ -161,7 +161,7 @@ async fn known(keeper: &Keeper, dir: &Path, own: &Path) {
     }
 }
 
-/// A socket that was made anew is another file, and has another time if it got the same number.
+/// A socket that was created again is another file, and has another time if it got the same number.
 fn file_id(path: &Path) -> Option<(u64, i64, i64)> {
     let found = fs::metadata(path).ok()?;
     Some((found.ino(), found.ctime(), found.ctime_nsec()))

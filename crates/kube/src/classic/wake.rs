@@ -15,10 +15,10 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::Event;
 use serde_json::json;
 
-use super::book::{Book, Holder, Offered};
 use super::metrics::Metrics;
-use crate::names::FREED_ANNOTATION;
 use crate::node::ticks;
+use cantle_kube_model::classic::record::{NodeRecord, OfferedGpu, PluginHolder};
+use cantle_kube_model::names::FREED_ANNOTATION;
 
 /// Longer than any cache is behind.
 const AFTER: Duration = Duration::from_secs(2);
@@ -31,9 +31,9 @@ impl Waker {
     /// Something happened to a node.
     pub(super) fn see(&self, event: &Event<Node>) {
         let (Event::Apply(node) | Event::InitApply(node)) = event else { return };
-        // What can't be read is said where calls are answered.
-        if let Ok(book) = Book::of(node) {
-            self.freed().see(&book);
+        // What can't be read is reported where calls are answered.
+        if let Ok(record) = NodeRecord::of(node) {
+            self.freed().see(&record);
         }
     }
 
@@ -68,15 +68,15 @@ struct Freed {
 }
 
 impl Freed {
-    fn see(&mut self, book: &Book) {
-        let is_taken = |of: &&Offered| matches!(of.holder, Some(Holder::Pod(_)));
-        let count = book.placements.len() + book.gpus.iter().filter(is_taken).count();
-        if self.placed.insert(book.node.clone(), count).is_some_and(|known| count < known) {
-            self.now = Some(book.node.clone());
+    fn see(&mut self, record: &NodeRecord) {
+        let is_taken = |of: &&OfferedGpu| matches!(of.holder, Some(PluginHolder::Pod(_)));
+        let count = record.placements.len() + record.gpus.iter().filter(is_taken).count();
+        if self.placed.insert(record.node.clone(), count).is_some_and(|known| count < known) {
+            self.now = Some(record.node.clone());
         }
     }
 
-    /// A node on which room came free at least a turn ago; each time is told once.
+    /// A node on which room came free at least a turn ago; each time is reported once.
     fn turn(&mut self) -> Option<String> {
         std::mem::replace(&mut self.before, self.now.take())
     }
@@ -90,17 +90,17 @@ async fn touch(nodes: &Api<Node>, name: &str) -> Result<(), kube::Error> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::book::Placement;
     use super::*;
+    use cantle_kube_model::classic::record::PlacedPod;
 
     #[test]
     fn free_room_is_told_once_and_a_whole_turn_later() {
         let mut freed = Freed::default();
         let see = |freed: &mut Freed, pods: &[&str]| {
             let placement =
-                Placement { pod: String::new(), ask: String::new(), slices: Vec::new(), placed_ms: 0 };
+                PlacedPod { pod: String::new(), template: String::new(), slices: Vec::new(), placed_ms: 0 };
             let placements = pods.iter().map(|uid| ((*uid).to_owned(), placement.clone())).collect();
-            freed.see(&Book { node: "n".to_owned(), placements, ..Book::default() });
+            freed.see(&NodeRecord { node: "n".to_owned(), placements, ..NodeRecord::default() });
         };
         see(&mut freed, &["a", "b"]);
         see(&mut freed, &["a", "b", "c"]);

@@ -1,8 +1,5 @@
 //! The GPUs of a cluster, kept up to date by watching it.
 
-mod pool;
-mod view;
-
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -14,14 +11,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use crate::KubeError;
-use crate::inject::GPU;
-use crate::names::{CLASS_WHOLE, DRIVER};
+
 use crate::version::serves_claims;
 use crate::watched::follow;
+use cantle_kube_model::cluster::ClusterView;
+use cantle_kube_model::names::{CLASS_WHOLE, DRIVER, GPU_RESOURCE};
 
-pub(crate) use view::{Holding, View, ViewGpu, ViewNode};
-
-/// So long the first look may take.
+/// Limit of the time until the first list.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// Pods that have a place and are not over: they hold what a device plugin gives.
 const PLACED: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
@@ -71,7 +67,7 @@ impl Watched {
     ///
     /// # Errors
     /// [`KubeError::Unseen`] if it can't be read.
-    pub(crate) async fn view(&self) -> Result<View, KubeError> {
+    pub(crate) async fn view(&self) -> Result<ClusterView, KubeError> {
         let ready = async {
             self.nodes.wait_until_ready().await?;
             self.pods.wait_until_ready().await?;
@@ -86,7 +82,7 @@ impl Watched {
         }
         let (slices, claims) =
             self.claims.as_ref().map(|(slices, claims)| (slices.state(), claims.state())).unwrap_or_default();
-        let mut view = View::of(&self.nodes.state(), &slices, &claims, &self.pods.state())?;
+        let mut view = ClusterView::of(&self.nodes.state(), &slices, &claims, &self.pods.state())?;
         view.gpu_is_claimed = self.gpu_is_claimed;
         Ok(view)
     }
@@ -94,7 +90,7 @@ impl Watched {
 
 async fn is_gpu_claimed(client: &Client) -> Result<bool, KubeError> {
     let class = Api::<DeviceClass>::all(client.clone()).get_opt(CLASS_WHOLE).await?;
-    Ok(class.and_then(|class| class.spec.extended_resource_name).is_some_and(|name| name == GPU))
+    Ok(class.and_then(|class| class.spec.extended_resource_name).is_some_and(|name| name == GPU_RESOURCE))
 }
 
 /// Of a pod that is not ours only what it holds.

@@ -7,18 +7,19 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use cantle_agent::Grants;
+use cantle_node::AllocatableGpus;
 use cantle_runtime::cdi;
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Mutex;
 
-use super::claim::{self, Decided};
-use super::devices::Inventory;
 use super::plugin::dra::{Claim, Device};
-use crate::node::{Metrics, blocking};
+use crate::node::{Metrics, allocation, blocking};
 use crate::{KubeError, Version};
+use cantle_kube_model::ClaimError;
+use cantle_kube_model::dra::claim::{self, DecidedRequest};
+use cantle_kube_model::dra::devices::Inventory;
 
 /// The driver of a node.
 #[derive(Clone)]
@@ -27,7 +28,7 @@ pub(super) struct Driver {
     node: String,
     version: Version,
     cdi_dir: PathBuf,
-    grants: Arc<Grants>,
+    grants: Arc<AllocatableGpus>,
     pub(super) metrics: Arc<Metrics>,
     /// One claim at a time: to prepare one may change the mode of a GPU.
     turn: Arc<Mutex<()>>,
@@ -39,7 +40,7 @@ impl Driver {
         node: &str,
         version: Version,
         cdi_dir: PathBuf,
-        grants: Arc<Grants>,
+        grants: Arc<AllocatableGpus>,
         metrics: Arc<Metrics>,
     ) -> Self {
         Self { client, node: node.to_owned(), version, cdi_dir, grants, metrics, turn: Arc::default() }
@@ -56,7 +57,7 @@ impl Driver {
         blocking(&self.grants, move |grants| Ok(Inventory::of(&grants.offers()?, version))).await
     }
 
-    /// Puts GPUs into MIG mode that can be now; see [`Grants::turn_mig_on`].
+    /// Puts GPUs into MIG mode that can be now; see [`AllocatableGpus::turn_mig_on`].
     pub(super) async fn turn_mig_on(&self) -> Result<(), KubeError> {
         let _turn = self.turn.lock().await;
         blocking(&self.grants, |grants| Ok(grants.turn_mig_on()?)).await
@@ -67,8 +68,8 @@ impl Driver {
         let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &asked.namespace);
         let claim = api.get(&asked.name).await?;
         if claim.uid().as_deref() != Some(asked.uid.as_str()) {
-            let why = "it was made anew since the pod was placed".to_owned();
-            return Err(KubeError::Claim { claim: format!("{}/{}", asked.namespace, asked.name), why });
+            let why = "it was deleted and created again since the pod was placed".to_owned();
+            return Err(ClaimError { claim: format!("{}/{}", asked.namespace, asked.name), why }.into());
         }
         let _turn = self.turn.lock().await;
         let inventory = self.inventory().await?;
@@ -77,9 +78,11 @@ impl Driver {
         blocking(&self.grants, move |grants| {
             let mut devices = Vec::new();
             for one in &decided {
-                let lease = grants.grant(&one.award)?;
-                devices
-                    .push(cdi::Device { name: lease.id.0.clone(), container_edits: grants.edits(&lease)? });
+                let lease = grants.allocate(&allocation(&one.slice))?;
+                devices.push(cdi::CdiDevice {
+                    name: lease.id.0.clone(),
+                    container_edits: grants.edits(&lease)?,
+                });
             }
             let written = cdi::Spec::of_slices(devices).write(&dir, &uid);
             written.map_err(|why| KubeError::Cdi { dir, why })?;
@@ -95,9 +98,9 @@ impl Driver {
         let (uid, dir) = (uid.to_owned(), self.cdi_dir.clone());
         blocking(&self.grants, move |grants| {
             cdi::remove(&dir, &uid).map_err(|why| KubeError::Cdi { dir, why })?;
-            for lease in grants.standing()? {
+            for lease in grants.active()? {
                 if claim::claim_of(&lease.id) == Some(uid.as_str()) {
-                    grants.revoke(&lease.id)?;
+                    grants.release(&lease.id)?;
                     tracing::info!(%uid, task = lease.name, "claim taken back");
                 }
             }
@@ -108,7 +111,7 @@ impl Driver {
 
     /// Takes back what claims hold that are gone, which nobody will ask to unprepare any more.
     pub(super) async fn sweep(&self) -> Result<(), KubeError> {
-        let standing = blocking(&self.grants, |grants| Ok(grants.standing()?)).await?;
+        let standing = blocking(&self.grants, |grants| Ok(grants.active()?)).await?;
         let specs = cdi::ids(&self.cdi_dir);
         let specs = specs.map_err(|why| KubeError::Cdi { dir: self.cdi_dir.clone(), why })?;
         let leased = standing.iter().filter_map(|lease| claim::claim_of(&lease.id).map(str::to_owned));
@@ -120,7 +123,7 @@ impl Driver {
         let claims = api.list(&ListParams::default()).await?;
         let known: BTreeSet<String> = claims.iter().filter_map(kube::ResourceExt::uid).collect();
         for uid in held.difference(&known) {
-            tracing::warn!(%uid, "a claim is gone without a word from the kubelet");
+            tracing::warn!(%uid, "the claim was deleted and the kubelet never unprepared it: taking its slices back");
             self.unprepare(uid).await?;
         }
         Ok(())
@@ -128,13 +131,13 @@ impl Driver {
 }
 
 /// The devices of one request. Its slice is one CDI device, however many GPUs it has, and is named once.
-fn answer(decided: &Decided) -> Vec<Device> {
+fn answer(decided: &DecidedRequest) -> Vec<Device> {
     let device =
         |(at, result): (usize, &k8s_openapi::api::resource::v1::DeviceRequestAllocationResult)| Device {
             request_names: vec![result.request.clone()],
             pool_name: result.pool.clone(),
             device_name: result.device.clone(),
-            cdi_device_ids: if at == 0 { vec![cdi::qualified(&decided.award.lease.0)] } else { Vec::new() },
+            cdi_device_ids: if at == 0 { vec![cdi::qualified(&decided.slice.lease.0)] } else { Vec::new() },
             share_id: result.share_id.clone(),
         };
     decided.results.iter().enumerate().map(device).collect()

@@ -80,7 +80,7 @@ fn spoken(pool: &str, name: String, health: HealthStatus) -> DeviceHealth {
 struct Seen(BTreeSet<String>);
 
 impl Seen {
-    /// What is to be said of each, given those that work now; none if nobody could say.
+    /// The health of each, given those that work now; none if that is not known.
     fn judge(&mut self, works: Option<BTreeSet<String>>) -> Vec<(String, HealthStatus)> {
         self.0.extend(works.iter().flatten().cloned());
         let health = |name: &String| match &works {

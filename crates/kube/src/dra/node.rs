@@ -1,4 +1,4 @@
-//! `cantle controller node`: the driver of one node, until it is told to stop.
+//! `cantle controller node`: the driver of one node, until it is stopped.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -18,7 +18,7 @@ use crate::{KubeError, NodeConfig, Version, server_version};
 
 /// How often claims are looked for that are gone.
 const SWEEP_EVERY: Duration = Duration::from_secs(60);
-/// An API server that does not answer is asked again in so long.
+/// Wait before an API server that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Serves until `stop` is set. Pods go on with their slices, and the next driver finds them.
@@ -91,7 +91,7 @@ async fn keep_swept(driver: &Driver) -> Infallible {
     loop {
         look.tick().await;
         if let Err(error) = driver.sweep().await {
-            tracing::warn!(%error, "claims are looked through later");
+            tracing::warn!(%error, "claims are checked again later");
         }
     }
 }

@@ -16,9 +16,9 @@ use tonic::{Request, Response, Status};
 use super::driver::Driver;
 use super::health::{DraResourceHealthServer, Health};
 use crate::KubeError;
-use crate::names::DRIVER;
 use crate::node::Metrics;
 use crate::socket::{listen, stopped};
+use cantle_kube_model::names::DRIVER;
 
 /// What a kubelet from 1.34 on speaks.
 const SERVICE: &str = "v1.DRAPlugin";
@@ -112,7 +112,7 @@ impl Registration for Registrar {
     }
 }
 
-/// Serves the kubelet whose folder is `kubelet_dir` until `stop` is set. What is announced can be asked: the registration
+/// Serves the kubelet whose directory is `kubelet_dir` until `stop` is set. What is announced can be asked: the registration
 /// comes last and goes first.
 ///
 /// # Errors
@@ -126,7 +126,7 @@ pub(super) async fn serve(
     let announced = kubelet_dir.join("plugins_registry").join(format!("{DRIVER}@reg.sock"));
     let service = listen(&own)?;
     let registry = listen(&announced)?;
-    tracing::info!(folder = %kubelet_dir.display(), "waiting for the kubelet");
+    tracing::info!(directory = %kubelet_dir.display(), "waiting for the kubelet");
     let registrar = Registrar { endpoint: own.clone(), metrics: Arc::clone(&driver.metrics) };
     let registrar = RegistrationServer::new(registrar);
     let goodbye = async {

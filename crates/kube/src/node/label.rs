@@ -14,9 +14,9 @@ use tokio::time::sleep;
 
 use super::{LOOK_EVERY, NodeConfig, ticks};
 use crate::KubeError;
-use crate::names::{PARTITIONING, PARTITIONING_MIG};
+use cantle_kube_model::names::{PARTITIONING, PARTITIONING_MIG};
 
-/// An API server that does not answer is asked again in so long.
+/// Wait before an API server that did not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The label of a node, as it changes.

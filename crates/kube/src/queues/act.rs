@@ -7,28 +7,20 @@ use kube::core::Status;
 use kube::{Api, ResourceExt as _};
 use serde_json::{Value, json};
 
-use super::admit::{Admission, task_of};
-use super::metrics::Fate;
-use super::pod::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
-use super::round::{Controller, Lines};
-use super::verdict::{End, Step, claim, is_gated};
-use super::wants::{Room, Wants};
+use super::controller::{ActionResult, Backlog, Controller};
+use super::metrics::CountedOutcome;
 use crate::KubeError;
+use crate::api_status::is_denied_by_webhook;
+use cantle_kube_model::queues::admit::{Admission, task_of};
+use cantle_kube_model::queues::builder::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
+use cantle_kube_model::queues::outcome::{PodAction, TaskOutcome, claim, is_gated};
+use cantle_kube_model::queues::pod_request::{AdmittedSlices, PodRequest};
 
 /// Field manager of what we write.
 const MANAGER: &str = "cantle-queues";
 
-/// What came of an act.
-pub(super) enum Outcome {
-    Nothing,
-    /// The task says this now.
-    Said(String),
-    /// The pod is no longer ours to look after.
-    Done,
-}
-
 /// What came of making a pod.
-pub(super) enum Made {
+pub(super) enum PodCreation {
     Pod(Box<Pod>),
     /// The task has failed instead.
     Never,
@@ -38,68 +30,71 @@ pub(super) enum Made {
 
 impl Controller {
     /// Does what is to be done about a pod.
-    pub(super) async fn act(&self, pod: &Pod, step: Step) -> Result<Outcome, KubeError> {
-        let Some(task) = task_of(pod).filter(|_| self.leader.leads()) else { return Ok(Outcome::Nothing) };
+    pub(super) async fn act(&self, pod: &Pod, step: PodAction) -> Result<ActionResult, KubeError> {
+        let Some(task) = task_of(pod).filter(|_| self.leader.leads()) else {
+            return Ok(ActionResult::Nothing);
+        };
         match step {
             // Taking is for the admission, which fences it.
-            Step::Nothing | Step::Take => Ok(Outcome::Nothing),
-            Step::Lift => self.lift(pod, task).await,
-            Step::Say(words) => {
-                self.server.say(task, &words).await?;
-                Ok(Outcome::Said(words))
+            PodAction::Nothing | PodAction::Take => Ok(ActionResult::Nothing),
+            PodAction::Lift => self.lift(pod, task).await,
+            PodAction::Report(words) => {
+                self.server.report_message(task, &words).await?;
+                Ok(ActionResult::Reported(words))
             }
-            Step::Stop => {
+            PodAction::Stop => {
                 tracing::info!(task, "its pod is deleted: the task is to stop");
-                self.delete(pod).await.map(|()| Outcome::Nothing)
+                self.delete(pod).await.map(|()| ActionResult::Nothing)
             }
-            Step::End(end) => {
+            PodAction::End(end) => {
                 tracing::info!(task, ?end, "the task has ended");
                 self.server.end(task, &end).await?;
-                self.metrics.count(Fate::from(&end));
+                self.metrics.count(CountedOutcome::from(&end));
                 self.remove(pod).await
             }
-            Step::Requeue(why) => self.requeue(pod, task, &why).await,
-            Step::GiveBack(why) => {
+            PodAction::Requeue(why) => self.requeue(pod, task, &why).await,
+            PodAction::GiveBack(why) => {
                 tracing::info!(task, "back to the front of its queue: {why}");
                 self.server.give_back(task, &pod.uid().unwrap_or_default(), &why).await?;
-                self.metrics.count(Fate::Requeued);
+                self.metrics.count(CountedOutcome::Requeued);
                 self.remove(pod).await
             }
-            Step::Remove(why) => {
+            PodAction::Remove(why) => {
                 tracing::info!(task, "its pod is removed: {why}");
                 self.remove(pod).await
             }
         }
     }
 
-    async fn requeue(&self, pod: &Pod, task: &str, why: &str) -> Result<Outcome, KubeError> {
+    async fn requeue(&self, pod: &Pod, task: &str, why: &str) -> Result<ActionResult, KubeError> {
         tracing::info!(task, "back to the front of its queue: {why}");
         let queue = pod.labels().get(QUEUE_LABEL).map(String::as_str).unwrap_or_default();
         self.server.requeue(queue, task, why).await?;
-        self.metrics.count(Fate::Requeued);
+        self.metrics.count(CountedOutcome::Requeued);
         self.remove(pod).await
     }
 
     /// Makes the pod of a task, which nobody schedules yet.
-    pub(super) async fn make(&self, task: &tasks::Task, admission: &Admission) -> Made {
-        let Admission { queue, room, .. } = admission;
-        let made = match self.forge.pod(task, &self.forge.file.queues[*queue], &self.ids[*queue]) {
+    pub(super) async fn make(&self, task: &tasks::Task, admission: &Admission) -> PodCreation {
+        let Admission { queue, slices, .. } = admission;
+        let made = match self.builder.pod(task, &self.builder.file.queues[*queue], &self.ids[*queue]) {
             Ok(mut pod) => {
-                room.iter().for_each(|room| room.enter(&mut pod));
+                slices.iter().for_each(|slices| slices.write_into(&mut pod));
                 self.create(pod).await
             }
             Err(why) => return self.fail(&task.id, why).await,
         };
         match made {
-            Ok(pod) => Made::Pod(Box::new(pod)),
+            Ok(pod) => PodCreation::Pod(Box::new(pod)),
             Err(kube::Error::Api(status)) if status.code == 409 => self.existing(&task.id).await,
             Err(kube::Error::Api(status)) if is_final(&status) => self.fail(&task.id, status.message).await,
             Err(kube::Error::Api(status)) => {
                 // A quota of the namespace, mostly: people want to know.
-                let said = self.server.say(&task.id, &format!("waiting: {}", status.message)).await;
-                Made::Later(said.err().map_or(status.message, |error| error.to_string()))
+                let said =
+                    self.server.report_message(&task.id, &format!("waiting: {}", status.message)).await;
+                PodCreation::Later(said.err().map_or(status.message, |error| error.to_string()))
             }
-            Err(error) => Made::Later(error.to_string()),
+            Err(error) => PodCreation::Later(error.to_string()),
         }
     }
 
@@ -115,42 +110,42 @@ impl Controller {
     }
 
     /// Somebody made a pod of this name: a former leader, a moment ago, or a stranger.
-    async fn existing(&self, task: &str) -> Made {
+    async fn existing(&self, task: &str) -> PodCreation {
         let name = name_of(task);
         match self.pods.get(&name).await {
             Ok(pod)
-                if pod.labels().get(OWNER_LABEL) == Some(&self.forge.owner)
+                if pod.labels().get(OWNER_LABEL) == Some(&self.builder.owner)
                     && pod.labels().get(TASK_LABEL).is_some_and(|label| label == task)
                     && is_gated(&pod)
                     && pod.metadata.deletion_timestamp.is_none() =>
             {
-                Made::Pod(Box::new(pod))
+                PodCreation::Pod(Box::new(pod))
             }
-            Ok(_) => Made::Later(format!("there is another pod {name}")),
-            Err(error) => Made::Later(error.to_string()),
+            Ok(_) => PodCreation::Later(format!("there is another pod {name}")),
+            Err(error) => PodCreation::Later(error.to_string()),
         }
     }
 
     /// The task can't ever get a pod.
-    async fn fail(&self, task: &str, why: String) -> Made {
+    async fn fail(&self, task: &str, why: String) -> PodCreation {
         tracing::info!(task, "failed: {why}");
-        match self.server.end(task, &End::Failed(why)).await {
+        match self.server.end(task, &TaskOutcome::Failed(why)).await {
             Ok(()) => {
-                self.metrics.count(Fate::Failed);
-                Made::Never
+                self.metrics.count(CountedOutcome::Failed);
+                PodCreation::Never
             }
-            Err(error) => Made::Later(error.to_string()),
+            Err(error) => PodCreation::Later(error.to_string()),
         }
     }
 
     /// Takes the task from its queue and lets its pod be scheduled.
-    pub(super) async fn take(&self, pod: &Pod, lines: &Lines) -> Result<Outcome, KubeError> {
+    pub(super) async fn take(&self, pod: &Pod, backlog: &Backlog) -> Result<ActionResult, KubeError> {
         let (Some(task), Some(at)) = (task_of(pod), self.queue_at(pod)) else {
             return self.remove(pod).await;
         };
         let id = &self.ids[at];
         let waits_in =
-            |id: &String| lines.get(id).is_some_and(|waiting| waiting.iter().any(|each| each == task));
+            |id: &String| backlog.get(id).is_some_and(|waiting| waiting.iter().any(|each| each == task));
         if !waits_in(id) && self.ids.iter().any(waits_in) {
             // Somebody has moved it into another queue.
             return self.remove(pod).await;
@@ -158,23 +153,23 @@ impl Controller {
         if !waits_in(id) {
             // Taken out long ago by somebody who is gone.
             self.server.put_in_front(id, task).await?;
-            return Ok(Outcome::Nothing);
+            return Ok(ActionResult::Nothing);
         }
         let words = format!("pod {} waits for a place", pod.name_any());
         if !self.server.take(id, task, &claim(pod), &words).await? {
             // Another agent was quicker, or somebody has stopped it; the next round says which.
-            return Ok(Outcome::Nothing);
+            return Ok(ActionResult::Nothing);
         }
-        self.metrics.count(Fate::Taken);
-        tracing::info!(task, queue = self.forge.file.queues[at].name, "its pod may be scheduled");
+        self.metrics.count(CountedOutcome::Taken);
+        tracing::info!(task, queue = self.builder.file.queues[at].name, "its pod may be scheduled");
         self.lift(pod, task).await
     }
 
     /// Lets the cluster's scheduler have the pod, once the server counts what it holds.
-    async fn lift(&self, pod: &Pod, task: &str) -> Result<Outcome, KubeError> {
-        let (uid, room) = (pod.uid().unwrap_or_default(), Room::of_pod(pod));
-        let weight = Wants::of_pod(pod).quota_milli;
-        match self.server.hold(&self.forge.owner, task, &uid, room.slices, weight).await {
+    async fn lift(&self, pod: &Pod, task: &str) -> Result<ActionResult, KubeError> {
+        let (uid, admitted) = (pod.uid().unwrap_or_default(), AdmittedSlices::of_pod(pod));
+        let weight = PodRequest::of_pod(pod).quota_milli;
+        match self.server.hold(&self.builder.owner, task, &uid, admitted.slices, weight).await {
             // Others of the project were faster, elsewhere.
             Err(error) if error.is_subcode(subcode::OVER_QUOTA) => {
                 return self.requeue(pod, task, &error.to_string()).await;
@@ -184,15 +179,15 @@ impl Controller {
         let gates = pod.spec.iter().flat_map(|spec| spec.scheduling_gates.iter().flatten());
         let others: Vec<_> = gates.filter(|gate| gate.name != GATE).collect();
         self.patch(pod, json!({"metadata": {"uid": pod.uid()}, "spec": {"schedulingGates": others}})).await?;
-        Ok(Outcome::Nothing)
+        Ok(ActionResult::Nothing)
     }
 
     /// The pod goes, and need not stay for us.
-    async fn remove(&self, pod: &Pod) -> Result<Outcome, KubeError> {
+    async fn remove(&self, pod: &Pod) -> Result<ActionResult, KubeError> {
         self.delete(pod).await?;
         let others: Vec<_> = pod.finalizers().iter().filter(|name| *name != FINALIZER).collect();
         self.patch(pod, json!({"metadata": {"uid": pod.uid(), "finalizers": others}})).await?;
-        Ok(Outcome::Done)
+        Ok(ActionResult::Finished)
     }
 
     async fn delete(&self, pod: &Pod) -> Result<(), KubeError> {
@@ -220,6 +215,5 @@ fn unless_gone(answer: Result<(), kube::Error>) -> Result<(), KubeError> {
 
 /// Will the API server say the same to the same pod again?
 fn is_final(status: &Status) -> bool {
-    let denied = status.code == 403 && status.message.contains("denied the request");
-    denied || matches!(status.code, 400 | 422)
+    is_denied_by_webhook(status) || matches!(status.code, 400 | 422)
 }

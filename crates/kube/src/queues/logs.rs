@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_clearml::events::Event;
+use cantle_clearml::events::ReportedEvent;
 use futures_util::{AsyncBufRead, AsyncBufReadExt as _};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -14,11 +14,11 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use super::pod::CONTAINER;
 use super::server::Server;
 use crate::KubeError;
+use cantle_kube_model::queues::builder::CONTAINER;
 
-/// A piece is sent when it is so old or so big.
+/// A piece is sent at this age or size.
 const PIECE_AGE: Duration = Duration::from_millis(300);
 const PIECE_BYTES: usize = 64 << 10;
 const RETRY: Duration = Duration::from_secs(1);
@@ -126,7 +126,7 @@ impl Source {
             sleep(RETRY).await;
         }
         loop {
-            // Asked before the log is opened: then its end is the end of all.
+            // ClusterQuestion before the log is opened: then its end is the end of all.
             let last_time = *is_over.borrow();
             match self.read(&mut sent).await {
                 Ok(()) if last_time => return,
@@ -152,7 +152,7 @@ impl Source {
         loop {
             let piece = next_piece(stream.as_mut(), &mut line, sent).await?;
             if let Some((at, text)) = piece.text {
-                let event = Event::log(&self.task, &self.worker, at.as_millisecond(), text);
+                let event = ReportedEvent::log(&self.task, &self.worker, at.as_millisecond(), text);
                 while let Err(error) = self.server.log(event.clone()).await {
                     tracing::debug!(task = self.task, "a piece of log waits: {error}");
                     sleep(RETRY).await;

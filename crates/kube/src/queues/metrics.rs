@@ -4,21 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use cantle_metrics::{Exposition, Kind, precise};
+use cantle_metrics::{Exposition, Fallback, Fallbacks, MetricKind, precise};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::Store;
 
-use super::admit::queue_of;
-use super::verdict::{End, is_gated, runs};
 use crate::observe::{Calls, Observed};
-use crate::phase::has_ended;
+use cantle_kube_model::phase::has_ended;
+use cantle_kube_model::queues::admit::queue_of;
+use cantle_kube_model::queues::outcome::{TaskOutcome, is_gated, runs};
 
 /// A round asks the server three times; with many tasks to start it makes and changes their pods, too.
 const BOUNDS_S: [f64; 8] = [0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0];
 
+/// What the controller assumed because it could not read what it was given.
+pub(super) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::MissingUid, Fallback::UnreadableRequest]);
+
 /// What became of a task.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Fate {
+pub(super) enum CountedOutcome {
     Taken,
     Completed,
     Failed,
@@ -26,7 +29,7 @@ pub(super) enum Fate {
     Requeued,
 }
 
-impl Fate {
+impl CountedOutcome {
     const ALL: [(Self, &'static str); 5] = [
         (Self::Taken, "taken"),
         (Self::Completed, "completed"),
@@ -36,30 +39,30 @@ impl Fate {
     ];
 }
 
-impl From<&End> for Fate {
-    fn from(end: &End) -> Self {
+impl From<&TaskOutcome> for CountedOutcome {
+    fn from(end: &TaskOutcome) -> Self {
         match end {
-            End::Completed => Self::Completed,
-            End::Failed(_) => Self::Failed,
-            End::Stopped(_) => Self::Stopped,
+            TaskOutcome::Completed => Self::Completed,
+            TaskOutcome::Failed(_) => Self::Failed,
+            TaskOutcome::Stopped(_) => Self::Stopped,
         }
     }
 }
 
 pub(super) struct Metrics {
     known: Store<Pod>,
-    /// The server has told which queues there are.
+    /// The server has answered which queues there are.
     ready: AtomicBool,
     leads: AtomicBool,
-    fates: [AtomicU64; Fate::ALL.len()],
+    counts: [AtomicU64; CountedOutcome::ALL.len()],
     rounds: Calls,
 }
 
 impl Metrics {
     pub(super) fn new(known: Store<Pod>) -> Self {
         let rounds = Calls::new(&["done", "failed"], &BOUNDS_S);
-        let (ready, leads, fates) = Default::default();
-        Self { known, ready, leads, fates, rounds }
+        let (ready, leads, counts) = Default::default();
+        Self { known, ready, leads, counts, rounds }
     }
 
     pub(super) fn ready(&self) {
@@ -70,8 +73,8 @@ impl Metrics {
         self.leads.store(leads, Ordering::Relaxed);
     }
 
-    pub(super) fn count(&self, fate: Fate) {
-        self.fates[fate as usize].fetch_add(1, Ordering::Relaxed);
+    pub(super) fn count(&self, fate: CountedOutcome) {
+        self.counts[fate as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// A round of the leader is over.
@@ -97,25 +100,34 @@ impl Metrics {
 
 impl Observed for Metrics {
     fn waits_for(&self) -> Option<&'static str> {
-        (!self.ready.load(Ordering::Acquire)).then_some("word from the ClearML server")
+        (!self.ready.load(Ordering::Acquire)).then_some("answer from the ClearML server")
     }
 
     fn write(&self, text: &mut Exposition) {
+        Fallbacks::write(text, "cantle_queues_fallbacks", &[&FALLBACKS]);
         let leads = self.leads.load(Ordering::Relaxed);
-        text.family(Kind::Gauge, "cantle_queues_leader", "1 for the replica that works.");
+        text.family(MetricKind::Gauge, "cantle_queues_leader", "1 for the replica that works.");
         text.sample(&[], precise(u64::from(leads)));
-        text.family(Kind::Gauge, "cantle_queues_pods", "Pods of tasks, by queue and state; of the leader.");
+        text.family(
+            MetricKind::Gauge,
+            "cantle_queues_pods",
+            "Pods of tasks, by queue and state; of the leader.",
+        );
         // The others know them, too, and would count them again.
         for ((queue, state), count) in self.pods().into_iter().filter(|_| leads) {
             text.sample(&[("queue", queue.as_str()), ("state", state)], precise(count));
         }
-        text.family(Kind::Counter, "cantle_queues_tasks", "What became of tasks since the replica started.");
-        for (fate, word) in Fate::ALL {
-            text.sample(&[("fate", word)], precise(self.fates[fate as usize].load(Ordering::Relaxed)));
+        text.family(
+            MetricKind::Counter,
+            "cantle_queues_tasks",
+            "What became of tasks since the replica started.",
+        );
+        for (fate, word) in CountedOutcome::ALL {
+            text.sample(&[("fate", word)], precise(self.counts[fate as usize].load(Ordering::Relaxed)));
         }
-        text.family(Kind::Counter, "cantle_queues_rounds", "Rounds of the leader, by how they ended.");
+        text.family(MetricKind::Counter, "cantle_queues_rounds", "Rounds of the leader, by how they ended.");
         self.rounds.write_answers(text, &[]);
-        text.family(Kind::Histogram, "cantle_queues_round_seconds", "Time that a round takes.");
+        text.family(MetricKind::Histogram, "cantle_queues_round_seconds", "Time that a round takes.");
         self.rounds.write_durations(text, &[]);
     }
 }
@@ -126,9 +138,9 @@ mod tests {
     use kube::runtime::watcher::Event;
     use serde_json::{from_value, json};
 
-    use super::super::pod::{GATE, QUEUE_ANNOTATION};
     use super::*;
     use crate::observe::documented;
+    use cantle_kube_model::queues::builder::{GATE, QUEUE_ANNOTATION};
 
     fn text(metrics: &Metrics) -> String {
         let mut text = Exposition::new("text/plain");
@@ -138,7 +150,7 @@ mod tests {
 
     #[test]
     fn each_metric_is_documented() {
-        assert_eq!(documented(&Metrics::new(store().0)).len(), 5);
+        assert_eq!(documented(&Metrics::new(store().0)).len(), 6);
     }
 
     #[test]
@@ -162,7 +174,7 @@ mod tests {
         let metrics = Metrics::new(known);
         assert!(!text(&metrics).contains("cantle_queues_pods{"), "another replica does");
         metrics.leads(true);
-        metrics.count(Fate::Requeued);
+        metrics.count(CountedOutcome::Requeued);
         let text = text(&metrics);
         for line in [
             "cantle_queues_leader 1",

@@ -1,21 +1,15 @@
 //! Tasks in ClearML's queues become pods. docs/adr/0008 says what holds at each point where the controller may die.
 
 mod act;
-mod admit;
-mod config;
-mod files;
+mod controller;
 mod leader;
 mod logs;
 mod metrics;
-mod plan;
-mod pod;
 mod quotas;
-mod report;
 mod round;
 mod server;
-mod template;
-mod verdict;
-mod wants;
+#[cfg(test)]
+mod tests;
 
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -29,18 +23,18 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
 
-pub use config::{QueueConfig, QueueFile, QueueFileError};
+pub use cantle_kube_model::queues::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
 use crate::node::ticks;
 use crate::observe::show;
 use crate::watched::follow;
+use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess, ServerKeys};
+use controller::{Controller, Memory};
 use leader::Leader;
 use logs::Logs;
 use metrics::Metrics;
-use pod::{Forge, Keys, OWNER_LABEL, Reach};
 use quotas::Quotas;
-use round::{Controller, Memory};
 use server::Server;
 
 /// How often the server is asked whether a task waits or is to be stopped.
@@ -65,9 +59,9 @@ pub struct QueueSettings {
     pub name: String,
     /// Tells this replica from the others.
     pub identity: String,
-    /// After so long without a sign of the leader another replica takes over.
+    /// Another replica takes over when the leader has not renewed the Lease for this time.
     pub lease_duration: Duration,
-    /// So long a pod may fail to get its image.
+    /// How long a pod may fail to get its image.
     pub image_grace: Duration,
     /// Where `/healthz`, `/readyz` and `/metrics` are.
     pub observers: Option<TcpListener>,
@@ -76,7 +70,7 @@ pub struct QueueSettings {
 /// Serves until `stop` ends.
 ///
 /// # Errors
-/// At the start only: a queue that the server does not have. Everything else is told and tried again.
+/// At the start only: a queue that the server does not have. Everything else is logged and tried again.
 pub async fn serve_queues(
     client: Client,
     mut settings: QueueSettings,
@@ -102,12 +96,16 @@ pub async fn serve_queues(
         () = &mut stop => return Ok(()),
     };
     metrics.ready();
-    let keys = settings.secret.map_or(Keys::Plain(settings.credentials), Keys::Secret);
+    let keys = settings.secret.map_or(ServerKeys::Plain(settings.credentials), ServerKeys::Secret);
     let (name, namespace) = (settings.name, settings.namespace);
     let mut controller = Controller {
         quotas: Quotas::new(client.clone()),
         leader: Leader::new(client, &namespace, name.clone(), settings.identity, settings.lease_duration),
-        forge: Forge { owner: name, file: settings.file, reach: Reach { url: settings.url, keys } },
+        builder: PodBuilder {
+            owner: name,
+            file: settings.file,
+            access: ServerAccess { url: settings.url, keys },
+        },
         logs: Logs::new(pods.clone(), Arc::clone(&server)),
         image_grace: settings.image_grace,
         pods,

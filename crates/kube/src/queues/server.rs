@@ -1,24 +1,28 @@
-//! What the controller asks of the ClearML server, and tells it.
+//! The controller's calls to the ClearML server.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{ReportNode, ReportTask};
-use cantle_clearml::events::{Event, GetTaskLog};
-use cantle_clearml::quotas::{Fleet, GetFleet, GiveBack};
+use cantle_clearml::events::{GetTaskLog, ReportedEvent};
+use cantle_clearml::quotas::{Evict, Fleet, GetFleet, GiveBack};
 use cantle_clearml::{
-    Client, DONE, Error, Listing, TaskRequest, accept_refusal, queues, subcode, tasks, workers,
+    Client, DONE, Listing, StatusReason, TaskRequest, WireError as Error, accept_refusal, queues, subcode,
+    tasks, workers,
 };
+use cantle_decide::victims;
+use cantle_metrics::Fallback;
 use cantle_model::{Slice, TaskStatus};
 use cantle_sched::Eviction;
 
-use super::config::{QueueConfig, QueueFile};
-use super::verdict::End;
+use super::metrics::FALLBACKS;
 use crate::KubeError;
+use cantle_kube_model::queues::outcome::TaskOutcome;
+use cantle_kube_model::queues::{QueueConfig, QueueFile};
 
 /// Tasks by id.
 pub(super) type Tasks = BTreeMap<String, tasks::Task>;
 
-/// So many ids go into one call.
+/// Limit of ids in one call.
 const BATCH: usize = 500;
 
 /// The server, for one controller.
@@ -68,7 +72,7 @@ impl Server {
     }
 
     /// Who waits in which queue.
-    pub(super) async fn lines(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, Error> {
+    pub(super) async fn backlog(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, Error> {
         let list = Listing::fields(ids.to_vec(), &["id", "entries"]);
         let found = self.client.call(&queues::GetAll { list }).await?.queues;
         let entries = |entries: Vec<queues::Entry>| entries.into_iter().map(|entry| entry.task).collect();
@@ -83,8 +87,16 @@ impl Server {
     /// What waiting tasks ask for; what can't be read is refused when the pod is made, and until then taken for nothing.
     pub(super) async fn requests(&self, ids: &[String]) -> Result<BTreeMap<String, TaskRequest>, Error> {
         let tasks = self.tasks(ids, &["id", "hyperparams"]).await?;
-        let request = |task: &tasks::Task| TaskRequest::from_hyperparams(&task.hyperparams).ok().flatten();
-        Ok(tasks.into_iter().map(|(id, task)| (id, request(&task).unwrap_or_default())).collect())
+        let request = |task: &tasks::Task| {
+            let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
+                if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{} {error}", task.id)) {
+                    tracing::warn!(task = task.id, %error, "a request can't be read; it counts as none until the task is refused");
+                }
+                None
+            });
+            request.unwrap_or_default()
+        };
+        Ok(tasks.into_iter().map(|(id, task)| (id, request(&task))).collect())
     }
 
     /// What is under quotas; empty if nothing is, or the server knows none.
@@ -107,7 +119,7 @@ impl Server {
         self.client.call_extended(&report).await.map(drop)
     }
 
-    /// The server decides who has to stop. Decided on what is no longer so, nobody has; the next look sees how it is.
+    /// The server decides who has to stop. ClusterDecision on what is no longer so, nobody has; the next look sees how it is.
     pub(super) async fn evict(
         &self,
         node: &str,
@@ -121,7 +133,15 @@ impl Server {
             let (task, for_task) = (&eviction.task, &eviction.for_task);
             tracing::info!(%task, %for_task, cause = ?eviction.cause, "is to make room");
         }
-        match self.client.call_extended(&cantle_agent::quotas::evict(node, evictions, seen)).await {
+        match self
+            .client
+            .call_extended(&Evict {
+                node: node.to_owned(),
+                victims: victims(evictions),
+                evictions: seen.evictions,
+            })
+            .await
+        {
             Err(error) if !error.is_temporary() => {
                 tracing::info!("nobody is stopped: {error}");
                 Ok(())
@@ -199,7 +219,7 @@ impl Server {
 
     /// A task whose pod was lost goes back to where it came from.
     pub(super) async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), Error> {
-        let words = Some(format!("put back: {why}"));
+        let words = Some(StatusReason::PutBack(why).to_string());
         let enqueue = tasks::Enqueue {
             task: task.to_owned(),
             queue: Some(queue.to_owned()),
@@ -225,29 +245,29 @@ impl Server {
     }
 
     /// Shows on the task what its pod waits for, or where it runs.
-    pub(super) async fn say(&self, task: &str, words: &str) -> Result<(), Error> {
+    pub(super) async fn report_message(&self, task: &str, words: &str) -> Result<(), Error> {
         let body = serde_json::json!({"task": task, "status_message": words});
         accept_refusal(self.client.call_value("tasks.update", &body).await.map(drop))
     }
 
     /// Tells how a task ended.
-    pub(super) async fn end(&self, task: &str, end: &End) -> Result<(), Error> {
+    pub(super) async fn end(&self, task: &str, end: &TaskOutcome) -> Result<(), Error> {
         let (task, force) = (task.to_owned(), true);
         let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         accept_refusal(match end {
-            End::Completed => {
+            TaskOutcome::Completed => {
                 let (status_reason, status_message) = words(DONE);
                 let done = tasks::Completed { task, force, publish: false, status_reason, status_message };
                 self.client.call(&done).await.map(drop)
             }
-            End::Failed(why) => {
+            TaskOutcome::Failed(why) => {
                 let (status_reason, status_message) = words(why);
                 self.client
                     .call(&tasks::Failed { task, force, status_reason, status_message })
                     .await
                     .map(drop)
             }
-            End::Stopped(why) => {
+            TaskOutcome::Stopped(why) => {
                 let (status_reason, status_message) = words(why);
                 self.client
                     .call(&tasks::Stopped { task, force, status_reason, status_message })
@@ -258,7 +278,7 @@ impl Server {
     }
 
     /// Sends a piece of a task's output.
-    pub(super) async fn log(&self, event: Event) -> Result<(), Error> {
+    pub(super) async fn log(&self, event: ReportedEvent) -> Result<(), Error> {
         accept_refusal(self.client.add_batch(&[event]).await.map(drop))
     }
 
@@ -280,6 +300,6 @@ impl Server {
     }
 }
 
-fn is_called(queue: &queues::Queue, name: &str) -> bool {
+fn is_called(queue: &queues::QueueRecord, name: &str) -> bool {
     queue.name == name || queue.id == name
 }

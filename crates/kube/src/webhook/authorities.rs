@@ -14,7 +14,7 @@ const SKEW_S: i64 = 300;
 
 /// How long things are good for, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Lives {
+pub struct CertificateLifetimes {
     /// An authority; renewed when a third is left.
     pub authority_s: i64,
     /// A certificate; renewed when half is left.
@@ -23,7 +23,7 @@ pub struct Lives {
     pub settle_s: i64,
 }
 
-impl Lives {
+impl CertificateLifetimes {
     /// Must every certificate end before its authority does?
     #[must_use]
     pub const fn fit(&self) -> bool {
@@ -55,9 +55,14 @@ pub(super) struct Leaf {
 impl Leaf {
     /// Should there be another one by now?
     #[must_use]
-    pub(super) fn is_due(&self, authorities: &Authorities, now_s: i64, lives: &Lives) -> bool {
+    pub(super) fn is_due(
+        &self,
+        authorities: &Authorities,
+        now_s: i64,
+        lifetimes: &CertificateLifetimes,
+    ) -> bool {
         now_s >= self.renew_at_s
-            || authorities.signer(now_s, lives).is_none_or(|signer| *signer != self.signed_by)
+            || authorities.signer(now_s, lifetimes).is_none_or(|signer| *signer != self.signed_by)
     }
 }
 
@@ -71,11 +76,15 @@ impl Authorities {
     ///
     /// # Errors
     /// If no key can be made.
-    pub(super) fn renewed(&self, now_s: i64, lives: &Lives) -> Result<Option<Self>, rcgen::Error> {
+    pub(super) fn renewed(
+        &self,
+        now_s: i64,
+        lifetimes: &CertificateLifetimes,
+    ) -> Result<Option<Self>, rcgen::Error> {
         let mut next: Vec<Authority> = self.0.iter().filter(|a| a.expires_s > now_s).cloned().collect();
-        let is_old = |a: &Authority| a.expires_s - now_s < lives.authority_s / 3;
+        let is_old = |a: &Authority| a.expires_s - now_s < lifetimes.authority_s / 3;
         if next.last().is_none_or(is_old) {
-            next.push(Authority::new(now_s, lives)?);
+            next.push(Authority::new(now_s, lifetimes)?);
         }
         let next = Self(next);
         Ok((next != *self).then_some(next))
@@ -89,8 +98,8 @@ impl Authorities {
 
     /// Who signs now: the newest that is known everywhere.
     #[must_use]
-    pub(super) fn signer(&self, now_s: i64, lives: &Lives) -> Option<&Authority> {
-        let settled = self.0.iter().rev().find(|a| a.created_s + lives.settle_s <= now_s);
+    pub(super) fn signer(&self, now_s: i64, lifetimes: &CertificateLifetimes) -> Option<&Authority> {
+        let settled = self.0.iter().rev().find(|a| a.created_s + lifetimes.settle_s <= now_s);
         settled.or_else(|| self.0.first())
     }
 
@@ -102,10 +111,10 @@ impl Authorities {
         &self,
         names: &[String],
         now_s: i64,
-        lives: &Lives,
+        lifetimes: &CertificateLifetimes,
     ) -> Result<Option<Leaf>, rcgen::Error> {
-        let Some(signer) = self.signer(now_s, lives) else { return Ok(None) };
-        let ends_s = (now_s + lives.leaf_s).min(signer.expires_s);
+        let Some(signer) = self.signer(now_s, lifetimes) else { return Ok(None) };
+        let ends_s = (now_s + lifetimes.leaf_s).min(signer.expires_s);
         let mut params = params("cantle webhook", names, now_s, ends_s)?;
         params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -122,8 +131,8 @@ impl Authorities {
 }
 
 impl Authority {
-    fn new(now_s: i64, lives: &Lives) -> Result<Self, rcgen::Error> {
-        let expires_s = now_s + lives.authority_s;
+    fn new(now_s: i64, lifetimes: &CertificateLifetimes) -> Result<Self, rcgen::Error> {
+        let expires_s = now_s + lifetimes.authority_s;
         let key = KeyPair::generate()?;
         let cert_pem = authority_params(now_s, expires_s)?.self_signed(&key)?.pem();
         Ok(Self { created_s: now_s, expires_s, cert_pem, key_pem: key.serialize_pem() })
@@ -156,7 +165,7 @@ fn params(
 mod tests {
     use super::*;
 
-    const LIVES: Lives = Lives { authority_s: 900, leaf_s: 100, settle_s: 50 };
+    const LIVES: CertificateLifetimes = CertificateLifetimes { authority_s: 900, leaf_s: 100, settle_s: 50 };
 
     #[test]
     fn at_every_moment_the_signer_is_known_and_outlives_what_it_signs() {
@@ -208,7 +217,7 @@ mod tests {
 
     #[test]
     fn lives_that_do_not_fit() {
-        assert!(!Lives { leaf_s: 280, ..LIVES }.fit());
-        assert!(!Lives { leaf_s: 0, ..LIVES }.fit());
+        assert!(!CertificateLifetimes { leaf_s: 280, ..LIVES }.fit());
+        assert!(!CertificateLifetimes { leaf_s: 0, ..LIVES }.fit());
     }
 }

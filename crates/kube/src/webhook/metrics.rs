@@ -3,14 +3,15 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use cantle_metrics::{Exposition, Kind};
+use cantle_metrics::{Exposition, MetricKind};
 
-use crate::inject::Verdict;
 use crate::observe::{Calls, Observed};
+use cantle_kube_model::inject::ReviewOutcome;
 
 const BOUNDS_S: [f64; 8] = [0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.025, 0.1];
-/// In the order of [`Verdict::ALL`].
-const VERDICTS: [&str; 3] = [Verdict::Injected.name(), Verdict::Unchanged.name(), Verdict::Denied.name()];
+/// In the order of [`ReviewOutcome::ALL`].
+const OUTCOMES: [&str; 3] =
+    [ReviewOutcome::Injected.name(), ReviewOutcome::Unchanged.name(), ReviewOutcome::Denied.name()];
 
 pub(super) struct Metrics {
     ready: AtomicBool,
@@ -19,7 +20,7 @@ pub(super) struct Metrics {
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self { ready: AtomicBool::new(false), calls: Calls::new(&VERDICTS, &BOUNDS_S) }
+        Self { ready: AtomicBool::new(false), calls: Calls::new(&OUTCOMES, &BOUNDS_S) }
     }
 }
 
@@ -28,8 +29,8 @@ impl Metrics {
         self.ready.store(true, Ordering::Release);
     }
 
-    pub(super) fn answered(&self, verdict: Verdict, took: Duration) {
-        self.calls.ended(verdict as usize, took);
+    pub(super) fn answered(&self, outcome: ReviewOutcome, took: Duration) {
+        self.calls.ended(outcome as usize, took);
     }
 }
 
@@ -40,9 +41,13 @@ impl Observed for Metrics {
 
     fn write(&self, text: &mut Exposition) {
         let help = "Pods that the injector was asked about, by answer.";
-        text.family(Kind::Counter, "cantle_webhook_answers", help);
+        text.family(MetricKind::Counter, "cantle_webhook_answers", help);
         self.calls.write_answers(text, &[]);
-        text.family(Kind::Histogram, "cantle_webhook_seconds", "Time to an answer, without network and TLS.");
+        text.family(
+            MetricKind::Histogram,
+            "cantle_webhook_seconds",
+            "Time to an answer, without network and TLS.",
+        );
         self.calls.write_durations(text, &[]);
     }
 }

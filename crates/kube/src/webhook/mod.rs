@@ -1,7 +1,7 @@
 //! The injector as a service: HTTPS for the API server, and a plain port for who watches over it.
 
 mod authorities;
-mod keeper;
+mod manager;
 mod metrics;
 
 use std::net::{SocketAddr, TcpListener};
@@ -18,14 +18,14 @@ use kube::Client;
 use serde_json::Value;
 use tokio::time::Instant;
 
-pub use authorities::Lives;
-pub use keeper::Certificates;
+pub use authorities::CertificateLifetimes;
+pub use manager::Certificates;
 
 use crate::KubeError;
-use crate::inject::{Rules, Way, answer};
 use crate::observe::show;
 use crate::templates::keep_templates;
-use keeper::Keeper;
+use cantle_kube_model::inject::{InjectionMode, Rules, answer};
+use manager::Manager;
 use metrics::Metrics;
 
 /// A pod has at most 1.5 MiB, and a review of a change has two of them.
@@ -74,13 +74,13 @@ pub async fn serve_webhook(
     let shared = Arc::new(Shared { rules: settings.rules, metrics: Arc::clone(&metrics) });
     let mut background = tokio::task::JoinSet::new();
     background.spawn(show(settings.observers, metrics));
-    if shared.rules.way == Way::Claim {
+    if shared.rules.mode == InjectionMode::Claim {
         background.spawn(keep_templates(client.clone()));
     }
     let mut stop = Box::pin(stop);
-    let mut keeper = Keeper::new(client, settings.certificates);
+    let mut manager = Manager::new(client, settings.certificates);
     let tls = tokio::select! {
-        tls = keeper.start() => tls,
+        tls = manager.start() => tls,
         () = &mut stop => return Ok(()),
     };
     let handle = Handle::new();
@@ -89,7 +89,7 @@ pub async fn serve_webhook(
         stop.await;
         stopping.graceful_shutdown(Some(GRACE));
     });
-    background.spawn(keeper.keep());
+    background.spawn(manager.keep());
     shared.metrics.ready();
     tracing::info!("the injector is ready");
     let app = Router::new()
@@ -110,7 +110,7 @@ async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) ->
                 let user = review["request"]["userInfo"]["username"].as_str().unwrap_or_default();
                 tracing::info!(namespace, user, "pod refused: {denial}");
             }
-            shared.metrics.answered(answered.verdict, begun.elapsed());
+            shared.metrics.answered(answered.outcome, begun.elapsed());
             Json(answered.review).into_response()
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}\n")).into_response(),

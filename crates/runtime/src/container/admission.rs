@@ -1,12 +1,13 @@
 //! Which `docker run` options a task may bring. Pure: what must be asked of the machine is asked through [`Host`].
 //!
 //! A task inside a slice must not lift its own limit, so options that would are refused by name, those that cantle takes
-//! care of are left out with a note, and the rest passes. An option that nobody has looked at is refused.
+//! care of are left out with a note, and the rest passes. An unknown option is refused.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
 
-use super::flags::{self, Given, Verdict};
+use super::AdmissionError;
+use super::flags::{self, Action, Given};
 use crate::privileges::is_withheld;
 
 /// What admission has to know of the machine.
@@ -15,30 +16,6 @@ pub(crate) trait Host {
     fn resolve(&self, path: &Path) -> PathBuf;
     /// The text of an `--env-file`.
     fn read(&self, path: &Path) -> io::Result<String>;
-}
-
-/// Why a container's options are refused. One line that names the option.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AdmissionError {
-    /// It would lift the limit.
-    #[error("container option {option} is refused: {why}")]
-    Refused {
-        /// As given.
-        option: String,
-        /// What is wrong with it.
-        why: String,
-    },
-    /// Nobody has looked at what it does.
-    #[error("container option {0} is not one that cantle knows, so nobody can say what it does to the limit")]
-    Unknown(String),
-    /// A word that belongs to no option.
-    #[error(
-        "\"{0}\" among the container's options is not an option; give the image and the command separately"
-    )]
-    NotAnOption(String),
-    /// The option is known, its value is wrong.
-    #[error("container option {0} needs {1}")]
-    Value(String, &'static str),
 }
 
 /// What may reach the container, and what was left out.
@@ -58,7 +35,7 @@ pub(crate) struct Protected {
     pub(crate) targets: Vec<PathBuf>,
 }
 
-/// On any machine: whoever has these has the machine.
+/// On any machine: access to these is control of the machine.
 const SENSITIVE_SOURCES: [&str; 6] =
     ["/dev", "/proc", "/sys", "/run/docker.sock", "/run/containerd", "/run/podman"];
 /// Set by cantle, or read by the loader before the driver's libraries.
@@ -83,10 +60,10 @@ pub(crate) fn admit(
         let name = flag.name;
         let option = if value.is_empty() { format!("--{name}") } else { format!("--{name}={value}") };
         let refused = |why: String| AdmissionError::Refused { option: option.clone(), why };
-        match flag.verdict {
-            Verdict::Refuse(why) => return Err(refused(why.to_owned())),
-            Verdict::Strip(why) => admitted.notes.push(format!("{option} left out: {why}")),
-            Verdict::Keep if name == "env-file" => {
+        match flag.action {
+            Action::Refuse(why) => return Err(refused(why.to_owned())),
+            Action::Strip(why) => admitted.notes.push(format!("{option} left out: {why}")),
+            Action::Keep if name == "env-file" => {
                 let text = host.read(Path::new(&value)).map_err(|why| refused(why.to_string()))?;
                 for line in
                     text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'))
@@ -95,7 +72,7 @@ pub(crate) fn admit(
                     admitted.options.push(Given { name: "env", value: line.to_owned() });
                 }
             }
-            Verdict::Keep => {
+            Action::Keep => {
                 check(name, &value, protected, host).map_err(refused)?;
                 admitted.options.push(Given { name, value });
             }

@@ -9,7 +9,7 @@ use super::AdmissionError;
 use super::admission::{self, Host};
 use super::contents;
 use super::engine::Machine;
-use super::flags::{self, Given, Verdict};
+use super::flags::{self, Action, Given};
 use super::plan::{self, LABEL_LEASE, LABEL_TASK};
 use crate::TaskSpec;
 
@@ -20,7 +20,7 @@ pub struct DockerRun {
     gpus: Vec<String>,
     /// Options that concern docker's client and engine, not what the task can reach: they stay as they are.
     client: Vec<String>,
-    /// Options that admission has to look at.
+    /// Options that admission has to check.
     options: Vec<String>,
     image_and_command: Vec<String>,
 }
@@ -35,7 +35,7 @@ impl DockerRun {
     /// Reads `docker run OPTIONS IMAGE COMMAND…`.
     ///
     /// # Errors
-    /// If it is not such a command line, or has options that nobody has looked at.
+    /// If it is not such a command line, or has unknown options.
     pub fn parse(words: &[String]) -> Result<Self, AdmissionError> {
         let Some(run) = words.iter().position(|word| word == "run").filter(|&at| at > 0) else {
             return Err(AdmissionError::NotAnOption(words.first().cloned().unwrap_or_default()));
@@ -60,10 +60,10 @@ impl DockerRun {
             if let Some((_, why)) = REFUSED.iter().find(|(name, _)| *name == flag.name) {
                 return Err(AdmissionError::Refused { option: word, why: (*why).to_owned() });
             }
-            match flag.verdict {
+            match flag.action {
                 _ if flag.name == "gpus" => parts.gpus.push(value),
-                Verdict::Strip(_) => parts.client.push(word),
-                Verdict::Keep | Verdict::Refuse(_) => parts.options.push(word),
+                Action::Strip(_) => parts.client.push(word),
+                Action::Keep | Action::Refuse(_) => parts.options.push(word),
             }
         }
         Ok(parts)
@@ -81,7 +81,7 @@ impl DockerRun {
         })
     }
 
-    /// The command line with the slice of `spec` in it, and without any other way to the GPU.
+    /// The command line with the slice of `spec` in it, and no other access to the GPU.
     ///
     /// # Errors
     /// If an option would lift the limit.

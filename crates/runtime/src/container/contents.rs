@@ -10,18 +10,18 @@ use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
 use crate::{Backend, TaskSpec, environment};
 
 /// Size and mode of the container's `/run/cantle`, which holds mount points and nothing else.
-const FOLDER_BYTES: i64 = 64 << 10;
-const FOLDER_MODE: u32 = 0o755;
+const DIRECTORY_BYTES: i64 = 64 << 10;
+const DIRECTORY_MODE: u32 = 0o755;
 /// Nobody makes new device nodes.
 const DEVICE_PERMISSIONS: &str = "rw";
 
-/// Where the loader of an image looks by itself: Debian's and Red Hat's folder.
+/// The default library directories of the loader in an image: Debian's and Red Hat's.
 fn library_dirs() -> [String; 2] {
     [format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH), "/usr/lib64".to_owned()]
 }
 
 /// All of it as edits of a CDI device: for engines that take devices by name, and for Kubernetes. The task's own variables are
-/// not among them: a device's description lies in a file that others than the task may come to read, and they can be secrets.
+/// not among them: a device's description is a file that others may read, and variables can be secrets.
 #[must_use]
 pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf]) -> Edits {
     let node = |path: &PathBuf| DeviceNode { path: path.clone(), permissions: DEVICE_PERMISSIONS.to_owned() };
@@ -38,7 +38,7 @@ pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf
 fn cdi_mount(mount: Mount) -> cdi::Mount {
     let (kind, more) = match &mount.source {
         Some(_) => ("bind", vec!["bind".to_owned()]),
-        None => ("tmpfs", vec![format!("size={FOLDER_BYTES}"), format!("mode={FOLDER_MODE:04o}")]),
+        None => ("tmpfs", vec![format!("size={DIRECTORY_BYTES}"), format!("mode={DIRECTORY_MODE:04o}")]),
     };
     let read_only = mount.read_only == Some(true);
     let common = ["nosuid", "nodev"].into_iter().chain(read_only.then_some("ro"));
@@ -61,7 +61,7 @@ pub(super) fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
     variables
 }
 
-/// Everything that cantle mounts. The real libraries lie where the shim is linked against them; the shim has every name
+/// Everything that cantle mounts. The real libraries are where the shim is linked against them; the shim has every name
 /// under which a program may open them.
 pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
     if spec.slices.is_empty() {
@@ -70,7 +70,7 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
     let confinement = &spec.confinement;
     let libraries = &confinement.libraries;
     let mut mounts = vec![
-        own_folder(),
+        own_directory(),
         bind(&libraries.cuda.real, format!("{REAL_DIR}/libcuda.so.1"), true),
         bind(&libraries.nvml.real, format!("{REAL_DIR}/libnvidia-ml.so.1"), true),
         bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
@@ -101,14 +101,14 @@ fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {
 }
 
 /// A mount of its own, so that it can't be moved away and replaced, and takes no more files.
-fn own_folder() -> Mount {
+fn own_directory() -> Mount {
     Mount {
         typ: Some(MountType::TMPFS),
         target: Some(CANTLE_DIR.to_owned()),
         read_only: Some(true),
         tmpfs_options: Some(MountTmpfsOptions {
-            size_bytes: Some(FOLDER_BYTES),
-            mode: Some(FOLDER_MODE.into()),
+            size_bytes: Some(DIRECTORY_BYTES),
+            mode: Some(DIRECTORY_MODE.into()),
             ..Default::default()
         }),
         ..Default::default()
@@ -140,7 +140,7 @@ pub(super) fn mount_option(mount: &Mount) -> String {
     let what = match mount.source.as_deref() {
         Some(source) => format!("type=bind,source={source},target={target}"),
         None => {
-            format!("type=tmpfs,target={target},tmpfs-mode={FOLDER_MODE:04o},tmpfs-size={FOLDER_BYTES}")
+            format!("type=tmpfs,target={target},tmpfs-mode={DIRECTORY_MODE:04o},tmpfs-size={DIRECTORY_BYTES}")
         }
     };
     let read_only = if mount.read_only == Some(true) { ",readonly" } else { "" };

@@ -1,64 +1,26 @@
-//! One container engine. Every call has a limit, so that an engine that hangs holds up nothing but its own tasks.
+//! One container engine.
 
 use std::fs;
-use std::future::Future;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use bollard::errors::Error;
-use bollard::query_parameters::{
-    CreateContainerOptions, ListContainersOptions, RemoveContainerOptions, StartContainerOptions,
-};
-use bollard::{API_DEFAULT_VERSION, Docker};
+use bollard::Docker;
+use bollard::query_parameters::{CreateContainerOptions, ListContainersOptions, StartContainerOptions};
 use cantle_model::LeaseId;
 
-use super::ContainerSpec;
 use super::admission::{self, Host};
+use super::calls::{self, CALL_LIMIT, limited};
 use super::contents::slice_edits;
-use super::output::Output;
-use super::plan::{self, LABEL_LEASE, LABEL_TASK, Plan, Way};
-use super::task::{Container, ContainerRef};
+use super::output::ContainerOutput;
+use super::plan::{self, InjectionMode, LABEL_LEASE, LABEL_TASK, Plan};
+use super::task::Container;
+use super::{ContainerSpec, EngineError};
 use crate::cdi::{self, Published};
 use crate::running::Kind;
-use crate::{Running, StartError, TaskSpec};
+use crate::task_directory::ContainerRef;
+use crate::{RunningTask, StartError, TaskSpec};
 
-/// Nothing but fetching an image takes longer on a healthy engine.
-pub(super) const CALL_LIMIT: Duration = Duration::from_secs(30);
-
-/// Why the engine did not do what was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum EngineError {
-    /// Nobody listens.
-    #[error("no container engine at {}; is dockerd running, and may this user open its socket?", .0.display())]
-    NotThere(PathBuf),
-    /// It refuses; its own words.
-    #[error("container engine: {what}: {why}")]
-    Refused {
-        /// What was asked.
-        what: String,
-        /// The answer.
-        why: String,
-    },
-    /// It answers in words that are not docker's.
-    #[error("container engine: {what}: cannot understand the answer: {why}")]
-    Garbled {
-        /// What was asked.
-        what: String,
-        /// What is wrong with the answer.
-        why: String,
-    },
-    /// No answer within the limit.
-    #[error("container engine: {what}: no answer within {seconds} s")]
-    Hangs {
-        /// What was asked.
-        what: String,
-        /// How long was waited.
-        seconds: u64,
-    },
-}
-
-/// What `cantle doctor` wants to know of an engine.
+/// What `cantle doctor` reports of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EngineInfo {
     /// Its socket.
@@ -69,7 +31,7 @@ pub struct EngineInfo {
     pub cgroup: String,
     /// Runtimes it knows, e.g. `runc`, `nvidia`.
     pub runtimes: Vec<String>,
-    /// Folders in which it looks for CDI specs; none if it does not do CDI.
+    /// Directories where it looks for CDI specs; none if it does not support CDI.
     pub cdi_dirs: Vec<String>,
 }
 
@@ -106,8 +68,9 @@ impl Engine {
             let mut sockets = [Self::DOCKER_SOCKET, Self::PODMAN_SOCKET].into_iter().map(Path::new);
             sockets.find(|path| path.exists()).unwrap_or_else(|| Path::new(Self::DOCKER_SOCKET))
         };
-        let engine = Self::at(socket.unwrap_or_else(usual))?;
-        // Not for its version: an engine runs three programs to tell that.
+        let socket = socket.unwrap_or_else(usual).to_owned();
+        let engine = Self { docker: calls::client(&socket)?, socket, cdi_dir: None };
+        // No call for its version: an engine runs three programs to find that out.
         match limited("ping", CALL_LIMIT, engine.docker.ping()).await {
             Ok(_) => Ok(engine),
             Err(_) if !engine.socket.exists() => Err(EngineError::NotThere(engine.socket)),
@@ -120,25 +83,13 @@ impl Engine {
     /// # Errors
     /// If it does not answer.
     pub async fn with_devices(mut self) -> Result<Self, EngineError> {
-        // The last folder goes before the others, and is the one for what comes and goes.
+        // The last directory has precedence, and is the one for specs that come and go.
         self.cdi_dir = self.info().await?.cdi_dirs.pop().map(PathBuf::from);
         Ok(self)
     }
 
-    /// As [`Self::connect`], without asking: the engine may be away at the moment.
-    pub(super) fn at(socket: &Path) -> Result<Self, EngineError> {
-        let path = socket.display().to_string();
-        let docker = Docker::connect_with_unix(&path, CALL_LIMIT.as_secs(), API_DEFAULT_VERSION);
-        let docker = docker.map_err(|_| EngineError::NotThere(socket.to_owned()))?;
-        Ok(Self { docker, socket: socket.to_owned(), cdi_dir: None })
-    }
-
     pub(super) const fn docker(&self) -> &Docker {
         &self.docker
-    }
-
-    pub(super) fn into_docker(self) -> Docker {
-        self.docker
     }
 
     /// What kind of engine this is.
@@ -157,7 +108,7 @@ impl Engine {
     }
 
     /// Starts a task in a container. The slice's accounting must exist in `spec.confinement.slice_dir`;
-    /// `spec.cwd` is not used, because the machine's folders mean nothing in a container.
+    /// `spec.cwd` is not used, because the machine's directories mean nothing in a container.
     ///
     /// # Errors
     /// If the task's options are refused, the image can't be had, or the container does not start. Nothing is left
@@ -166,38 +117,43 @@ impl Engine {
         &self,
         spec: &TaskSpec,
         container: &ContainerSpec,
-        output: Output,
-    ) -> Result<Running, StartError> {
-        self.start_and_tell(spec, container, output, |_| ()).await
+        output: ContainerOutput,
+    ) -> Result<RunningTask, StartError> {
+        self.start_and_notify(spec, container, output, |_| ()).await
     }
 
-    /// The same; what takes long is told on the way: in the task's log, or by `tell` where there is none.
+    /// The same, with reports of steps that take long: in the task's log, or by `notify` where there is none.
     ///
     /// # Errors
     /// As [`Self::start`].
-    pub async fn start_and_tell(
+    pub async fn start_and_notify(
         &self,
         spec: &TaskSpec,
         container: &ContainerSpec,
-        output: Output,
-        tell: impl Fn(&str),
-    ) -> Result<Running, StartError> {
+        output: ContainerOutput,
+        notify: impl Fn(&str),
+    ) -> Result<RunningTask, StartError> {
         let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
         let device = self.offer(spec, container);
-        let way = if device.is_some() { Way::Device } else { Way::Mounts };
-        let plan = plan::plan(spec, container, &admitted, way)?;
+        let mode = if device.is_some() { InjectionMode::Device } else { InjectionMode::Mounts };
+        let plan = plan::plan(spec, container, &admitted, mode)?;
         output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
-        self.have_image(&container.image, &plan, |line| output.note(line, &tell)).await?;
+        self.have_image(&container.image, &plan, |line| output.note(line, &notify)).await?;
         let id = self.create(&plan, &spec.lease).await?;
         let started = self.run_created(&id, spec, output).await;
         if started.is_err() {
-            // The first error is the one to tell.
+            // The first error is the one to report.
             let _ = self.remove(&id).await;
         }
-        Ok(Running { kind: Kind::Container(started?) })
+        Ok(RunningTask { kind: Kind::Container(started?) })
     }
 
-    async fn run_created(&self, id: &str, spec: &TaskSpec, output: Output) -> Result<Container, StartError> {
+    async fn run_created(
+        &self,
+        id: &str,
+        spec: &TaskSpec,
+        output: ContainerOutput,
+    ) -> Result<Container, StartError> {
         let call = self.docker.start_container(id, None::<StartContainerOptions>);
         if let Err(error) = limited("start", CALL_LIMIT, call).await {
             let program = spec.argv.first().map(|word| word.to_string_lossy().into_owned());
@@ -211,8 +167,8 @@ impl Engine {
     fn offer(&self, spec: &TaskSpec, container: &ContainerSpec) -> Option<Published> {
         let dir = self.cdi_dir.as_ref().filter(|_| !spec.slices.is_empty())?;
         let container_edits = slice_edits(spec, &container.devices, &container.driver_files);
-        let device = cdi::Device { name: spec.lease.0.clone(), container_edits };
-        // Who may not write there gives the container the same by mounts.
+        let device = cdi::CdiDevice { name: spec.lease.0.clone(), container_edits };
+        // Without the right to write there the container gets the same by mounts.
         cdi::Spec::of_slices(vec![device]).publish(dir, &spec.lease.0).ok()
     }
 
@@ -250,11 +206,12 @@ impl Engine {
     /// # Errors
     /// If the engine does not answer. A container that is not there is no error.
     pub async fn remove(&self, id: &str) -> Result<(), EngineError> {
-        remove(&self.docker, id).await
+        calls::remove(&self.docker, id).await
     }
 }
 
-/// The runtime's words for a program that is not in the image, or can't be executed. Engines pass them on.
+/// Recognises the messages of container runtimes for a program that is not in the image, or can't be executed; engines pass
+/// them on.
 fn explain(error: EngineError, program: String) -> StartError {
     let says = |text: &str| matches!(&error, EngineError::Refused { why, .. } if why.contains(text));
     let about_program = says("exec: ");
@@ -265,70 +222,6 @@ fn explain(error: EngineError, program: String) -> StartError {
         return StartError::NotExecutable { program, why: io::ErrorKind::PermissionDenied.into() };
     }
     error.into()
-}
-
-pub(super) async fn remove(docker: &Docker, id: &str) -> Result<(), EngineError> {
-    let options = RemoveContainerOptions { force: true, v: true, ..Default::default() };
-    let call = docker.remove_container(id, Some(options));
-    match tokio::time::timeout(CALL_LIMIT, call).await {
-        // Gone already, or about to be: somebody else removes it.
-        Ok(Err(Error::DockerResponseServerError { status_code: 404 | 409, .. }) | Ok(())) => Ok(()),
-        Ok(Err(error)) => Err(refused("remove", &error)),
-        Err(_) => Err(hangs("remove", CALL_LIMIT)),
-    }
-}
-
-/// What the engine says about a container.
-pub(super) enum Seen {
-    Running,
-    /// With its exit code.
-    Ended(Option<i32>),
-    /// There is no such container.
-    Gone,
-    /// The engine does not answer; the container may run all the same.
-    Nothing,
-}
-
-pub(super) async fn look(docker: &Docker, id: &str) -> Seen {
-    match tokio::time::timeout(CALL_LIMIT, docker.inspect_container(id, None)).await {
-        Ok(Ok(found)) => {
-            let state = found.state.unwrap_or_default();
-            if state.running.unwrap_or(false) || state.restarting.unwrap_or(false) {
-                return Seen::Running;
-            }
-            Seen::Ended(state.exit_code.and_then(|code| i32::try_from(code).ok()))
-        }
-        Ok(Err(Error::DockerResponseServerError { status_code: 404, .. })) => Seen::Gone,
-        Ok(Err(_)) | Err(_) => Seen::Nothing,
-    }
-}
-
-/// Waits for the engine's answer, but not for ever.
-pub(super) async fn limited<T>(
-    what: &str,
-    limit: Duration,
-    call: impl Future<Output = Result<T, Error>>,
-) -> Result<T, EngineError> {
-    match tokio::time::timeout(limit, call).await {
-        Ok(Ok(answer)) => Ok(answer),
-        Ok(Err(Error::RequestTimeoutError)) | Err(_) => Err(hangs(what, limit)),
-        Ok(Err(error @ (Error::JsonDataError { .. } | Error::JsonSerdeError { .. }))) => {
-            Err(EngineError::Garbled { what: what.to_owned(), why: error.to_string() })
-        }
-        Ok(Err(error)) => Err(refused(what, &error)),
-    }
-}
-
-fn refused(what: &str, error: &Error) -> EngineError {
-    let why = match error {
-        Error::DockerResponseServerError { message, .. } => message.trim().to_owned(),
-        other => other.to_string(),
-    };
-    EngineError::Refused { what: what.to_owned(), why }
-}
-
-fn hangs(what: &str, limit: Duration) -> EngineError {
-    EngineError::Hangs { what: what.to_owned(), seconds: limit.as_secs() }
 }
 
 /// The machine that the agent runs on.

@@ -1,4 +1,4 @@
-//! Images that are not here yet are fetched, which can take minutes: people are told how far it is.
+//! Fetches images that are not here yet, which can take minutes, and reports the progress.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,21 +9,23 @@ use cantle_model::Bytes;
 use futures_util::StreamExt;
 use tokio::time::Instant;
 
+use super::EngineError;
+use super::calls::{CALL_LIMIT, limited};
 use super::config::Pull;
-use super::engine::{CALL_LIMIT, Engine, EngineError, limited};
+use super::engine::Engine;
 use super::plan::Plan;
 
 const FETCH_LIMIT: Duration = Duration::from_secs(3600);
-/// So often people are told.
-const TELL_EVERY: Duration = Duration::from_secs(5);
+/// How often progress is reported.
+const NOTIFY_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Engine {
-    /// Fetches the image if the task's `--pull` says so, and tells how far it is.
+    /// Fetches the image if the task's `--pull` says so, and reports the progress.
     pub(super) async fn have_image(
         &self,
         image: &str,
         plan: &Plan,
-        tell: impl Fn(&str),
+        notify: impl Fn(&str),
     ) -> Result<(), EngineError> {
         let here = limited("image", CALL_LIMIT, self.docker().inspect_image(image)).await.is_ok();
         let pull = match plan.extra.pull {
@@ -46,19 +48,19 @@ impl Engine {
             platform: plan.extra.platform.clone(),
             ..Default::default()
         };
-        tell(&format!("fetching image {image}"));
+        notify(&format!("fetching image {image}"));
         let mut progress = Progress::new(Instant::now());
         let mut steps = self.docker().create_image(Some(options), None, None);
         let fetch = async {
             while let Some(step) = steps.next().await {
                 if let Some(so_far) = progress.step(&step?, Instant::now()) {
-                    tell(&format!("fetching image {image}: {so_far}"));
+                    notify(&format!("fetching image {image}: {so_far}"));
                 }
             }
             Ok(())
         };
         limited(&format!("pull {image}"), FETCH_LIMIT, fetch).await?;
-        tell(&format!("image {image} is here after {:.0} s", progress.began.elapsed().as_secs_f64()));
+        notify(&format!("image {image} is here after {:.0} s", progress.began.elapsed().as_secs_f64()));
         Ok(())
     }
 }
@@ -66,14 +68,14 @@ impl Engine {
 /// How much of an image is here.
 struct Progress {
     began: Instant,
-    told: Instant,
+    notified: Instant,
     /// Bytes that are here, and all of them, by layer.
     layers: BTreeMap<String, (u64, u64)>,
 }
 
 impl Progress {
     const fn new(now: Instant) -> Self {
-        Self { began: now, told: now, layers: BTreeMap::new() }
+        Self { began: now, notified: now, layers: BTreeMap::new() }
     }
 
     /// Counts what the engine says; gives a line when it is time for one.
@@ -81,15 +83,15 @@ impl Progress {
         let detail = step.progress_detail.as_ref();
         let bytes = |count: Option<i64>| count.and_then(|count| u64::try_from(count).ok());
         let counted = detail.and_then(|detail| Some((bytes(detail.current)?, bytes(detail.total)?)));
-        // While a layer is unpacked the engine counts its bytes anew.
+        // While a layer is unpacked the engine counts its bytes again from zero.
         if let (Some(layer), Some("Downloading"), Some(counted)) = (&step.id, step.status.as_deref(), counted)
         {
             self.layers.insert(layer.clone(), counted);
         }
-        if now.duration_since(self.told) < TELL_EVERY {
+        if now.duration_since(self.notified) < NOTIFY_INTERVAL {
             return None;
         }
-        self.told = now;
+        self.notified = now;
         let (here, all) = self.layers.values().fold((0, 0), |sum, of| (sum.0 + of.0, sum.1 + of.1));
         let seconds = now.duration_since(self.began).as_secs();
         Some(match step.status.as_deref() {

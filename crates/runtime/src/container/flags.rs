@@ -1,4 +1,4 @@
-//! `docker run`'s options, as far as a task may give them, and what becomes of each.
+//! `docker run`'s options, as far as a task may give them, and what is done with each.
 
 use super::AdmissionError;
 
@@ -9,10 +9,10 @@ pub(crate) struct Given {
     pub(crate) value: String,
 }
 
-/// What becomes of an option.
+/// What is done with an option.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    /// It reaches the container, after its value was looked at.
+pub(crate) enum Action {
+    /// It reaches the container, after a check of its value.
     Keep,
     /// It is left out, because cantle does this itself; the log says so.
     Strip(&'static str),
@@ -20,36 +20,36 @@ pub(crate) enum Verdict {
     Refuse(&'static str),
 }
 
-use Verdict::{Keep, Refuse, Strip};
+use Action::{Keep, Refuse, Strip};
 
 pub(crate) struct Flag {
     pub(crate) name: &'static str,
     short: Option<char>,
     takes_value: bool,
-    pub(crate) verdict: Verdict,
+    pub(crate) action: Action,
 }
 
-const fn value(name: &'static str, verdict: Verdict) -> Flag {
-    Flag { name, short: None, takes_value: true, verdict }
+const fn value(name: &'static str, action: Action) -> Flag {
+    Flag { name, short: None, takes_value: true, action }
 }
 
-const fn short(short: char, name: &'static str, verdict: Verdict) -> Flag {
-    Flag { name, short: Some(short), takes_value: true, verdict }
+const fn short(short: char, name: &'static str, action: Action) -> Flag {
+    Flag { name, short: Some(short), takes_value: true, action }
 }
 
-const fn switch(name: &'static str, verdict: Verdict) -> Flag {
-    Flag { name, short: None, takes_value: false, verdict }
+const fn switch(name: &'static str, action: Action) -> Flag {
+    Flag { name, short: None, takes_value: false, action }
 }
 
-const fn short_switch(short: char, name: &'static str, verdict: Verdict) -> Flag {
-    Flag { name, short: Some(short), takes_value: false, verdict }
+const fn short_switch(short: char, name: &'static str, action: Action) -> Flag {
+    Flag { name, short: Some(short), takes_value: false, action }
 }
 
 const OUTSIDE: &str = "it lets the task reach processes outside its container";
 const DEVICES: &str = "cantle gives the task its GPUs";
 const OTHERS: &str = "it brings mounts that cantle has not seen";
 
-/// Every option that is known; an unknown one is refused, because nobody has looked at what it does.
+/// Every option that is known. An unknown one is refused, because its effect on the limit is not known.
 const FLAGS: [Flag; 58] = [
     value("add-host", Keep),
     value("cap-add", Keep),

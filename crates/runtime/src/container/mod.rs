@@ -2,20 +2,22 @@
 //! have. Docker's API over its socket; Podman's compatible socket too.
 
 mod admission;
+mod calls;
 mod command_line;
 mod config;
 mod contents;
 mod engine;
+mod error;
 mod fetch;
 mod flags;
 mod output;
 mod plan;
 mod task;
 
-pub use admission::AdmissionError;
 pub use command_line::DockerRun;
 pub use contents::slice_edits;
-pub use engine::{Engine, EngineError, EngineInfo, Leftover};
-pub use output::Output;
+pub use engine::{Engine, EngineInfo, Leftover};
+pub use error::{AdmissionError, EngineError};
+pub use output::ContainerOutput;
 pub use plan::ContainerSpec;
-pub(crate) use task::{Container, ContainerRef, ContainerStopper};
+pub(crate) use task::{Container, ContainerStopper};

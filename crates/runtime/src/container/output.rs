@@ -2,7 +2,6 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -10,49 +9,49 @@ use bollard::container::LogOutput;
 use bollard::query_parameters::LogsOptions;
 use futures_util::StreamExt;
 
-use super::engine::{Seen, look};
-use crate::detached::TaskDir;
+use super::calls::{ContainerStatus, status};
+use crate::TaskDirectory;
 
-/// After a failure the engine is asked again in so long.
-const AGAIN: Duration = Duration::from_millis(500);
+/// How long to wait before the engine is asked again after a failure.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Where a container's output goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Output {
-    /// `output.log` in the task's folder, with the command itself in the first line.
-    TaskDir(PathBuf),
+pub enum ContainerOutput {
+    /// The output file of the task's directory, with the command itself in the first line.
+    TaskDirectory(TaskDirectory),
     /// This process's own stdout and stderr.
     Inherit,
 }
 
-impl Output {
-    pub(super) fn task_dir(&self) -> Option<TaskDir> {
+impl ContainerOutput {
+    pub(super) const fn task_directory(&self) -> Option<&TaskDirectory> {
         match self {
-            Self::TaskDir(dir) => Some(TaskDir::new(dir)),
+            Self::TaskDirectory(directory) => Some(directory),
             Self::Inherit => None,
         }
     }
 
     pub(super) fn begin(&self, head: &str) -> io::Result<()> {
-        let Some(dir) = self.task_dir() else { return Ok(()) };
-        dir.prepare()?;
-        std::fs::write(dir.output(), head)
+        let Some(directory) = self.task_directory() else { return Ok(()) };
+        directory.prepare().map_err(|error| error.source)?;
+        std::fs::write(directory.output(), head)
     }
 
-    /// A line of ours, before the container's own: in the task's log, or to `tell` where there is none.
-    pub(super) fn note(&self, line: &str, tell: &impl Fn(&str)) {
-        let Some(dir) = self.task_dir() else { return tell(line) };
-        let written = OpenOptions::new().append(true).open(dir.output());
+    /// A line of cantle's, before the container's own: in the task's log, or to `notify` where there is none.
+    pub(super) fn note(&self, line: &str, notify: &impl Fn(&str)) {
+        let Some(directory) = self.task_directory() else { return notify(line) };
+        let written = OpenOptions::new().append(true).open(directory.output());
         // Nothing depends on it.
         let _ = written.and_then(|mut file| writeln!(file, "cantle: {line}"));
     }
 
-    /// Copies until the container has ended and all it wrote is here. The engine keeps the whole output and tells it
+    /// Copies until the container has ended and all of its output is here. The engine keeps the whole output and returns it
     /// in the same order each time, so that after an interruption it is enough to skip what is here already.
     pub(super) async fn copy(self, docker: Docker, id: String, head_len: u64) -> io::Result<()> {
-        let mut copy = match self.task_dir() {
-            Some(dir) => {
-                let file = OpenOptions::new().append(true).open(dir.output())?;
+        let mut copy = match self.task_directory() {
+            Some(directory) => {
+                let file = OpenOptions::new().append(true).open(directory.output())?;
                 let copied = file.metadata()?.len().saturating_sub(head_len);
                 Copy { docker, id, sink: Sink::File(file), copied }
             }
@@ -60,11 +59,13 @@ impl Output {
         };
         loop {
             copy.pass(Until::Ended).await?;
-            match look(&copy.docker, &copy.id).await {
-                // Following may end before the last lines are out; what has ended can be read in peace.
-                Seen::Ended(_) if copy.pass(Until::Now).await? => return Ok(()),
-                Seen::Gone => return Ok(()),
-                Seen::Ended(_) | Seen::Running | Seen::Nothing => tokio::time::sleep(AGAIN).await,
+            match status(&copy.docker, &copy.id).await {
+                // Following may end before the last lines are out; one more pass after the end reads them.
+                ContainerStatus::Ended(_) if copy.pass(Until::Now).await? => return Ok(()),
+                ContainerStatus::Gone => return Ok(()),
+                ContainerStatus::Ended(_) | ContainerStatus::Running | ContainerStatus::Unknown => {
+                    tokio::time::sleep(RETRY_INTERVAL).await
+                }
             }
         }
     }

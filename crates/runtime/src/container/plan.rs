@@ -35,7 +35,7 @@ pub(super) const LABEL_TASK: &str = "cantle.dev/task";
 
 /// How a slice gets into the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum InjectionMode {
     /// By mounts and device nodes that the container names itself.
     Mounts,
     /// As a device that the engine knows from a spec.
@@ -71,7 +71,7 @@ pub(super) fn plan(
     spec: &TaskSpec,
     container: &ContainerSpec,
     admitted: &Admitted,
-    way: Way,
+    mode: InjectionMode,
 ) -> Result<Plan, AdmissionError> {
     let mut body = ContainerCreateBody {
         image: Some(container.image.clone()),
@@ -88,9 +88,9 @@ pub(super) fn plan(
         .get_or_insert_default()
         .extend(labels.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let host = body.host_config.get_or_insert_default();
-    let given = match way {
-        Way::Mounts => by_mounts(spec, container, host),
-        Way::Device => by_device(spec, host),
+    let given = match mode {
+        InjectionMode::Mounts => by_mounts(spec, container, host),
+        InjectionMode::Device => by_device(spec, host),
     };
     let name = name_of(&spec.lease.0);
     let log_head = log_head(&name, container, admitted, &variables, given, spec);
@@ -195,12 +195,12 @@ mod tests {
                     cuda: library("libcuda.so.550"),
                     nvml: library("libnvidia-ml.so.550"),
                 },
-                wish: crate::BackendWish::Auto,
+                backend: crate::BackendChoice::Auto,
             },
         }
     }
 
-    fn planned(way: Way) -> Plan {
+    fn planned(mode: InjectionMode) -> Plan {
         let container = ContainerSpec {
             task: TaskId::from("task-1"),
             image: "img:1".to_owned(),
@@ -208,19 +208,19 @@ mod tests {
             devices: vec!["/dev/nvidia0".into()],
             driver_files: Vec::new(),
         };
-        plan(&spec(), &container, &Admitted::default(), way).unwrap()
+        plan(&spec(), &container, &Admitted::default(), mode).unwrap()
     }
 
     #[test]
     fn a_slice_comes_by_mounts_or_as_a_device() {
-        let by_mounts = planned(Way::Mounts);
+        let by_mounts = planned(InjectionMode::Mounts);
         let host = by_mounts.body.host_config.unwrap();
         assert!(host.mounts.unwrap().iter().any(|mount| mount.source.as_deref() == Some("/slice/limits")));
         assert_eq!(host.devices.unwrap()[0].path_on_host.as_deref(), Some("/dev/nvidia0"));
         assert!(host.device_requests.is_none());
         assert!(by_mounts.log_head.contains(" --device=/dev/nvidia0 "), "{}", by_mounts.log_head);
 
-        let as_device = planned(Way::Device);
+        let as_device = planned(InjectionMode::Device);
         let host = as_device.body.host_config.unwrap();
         assert!(host.mounts.is_none() && host.devices.is_none());
         let request = &host.device_requests.unwrap()[0];

@@ -8,30 +8,23 @@ use bollard::errors::Error;
 use bollard::query_parameters::{KillContainerOptions, StopContainerOptions, WaitContainerOptions};
 use futures_util::StreamExt;
 use nix::sys::signal::Signal;
-use serde::{Deserialize, Serialize};
 use tokio::task::JoinHandle;
 
-use super::engine::{self, CALL_LIMIT, Engine, EngineError, Seen, limited, look};
-use super::output::Output;
-use crate::detached::{State, TaskDir};
+use super::EngineError;
+use super::calls::{self, CALL_LIMIT, ContainerStatus, limited, status};
+use super::output::ContainerOutput;
 use crate::processes::{FileId, Scope};
 use crate::signals::{self, FromTerminal, Signals};
-use crate::{Backend, Exit, StartError, TaskSpec, holder_of};
+use crate::task_directory::{ContainerRef, TaskState};
+use crate::{Backend, Exit, StartError, TaskDirectory, TaskSpec, holder_of};
 
-/// An engine that is away is asked again in so long.
-const AGAIN: Duration = Duration::from_millis(500);
+/// How long to wait before an engine that is away is asked again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How often it is looked again for a container that the engine does not know any more.
-const DOUBTS: u32 = 4;
+/// How often the engine is asked again about a container that it does not know any more.
+const GONE_RETRIES: u32 = 4;
 /// How often an answer that makes no sense is asked for again.
-const LOOKS: u32 = 20;
-
-/// Names a container over a restart.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct ContainerRef {
-    pub(crate) socket: PathBuf,
-    pub(crate) id: String,
-}
+const INSPECT_RETRIES: u32 = 20;
 
 #[derive(Debug)]
 pub(crate) struct Container {
@@ -39,7 +32,7 @@ pub(crate) struct Container {
     pub(crate) backend: Backend,
     docker: Docker,
     id: String,
-    dir: Option<TaskDir>,
+    directory: Option<TaskDirectory>,
     output: Option<JoinHandle<std::io::Result<()>>>,
     /// Those of a front end whose output this is.
     signals: Option<Signals>,
@@ -52,12 +45,12 @@ impl Container {
         docker: Docker,
         at: ContainerRef,
         spec: &TaskSpec,
-        output: Output,
+        output: ContainerOutput,
     ) -> Result<Self, StartError> {
         let pid = pid_of(&docker, &at.id).await?;
         let usage = FileId::of(&spec.confinement.slice_dir.join("usage"));
         // The engine's own process for this container is the parent of whatever enters it, `docker exec` included.
-        // A task that has ended already has neither; nobody must be mistaken for it.
+        // A task that has ended already has neither; no other process may be mistaken for it.
         let nobody = cantle_model::Holder { pid: 0, start_ticks: u64::MAX };
         let leader = holder_of(pid).unwrap_or(nobody);
         let root = crate::processes::parent_of(pid).and_then(holder_of).unwrap_or(nobody);
@@ -65,13 +58,13 @@ impl Container {
         if leader != nobody && !spec.slices.is_empty() {
             verify(pid, &spec.confinement.slice_dir)?;
         }
-        let dir = output.task_dir();
-        let head_len =
-            dir.as_ref().map_or(0, |dir| std::fs::metadata(dir.output()).map_or(0, |meta| meta.len()));
-        let signals = if let Some(dir) = &dir {
+        let directory = output.task_directory().cloned();
+        let head = directory.as_ref().and_then(|directory| std::fs::metadata(directory.output()).ok());
+        let head_len = head.map_or(0, |meta| meta.len());
+        let signals = if let Some(directory) = &directory {
             let container = Some(at.clone());
-            let state = State { scope: scope.clone(), backend: Backend::Container, container, head_len };
-            dir.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
+            let state = TaskState { scope: scope.clone(), backend: Backend::Container, container, head_len };
+            directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
             None
         } else {
             // The engine's process is not in the terminal's process group.
@@ -84,24 +77,26 @@ impl Container {
             backend: Backend::Container,
             docker,
             id: at.id,
-            dir,
+            directory,
             output: Some(copy),
             signals,
             exit: None,
         })
     }
 
-    /// The container of a task's folder, after a restart. Needs a tokio runtime.
-    pub(crate) fn adopt(dir: &Path, at: &ContainerRef, state: &State) -> Option<Self> {
-        let docker = Engine::at(&at.socket).ok()?.into_docker();
-        let output = Output::TaskDir(dir.to_owned());
-        let copy = tokio::spawn(output.copy(docker.clone(), at.id.clone(), state.head_len));
+    /// The container of a task's directory, after a restart. Needs a tokio runtime.
+    pub(crate) fn adopt(directory: TaskDirectory, state: TaskState) -> Option<Self> {
+        let TaskState { scope, backend, container, head_len } = state;
+        let ContainerRef { socket, id } = container?;
+        let docker = calls::client(&socket).ok()?;
+        let output = ContainerOutput::TaskDirectory(directory.clone());
+        let copy = tokio::spawn(output.copy(docker.clone(), id.clone(), head_len));
         Some(Self {
-            scope: state.scope.clone(),
-            backend: Backend::Container,
+            scope,
+            backend,
             docker,
-            id: at.id.clone(),
-            dir: Some(TaskDir::new(dir)),
+            id,
+            directory: Some(directory),
             output: Some(copy),
             signals: None,
             exit: None,
@@ -113,17 +108,17 @@ impl Container {
         if let Some(exit) = self.exit {
             return exit;
         }
-        let (mut said, mut doubts) = (None, 0);
+        let (mut reported, mut retries) = (None, 0);
         let exit = loop {
-            // The stream ends when the container does, or when the engine goes away; only the state tells which.
+            // The stream ends when the container does, or when the engine goes away; only the state shows which.
             let ended = self.docker.wait_container(&self.id, None::<WaitContainerOptions>);
             let mut ended = std::pin::pin!(ended);
             loop {
                 tokio::select! {
                     item = ended.next() => match item {
-                        Some(Ok(answer)) => said = i32::try_from(answer.status_code).ok(),
+                        Some(Ok(answer)) => reported = i32::try_from(answer.status_code).ok(),
                         Some(Err(Error::DockerContainerWaitError { code, .. })) => {
-                            said = i32::try_from(code).ok();
+                            reported = i32::try_from(code).ok();
                             break;
                         }
                         None | Some(Err(_)) => break,
@@ -132,17 +127,19 @@ impl Container {
                 }
             }
             // Of a container that is just ending, Podman may know neither the code nor the container itself for a moment.
-            match look(&self.docker, &self.id).await {
-                Seen::Ended(Some(code)) => break Exit::Code(code),
-                Seen::Ended(None) | Seen::Gone => {
-                    let exit = self.remembered(said);
-                    if exit != Exit::Lost || doubts == DOUBTS {
+            match status(&self.docker, &self.id).await {
+                ContainerStatus::Ended(Some(code)) => break Exit::Code(code),
+                ContainerStatus::Ended(None) | ContainerStatus::Gone => {
+                    let exit = self.known_exit(reported);
+                    if exit != Exit::Lost || retries == GONE_RETRIES {
                         break exit;
                     }
-                    doubts += 1;
-                    tokio::time::sleep(AGAIN).await;
+                    retries += 1;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
-                Seen::Running | Seen::Nothing => tokio::time::sleep(AGAIN).await,
+                ContainerStatus::Running | ContainerStatus::Unknown => {
+                    tokio::time::sleep(RETRY_INTERVAL).await
+                }
             }
         };
         if let Some(output) = &mut self.output {
@@ -150,12 +147,12 @@ impl Container {
             let _ = output.await;
             self.output = None;
         }
-        if let Some(dir) = &self.dir {
+        if let Some(directory) = &self.directory {
             // Before the container is gone, or a restart would not know.
-            let _ = dir.write_exit(exit);
+            let _ = directory.write_exit(exit);
         }
-        while engine::remove(&self.docker, &self.id).await.is_err() {
-            tokio::time::sleep(AGAIN).await;
+        while calls::remove(&self.docker, &self.id).await.is_err() {
+            tokio::time::sleep(RETRY_INTERVAL).await;
         }
         self.exit = Some(exit);
         exit
@@ -165,14 +162,14 @@ impl Container {
         ContainerStopper { docker: self.docker.clone(), id: self.id.clone() }
     }
 
-    /// Removed already: by us before a restart, or by somebody else. `said` is the code that the engine gave when it ended.
-    fn remembered(&self, said: Option<i32>) -> Exit {
-        let written = self.dir.as_ref().and_then(TaskDir::read_exit);
-        written.or_else(|| said.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
+    /// Removed already: by us before a restart, or by somebody else. `reported` is the code that the engine gave when it ended.
+    fn known_exit(&self, reported: Option<i32>) -> Exit {
+        let written = self.directory.as_ref().and_then(TaskDirectory::read_exit);
+        written.or_else(|| reported.filter(|code| *code >= 0).map(Exit::Code)).unwrap_or(Exit::Lost)
     }
 }
 
-/// The next signal for the task; never one if nobody sends any.
+/// The next signal for the task; waits until there is one.
 async fn next(signals: &mut Option<Signals>) -> Signal {
     if let Some(signals) = signals
         && let Some(signal) = signals.recv().await
@@ -189,13 +186,15 @@ async fn pass_on(docker: &Docker, id: &str, signal: Signal) {
 }
 
 async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
-    let mut looks = 0;
+    let mut retries = 0;
     let found = loop {
         let call = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await;
-        looks += 1;
+        retries += 1;
         match call {
-            // Podman calls a container that is just ending "stopped", which is no word of docker's.
-            Err(EngineError::Garbled { .. }) if looks < LOOKS => tokio::time::sleep(AGAIN).await,
+            // Podman calls a container that is just ending "stopped", which Docker's API does not know.
+            Err(EngineError::Garbled { .. }) if retries < INSPECT_RETRIES => {
+                tokio::time::sleep(RETRY_INTERVAL).await
+            }
             answer => break answer?,
         }
     };
@@ -228,7 +227,7 @@ pub(crate) struct ContainerStopper {
 }
 
 impl ContainerStopper {
-    /// The engine's own way; false if the engine does not do it.
+    /// Lets the engine stop it; false if the engine does not do it.
     pub(crate) async fn stop(&self, grace: Duration) -> bool {
         if grace.is_zero() {
             let options = KillContainerOptions { signal: "SIGKILL".to_owned() };

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output as Finished};
 
 use cantle_model::{LeaseId, TaskId};
-use cantle_runtime::{Backend, ContainerSpec, Engine, Exit, Output, Running, StartError, TaskSpec};
+use cantle_runtime::{Backend, ContainerSpec, Engine, Exit, RunningTask, StartError, TaskSpec};
 
 use super::{Bench, read};
 
@@ -43,9 +43,14 @@ impl Docker {
         }
     }
 
-    pub async fn start(&self, bench: &Bench, script: &str, options: &[&str]) -> Result<Running, StartError> {
+    pub async fn start(
+        &self,
+        bench: &Bench,
+        script: &str,
+        options: &[&str],
+    ) -> Result<RunningTask, StartError> {
         let spec = spec(bench, &["sh", "-c", script]);
-        self.engine.start(&spec, &self.container(options), Output::TaskDir(bench.path("task"))).await
+        self.engine.start(&spec, &self.container(options), bench.container_output()).await
     }
 
     /// What a script prints; its end must be good, and nothing may be left of it.

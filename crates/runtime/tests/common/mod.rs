@@ -18,7 +18,9 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cantle_model::{GpuUuid, LeaseId, Milli, Slice};
-use cantle_runtime::{BackendWish, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
+use cantle_runtime::{
+    BackendChoice, Confinement, ContainerOutput, DriverLibraries, DriverLibrary, TaskDirectory, TaskSpec,
+};
 use tempfile::TempDir;
 
 /// The example, which cargo builds before it runs the tests of a package.
@@ -36,8 +38,8 @@ pub struct Bench {
 impl Bench {
     pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
-        for folder in ["real", "compat", "shim", "slice"] {
-            fs::create_dir(dir.path().join(folder)).unwrap();
+        for directory in ["real", "compat", "shim", "slice"] {
+            fs::create_dir(dir.path().join(directory)).unwrap();
         }
         let bench = Self { dir };
         bench.file("real/libcuda.so.550", "real cuda");
@@ -67,6 +69,15 @@ impl Bench {
         self.dir.path().join(path)
     }
 
+    /// Where the task of this bench is.
+    pub fn task(&self) -> TaskDirectory {
+        TaskDirectory::new(self.path("task"))
+    }
+
+    pub fn container_output(&self) -> ContainerOutput {
+        ContainerOutput::TaskDirectory(self.task())
+    }
+
     pub fn spec(&self, argv: &[&str]) -> TaskSpec {
         let library = |real: &str, names: &[&str]| DriverLibrary {
             real: self.path(real),
@@ -93,7 +104,7 @@ impl Bench {
                     cuda: library("real/libcuda.so.550", &cuda),
                     nvml: library("real/libnvidia-ml.so.550", &nvml),
                 },
-                wish: BackendWish::Auto,
+                backend: BackendChoice::Auto,
             },
         }
     }

@@ -1,4 +1,4 @@
-//! `/metrics`. Names and labels are documented in `docs/metrics.md`; labels that dcgm-exporter has, too, have its names,
+//! `/metrics`. Names and labels are documented in `docs/metrics.md`; labels that dcgm-exporter has, too, carry its names,
 //! so that both can be joined.
 
 pub(crate) mod tally;
@@ -11,15 +11,18 @@ use axum::response::{IntoResponse as _, Response};
 use cantle_clearml::cantle::{
     GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, SliceView, TaskView,
 };
-use cantle_metrics::{Exposition, Kind, SliceLabels, precise};
+use cantle_metrics::{Exposition, Fallback, Fallbacks, MetricKind, SliceLabels, precise};
 use cantle_model::TaskStatus;
 
 use crate::clock::now_us;
 use crate::error::ApiError;
 use crate::ui::{Ui, refuse};
 
-/// Running and waiting tasks that get their names on the metrics of their slices.
+/// Limit of running and waiting tasks whose names are put on the metrics of their slices.
 const TASKS: u64 = 10_000;
+
+/// What the server assumed because it could not read what it was given.
+pub(crate) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnreadableRequest]);
 
 /// `GET /metrics`, with the server's key pair or a token.
 pub(crate) async fn scrape(State(ui): State<Ui>, headers: HeaderMap) -> Response {
@@ -43,24 +46,25 @@ async fn gather(ui: &Ui, metrics: &mut Exposition) -> Result<(), ApiError> {
     let active = GetTasks { status, limit: Some(TASKS), ..GetTasks::default() };
     let tasks = ui.api.ask(&active).await?.tasks;
     let queues = ui.api.ask(&GetQueues {}).await?.queues;
-    metrics.family(Kind::Gauge, "cantle_build_info", "Always 1; the label says what runs.");
+    metrics.family(MetricKind::Gauge, "cantle_build_info", "Always 1; the label says what runs.");
     metrics.sample(&[("version", env!("CARGO_PKG_VERSION"))], 1.0);
     of_nodes(metrics, &nodes);
     of_gpus(metrics, &nodes);
     of_slices(metrics, &nodes, &tasks);
     of_queues(metrics, &queues, &longest_waits(ui).await?);
     of_events(metrics, ui);
+    Fallbacks::write(metrics, "cantle_fallbacks", &[&cantle_store::FALLBACKS, &FALLBACKS]);
     Ok(())
 }
 
 fn of_nodes(metrics: &mut Exposition, nodes: &[NodeView]) {
-    metrics.family(Kind::Gauge, "cantle_node_up", "Does the node's agent report?");
+    metrics.family(MetricKind::Gauge, "cantle_node_up", "Does the node's agent report?");
     for node in nodes {
         metrics.sample(&[("Hostname", &node.node)], if node.alive { 1.0 } else { 0.0 });
     }
 }
 
-/// GPUs of the nodes that are there, with the labels that they have everywhere.
+/// GPUs of the nodes that are alive, with the labels of all their metrics.
 fn gpus(nodes: &[NodeView]) -> impl Iterator<Item = (&GpuView, String, &str)> {
     let alive = nodes.iter().filter(|node| node.alive);
     alive.flat_map(|node| node.gpus.iter().map(|gpu| (gpu, gpu.index.to_string(), node.node.as_str())))
@@ -68,7 +72,7 @@ fn gpus(nodes: &[NodeView]) -> impl Iterator<Item = (&GpuView, String, &str)> {
 
 fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
     metrics.family(
-        Kind::Gauge,
+        MetricKind::Gauge,
         "cantle_gpu_info",
         "Always 1; the labels say what the GPU is and how it is used.",
     );
@@ -85,7 +89,7 @@ fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
         metrics.sample(&labels, 1.0);
     }
     let mut gauge = |name, help: &str, value: fn(&GpuView) -> f64| {
-        metrics.family(Kind::Gauge, name, help);
+        metrics.family(MetricKind::Gauge, name, help);
         for (gpu, index, node) in gpus(nodes) {
             metrics.sample(&[("gpu", &index), ("UUID", &gpu.uuid), ("Hostname", node)], value(gpu));
         }
@@ -105,7 +109,7 @@ fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
 fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
     let tasks: BTreeMap<&str, &TaskView> = tasks.iter().map(|task| (task.id.as_str(), task)).collect();
     let mut gauge = |name, help: &str, value: fn(&SliceView) -> f64| {
-        metrics.family(Kind::Gauge, name, help);
+        metrics.family(MetricKind::Gauge, name, help);
         for (gpu, index, node) in gpus(nodes) {
             for slice in &gpu.slices {
                 let task = tasks.get(slice.task.as_str());
@@ -138,7 +142,7 @@ fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
     gauge("cantle_slice_memory_used_bytes", "What the task uses.", |slice| precise(slice.memory_used_bytes));
 }
 
-/// Seconds for which the first task of each queue has been in it, by queue.
+/// Seconds for which the task that waits longest has been in each queue, by queue.
 async fn longest_waits(ui: &Ui) -> Result<BTreeMap<String, f64>, ApiError> {
     let now_us = now_us();
     let queues = ui.api.app.store.queues().await?;
@@ -151,7 +155,7 @@ async fn longest_waits(ui: &Ui) -> Result<BTreeMap<String, f64>, ApiError> {
 
 fn of_queues(metrics: &mut Exposition, queues: &[QueueView], longest_s: &BTreeMap<String, f64>) {
     let mut gauge = |name, help: &str, value: &dyn Fn(&QueueView) -> f64| {
-        metrics.family(Kind::Gauge, name, help);
+        metrics.family(MetricKind::Gauge, name, help);
         for queue in queues {
             metrics.sample(&[("queue", &queue.name)], value(queue));
         }
@@ -171,7 +175,7 @@ fn of_queues(metrics: &mut Exposition, queues: &[QueueView], longest_s: &BTreeMa
 fn of_events(metrics: &mut Exposition, ui: &Ui) {
     ui.with_tally(|tally| {
         metrics.family(
-            Kind::Counter,
+            MetricKind::Counter,
             "cantle_events",
             "Decisions and what came of them, by kind, since the server's start.",
         );
@@ -179,7 +183,7 @@ fn of_events(metrics: &mut Exposition, ui: &Ui) {
             metrics.sample(&[("kind", kind)], precise(*count));
         }
         let help = "How long tasks waited in a queue until they were placed.";
-        metrics.family(Kind::Histogram, "cantle_task_wait_seconds", help);
+        metrics.family(MetricKind::Histogram, "cantle_task_wait_seconds", help);
         for (queue, waits) in &tally.waits {
             metrics.histogram(&[("queue", queue)], waits);
         }

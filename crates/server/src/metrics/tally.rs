@@ -1,4 +1,4 @@
-//! What can only be counted as it happens: events, and how long tasks waited. Counts begin with the server.
+//! Counts of events and waiting times, since the server's start.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    /// Takes an event into account.
+    /// Counts an event.
     pub(crate) fn count(&mut self, event: &EventView) {
         *self.events.entry(event.kind.clone()).or_default() += 1;
         let (Some(task), Ok(time)) = (&event.task, event.time.parse::<Timestamp>()) else {
@@ -37,7 +37,7 @@ impl Tally {
                     waits.observe(time.duration_since(since).as_secs_f64().max(0.0));
                 }
             }
-            // Whatever else ends a wait is no placement: the task left the queue by hand.
+            // These end a wait without a placement: a user took the task out of the queue.
             "dequeue" | "draft" | "end" => {
                 self.queued.remove(task);
             }

@@ -1,4 +1,4 @@
-//! `auth.*`, `users.*`, `server.*`: who is there and who answers.
+//! `auth.*`, `users.*`, `server.*`: the caller and the server.
 
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("server.info", info);
 }
 
-/// `server.endpoints`: what this server answers, for whoever has to find out.
+/// `server.endpoints`: the endpoints of this server.
 pub(super) fn add_endpoints(routes: &mut Routes) {
     let mut names = routes.names();
     names.extend(["auth.login", "events.add_batch", "server.endpoints"]);
@@ -24,7 +24,7 @@ pub(super) fn add_endpoints(routes: &mut Routes) {
     });
 }
 
-/// `auth.login`: the caller was let in already; here is a token for the next calls.
+/// `auth.login`: a token for the next calls of a caller who is authenticated already.
 pub(crate) fn login(call: &Call, role: Role, query: Option<&str>) -> Result<Value, ApiError> {
     let pairs = query.unwrap_or_default().split('&');
     let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
@@ -36,7 +36,7 @@ async fn current_user(_call: Call, _request: Value) -> Result<Value, ApiError> {
     Ok(json!({"user": {"id": USER, "name": USER, "role": "user", "company": company}}))
 }
 
-/// Pieces of configuration that a ClearML administrator hands out. Here nobody does: each client has its own file.
+/// Pieces of configuration that a ClearML administrator distributes. This server has none: each client has its own file.
 async fn vaults(_call: Call, _request: Value) -> Result<Value, ApiError> {
     Ok(json!({"vaults": []}))
 }

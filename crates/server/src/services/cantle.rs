@@ -1,14 +1,14 @@
-//! `cantle.*`: what nodes report and what people ask.
+//! `cantle.*`: what nodes report, and the views for users.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
-    AddEvents, EventView, EventViews, ExplainTask, Explanation, GetEvents, GetNodes, GetQueues, GetTasks,
-    Nodes, QueueView, QueueViews, ReportNode, ReportTask, TaskView, TaskViews,
+    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, Nodes,
+    QueueView, QueueViews, ReportNode, ReportTask, TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::{Empty, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{Claim, Happening, NodeRow, QueueRow, TaskFilter, TaskRow, Terms};
+use cantle_store::{EventRow, NodeRow, QueueRow, TaskClaim, TaskFilter, TaskRow, Terms};
 
 use super::explain::Board;
 use super::{nodes, quotas};
@@ -40,7 +40,7 @@ async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError>
         node: request.node.clone(),
         last_seen_us: call.now_us,
         interval_ms: i64::try_from(request.interval_ms).unwrap_or(i64::MAX),
-        report: serde_json::to_string(&request).map_err(|error| ApiError::invalid(error.to_string()))?,
+        report: serde_json::to_string(&request).map_err(ApiError::unreadable)?,
     };
     call.store.report_node(&row).await?;
     Ok(Empty {})
@@ -54,7 +54,7 @@ async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError>
     let ReportTask { task, node, lease, slices, quota_milli, exit_code, message } = request;
     let exit_code = exit_code.map(i64::from);
     let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&task).await?) };
-    let claim = Claim { task, node, lease, slices, terms, exit_code, reason: message };
+    let claim = TaskClaim { task, node, lease, slices, terms, exit_code, reason: message };
     call.store.claim(&claim, call.now_us).await?;
     Ok(Empty {})
 }
@@ -136,7 +136,7 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
 }
 
 async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
-    let happening = |event: EventView| Happening {
+    let event = |event: EventView| EventRow {
         id: 0,
         time_us: call.now_us,
         kind: event.kind,
@@ -145,26 +145,26 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
         node: event.node,
         message: event.message,
     };
-    call.store.add_happenings(request.events.into_iter().map(happening).collect()).await?;
+    call.store.add_events(request.events.into_iter().map(event).collect()).await?;
     Ok(Empty {})
 }
 
 async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiError> {
     let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
-    let found = call.store.happenings(request.task.as_deref(), request.after, limit).await?;
-    let view = |happening: Happening| EventView {
-        id: happening.id,
-        time: rfc3339(happening.time_us),
-        kind: happening.kind,
-        task: happening.task,
-        queue: happening.queue,
-        node: happening.node,
-        message: happening.message,
+    let found = call.store.events(request.task.as_deref(), request.after, limit).await?;
+    let view = |event: EventRow| EventView {
+        id: event.id,
+        time: rfc3339(event.time_us),
+        kind: event.kind,
+        task: event.task,
+        queue: event.queue,
+        node: event.node,
+        message: event.message,
     };
     Ok(EventViews { events: found.into_iter().map(view).collect() })
 }
 
-async fn explain_task(call: Call, request: ExplainTask) -> Result<Explanation, ApiError> {
+async fn explain_task(call: Call, request: ExplainTask) -> Result<TaskExplanation, ApiError> {
     let task = call.store.task(&request.task).await?;
     Ok(Board::read(&call).await?.explain(&task))
 }

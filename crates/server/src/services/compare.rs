@@ -1,4 +1,4 @@
-//! `events.*`: what several tasks measured, side by side, and what there is to compare.
+//! `events.*`: the measured values of several tasks, side by side, and which values there are to compare.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use crate::app::Call;
 use crate::error::ApiError;
 use crate::routes::Routes;
 
-/// ClearML's limit too: more lines than this in one graph say nothing.
+/// ClearML's limit, too: a graph with more lines can't be read.
 const MAX_TASKS: usize = 100;
 const PLOT: &str = "plot";
 
@@ -58,7 +58,7 @@ async fn scalars(call: Call, request: Scalars) -> Result<Value, ApiError> {
 #[derive(Deserialize)]
 struct Plots {
     tasks: Vec<String>,
-    /// So many last iterations of each graph.
+    /// Number of last iterations of each graph.
     iters: Option<usize>,
 }
 

@@ -1,8 +1,8 @@
-//! `events.*`: taking in what tasks print and measure, and giving it out in pages.
+//! `events.*`: receives what tasks print and measure, and returns it in pages.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_clearml::events::{AddBatchReply, Event, GetTaskLog, LOG, SCALAR, TaskLog};
+use cantle_clearml::events::{AddBatchReply, GetTaskLog, LOG, ReportedEvent, SCALAR, TaskLog};
 use cantle_store::{LogLine, ReportRow, Scalar, TaskFilter};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -12,7 +12,7 @@ use crate::error::ApiError;
 use crate::projection::few;
 use crate::routes::Routes;
 
-/// Kinds that are kept as they come.
+/// Kinds that are kept unchanged.
 const REPORTS: [&str; 3] = ["plot", "training_debug_image", "training_stats_vector"];
 const PAGE: i64 = 100;
 const MAX_PAGE: i64 = 10_000;
@@ -25,7 +25,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("events.debug_images", |call, r| reports_of_task(call, r, "training_debug_image", "events"));
 }
 
-/// A batch sorted by where it goes.
+/// A batch, by table.
 #[derive(Default)]
 struct Sorted {
     logs: Vec<LogLine>,
@@ -34,7 +34,7 @@ struct Sorted {
 }
 
 impl Sorted {
-    fn put(&mut self, event: Event, now_ms: i64) -> Result<(), String> {
+    fn put(&mut self, event: ReportedEvent, now_ms: i64) -> Result<(), String> {
         let timestamp_ms = event.timestamp.unwrap_or(now_ms);
         match event.kind.as_str() {
             LOG => self.logs.push(LogLine {
@@ -68,10 +68,10 @@ impl Sorted {
     }
 }
 
-/// `events.add_batch`: one JSON object per line. A bad line is counted and does not keep the others out.
+/// `events.add_batch`: one JSON object per line. A bad line is counted; the others are kept.
 pub(crate) async fn add_batch(call: Call, body: &[u8]) -> Result<Value, ApiError> {
     let mut errors: BTreeMap<String, u64> = BTreeMap::new();
-    let mut events: Vec<Event> = Vec::new();
+    let mut events: Vec<ReportedEvent> = Vec::new();
     for line in body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty()) {
         match serde_json::from_slice(line) {
             Ok(event) => events.push(event),
@@ -79,16 +79,16 @@ pub(crate) async fn add_batch(call: Call, body: &[u8]) -> Result<Value, ApiError
         }
     }
     let reply = take_in(&call, events, errors).await?;
-    serde_json::to_value(reply).map_err(|error| ApiError::new(500, 0, error.to_string()))
+    serde_json::to_value(reply).map_err(ApiError::unwritable)
 }
 
-async fn add_one(call: Call, event: Event) -> Result<AddBatchReply, ApiError> {
+async fn add_one(call: Call, event: ReportedEvent) -> Result<AddBatchReply, ApiError> {
     take_in(&call, vec![event], BTreeMap::new()).await
 }
 
 async fn take_in(
     call: &Call,
-    events: Vec<Event>,
+    events: Vec<ReportedEvent>,
     mut errors: BTreeMap<String, u64>,
 ) -> Result<AddBatchReply, ApiError> {
     let tasks: BTreeSet<&str> = events.iter().map(|event| event.task.as_str()).collect();
@@ -144,19 +144,19 @@ async fn get_task_log(call: Call, request: GetTaskLog) -> Result<TaskLog, ApiErr
     };
     let total = call.store.count_logs(&task).await?.unsigned_abs();
     let position = lines.iter().map(|line| line.id).max().or(after).unwrap_or(0);
-    let events: Vec<Event> = lines.into_iter().map(log_event).collect();
+    let events: Vec<ReportedEvent> = lines.into_iter().map(log_event).collect();
     Ok(TaskLog { returned: u64::try_from(events.len()).unwrap_or(u64::MAX), events, total, position })
 }
 
-fn log_event(line: LogLine) -> Event {
-    Event {
+fn log_event(line: LogLine) -> ReportedEvent {
+    ReportedEvent {
         kind: LOG.to_owned(),
         task: line.task,
         timestamp: Some(line.timestamp_ms),
         worker: Some(line.worker),
         level: Some(line.level),
         msg: Some(line.msg),
-        ..Event::default()
+        ..ReportedEvent::default()
     }
 }
 
@@ -169,7 +169,7 @@ struct GetTaskEvents {
     scroll_id: Option<String>,
 }
 
-/// Pages through one kind of event. The scroll id is the position of the last one given.
+/// Pages through one kind of event. The scroll id is the position of the last event of a page.
 async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, ApiError> {
     let (task, limit) = (request.task.as_str(), page_size(request.batch_size));
     call.store.task(task).await?;
@@ -214,7 +214,7 @@ fn scalar_event(scalar: &Scalar) -> Value {
 #[derive(Deserialize)]
 struct OfTask {
     task: String,
-    /// So many last iterations of each graph; all if not said.
+    /// Number of last iterations of each graph; all by default.
     iters: Option<usize>,
 }
 

@@ -1,9 +1,9 @@
-//! Why does a task wait? Put together from its queue and from what the nodes say.
+//! Why a task waits: from its queue and from the reports of the nodes.
 
 use std::collections::BTreeMap;
 
-use cantle_clearml::cantle::{Explanation, NodeReason};
-use cantle_model::{ASKED_TO_STOP, TaskStatus};
+use cantle_clearml::cantle::{NodeReason, TaskExplanation};
+use cantle_model::TaskStatus;
 use cantle_store::{QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
@@ -14,7 +14,7 @@ use crate::error::ApiError;
 /// Stock agents report every 30 seconds.
 const WORKER_LATE_US: i64 = 90_000_000;
 
-/// Everything that says something about waiting tasks, read once.
+/// Everything that the reasons of waiting tasks depend on, read once.
 pub(super) struct Board {
     queues: BTreeMap<String, QueueRow>,
     pub(super) nodes: Vec<Node>,
@@ -48,9 +48,7 @@ impl Board {
         match task.index.status {
             TaskStatus::Created => None,
             TaskStatus::Queued => Some(self.why_it_waits(task)),
-            TaskStatus::InProgress if task.status_message == ASKED_TO_STOP => {
-                Some("asked to stop".to_owned())
-            }
+            TaskStatus::InProgress if task.stop_asked => Some("asked to stop".to_owned()),
             TaskStatus::InProgress => self.silent_node(task).or_else(|| was_evicted(task, "stopping")),
             _ => [task.reason.as_deref(), Some(&task.status_reason), Some(&task.status_message)]
                 .into_iter()
@@ -60,7 +58,7 @@ impl Board {
         }
     }
 
-    /// The node that holds the task is not heard of any more. It may come back and go on, so nothing is decided here.
+    /// The node that holds the task no longer reports. It may come back and go on, so nothing is decided here.
     fn silent_node(&self, task: &TaskRow) -> Option<String> {
         let holder = task.node.as_deref().filter(|_| task.exit_code.is_none())?;
         let node = self.nodes.iter().find(|node| node.report.node == holder)?;
@@ -85,7 +83,7 @@ impl Board {
         }
         let stock = self.workers.iter().find(|worker| worker.queues.contains(&queue.id));
         let name = &queue.name;
-        let server = match (alive.first(), stock, serving.first()) {
+        let served_by = match (alive.first(), stock, serving.first()) {
             (Some(node), _, _) => format!("{} has not looked at it yet", node.report.node),
             (None, Some(worker), _) => format!("ClearML agent {} serves it", worker.id),
             (None, None, Some(silent)) => {
@@ -96,16 +94,16 @@ impl Board {
             }
         };
         match position {
-            0 => format!("next in queue {name}; {server}"),
+            0 => format!("next in queue {name}; {served_by}"),
             1 => format!("behind 1 other in queue {name}"),
             n => format!("behind {n} others in queue {name}"),
         }
     }
 
-    pub(super) fn explain(&self, task: &TaskRow) -> Explanation {
+    pub(super) fn explain(&self, task: &TaskRow) -> TaskExplanation {
         let queue = task.index.queue.as_deref().and_then(|id| self.queue_name(id));
         let serving = self.nodes.iter().filter(|node| queue.is_some_and(|queue| node.serves(queue)));
-        let said = |node: &Node| {
+        let reason_of = |node: &Node| {
             let waiting = node.waiting(&task.index.id);
             NodeReason {
                 node: node.report.node.clone(),
@@ -119,21 +117,21 @@ impl Board {
         if let Some(evicted) = was_evicted(task, "it was stopped").filter(|_| waits) {
             reason = format!("{reason}; {evicted}");
         }
-        Explanation {
+        TaskExplanation {
             task: task.index.id.clone(),
             name: task.index.name.clone(),
             state: task.index.status,
             queue: queue.map(str::to_owned),
             position: self.position(task).and_then(|position| u64::try_from(position).ok()),
             reason,
-            nodes: if waits { serving.map(said).collect() } else { Vec::new() },
+            nodes: if waits { serving.map(reason_of).collect() } else { Vec::new() },
         }
     }
 }
 
-/// Why it has to make room for another task, or had to.
-fn was_evicted(task: &TaskRow, words: &str) -> Option<String> {
-    task.evicted.as_ref().map(|evicted| format!("{words}: {}", evicted.reason))
+/// Why it is or was stopped for another task.
+fn was_evicted(task: &TaskRow, prefix: &str) -> Option<String> {
+    task.evicted.as_ref().map(|evicted| format!("{prefix}: {}", evicted.reason))
 }
 
 fn state_line(task: &TaskRow) -> String {

@@ -1,4 +1,4 @@
-//! What workers and queues were like over time, as ClearML's graphs ask for it.
+//! Workers and queues over time, as ClearML's graphs request it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::routes::Routes;
 
 /// ClearML's name for all queues together.
 const ALL_QUEUES: &str = "total";
-/// More samples than this are not read for one graph: a week of ten workers, or half a day of 140.
+/// Limit of samples for one graph: a week of ten workers, or half a day of 140.
 const MAX_SAMPLES: i64 = 100_000;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -23,7 +23,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("workers.get_metric_keys", metric_keys);
 }
 
-/// From when until when, and how far apart the points are, in seconds.
+/// Beginning, end, and distance of the points, in seconds.
 #[derive(Deserialize)]
 struct Span {
     from_date: f64,
@@ -33,7 +33,7 @@ struct Span {
 
 impl Span {
     fn check(&self) -> Result<(), ApiError> {
-        // Written so that it refuses what is not a number, too.
+        // Written so that it refuses NaN, too.
         if !(self.from_date >= 0.0 && self.from_date < self.to_date) {
             return Err(ApiError::invalid("from_date must be less than to_date, and not negative"));
         }
@@ -48,7 +48,7 @@ impl Span {
         ((self.from_date * 1e6) as i64, (self.to_date * 1e6) as i64)
     }
 
-    /// The point that a moment belongs to, in milliseconds as all times of ClearML's graphs.
+    /// The point that a time belongs to, in milliseconds like all times of ClearML's graphs.
     fn point_ms(&self, time_us: i64) -> i64 {
         let interval_ms = self.interval.saturating_mul(1000);
         let time_ms = time_us / 1000;
@@ -62,12 +62,12 @@ struct QueueMetrics {
     span: Span,
     #[serde(default)]
     queue_ids: Vec<String>,
-    /// Look now, too.
+    /// Sample now, too.
     #[serde(default)]
     refresh: bool,
 }
 
-/// How many wait, and for how long in all.
+/// How many tasks wait, and the sum of their waiting times.
 #[derive(Clone, Copy, Default)]
 struct Waiting {
     tasks: i64,
@@ -95,7 +95,7 @@ async fn queue_metrics(call: Call, request: QueueMetrics) -> Result<Value, ApiEr
     }
     for (name, time_us, waiting) in by_moment(samples, request.queue_ids.is_empty()) {
         let point = lines.entry(name).or_default().entry(request.span.point_ms(time_us)).or_insert(waiting);
-        // The worst moment of an interval is what it is remembered for.
+        // The worst sample of an interval represents it.
         if (waiting.average_s(), waiting.tasks) > (point.average_s(), point.tasks) {
             *point = waiting;
         }
@@ -111,7 +111,7 @@ async fn queue_metrics(call: Call, request: QueueMetrics) -> Result<Value, ApiEr
     Ok(json!({ "queues": lines.into_iter().map(line).collect::<Vec<_>>() }))
 }
 
-/// The samples as they are, or all queues of a moment as one.
+/// The samples as they are, or with all queues of a time as one.
 fn by_moment(samples: Vec<QueueSample>, together: bool) -> Vec<(String, i64, Waiting)> {
     let mut moments: BTreeMap<(i64, String), Waiting> = BTreeMap::new();
     for sample in samples {
@@ -201,7 +201,7 @@ async fn worker_samples(call: &Call, workers: &[String], span: &Span) -> Result<
     )))
 }
 
-/// One measure of one worker over time; none if it never reported it.
+/// One measure of one worker over time; empty if it never reported it.
 fn line(samples: &[&WorkerSample], item: &Item, span: &Span) -> Option<Value> {
     let mut points: BTreeMap<i64, Vec<f64>> = BTreeMap::new();
     for sample in samples {

@@ -14,7 +14,7 @@ use crate::routes::Routes;
 
 /// The iteration under which clients report a number that has none.
 const SINGLE_VALUE: i64 = -(1 << 31);
-/// Points of a line that a client gets, if it does not say how many.
+/// Default number of points of a line.
 const SAMPLES: usize = 10_000;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -39,7 +39,7 @@ enum Axis {
     IsoTime,
 }
 
-/// How a client wants lines to be drawn.
+/// How lines are drawn, as a client requests it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Drawing {
@@ -86,7 +86,7 @@ pub(super) async fn lines(call: &Call, task: &str, drawing: &Drawing) -> Result<
     Ok(points.into_iter().map(line).collect())
 }
 
-/// At most `most` points, evenly spread, the last one always among them.
+/// At most `most` points, evenly spread; the last one is always among them.
 fn thin(points: &[Scalar], most: usize) -> impl Iterator<Item = &Scalar> {
     let step = points.len().div_ceil(most.max(1)).max(1);
     let offset = points.len().saturating_sub(1) % step;

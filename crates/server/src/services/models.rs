@@ -13,7 +13,7 @@ use crate::error::ApiError;
 use crate::projection::{Listed, few, list};
 use crate::routes::Routes;
 
-/// Members that are kept as they come.
+/// Members that are kept unchanged.
 const DOC_FIELDS: [&str; 10] =
     ["uri", "labels", "tags", "system_tags", "comment", "framework", "design", "parent", "ready", "metadata"];
 

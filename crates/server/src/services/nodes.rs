@@ -1,16 +1,16 @@
 //! Nodes as they last reported.
 
-use cantle_clearml::cantle::{NodeView, ReportNode, Waiting};
+use cantle_clearml::cantle::{NodeView, ReportNode, WaitReport};
 use cantle_store::NodeRow;
 
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 
-/// A node may miss two reports; and be as late as this whatever its interval.
+/// A node may miss two reports, and may always be as late as this.
 const LATE_US: i64 = 10_000_000;
 
-/// A node and whether it can be believed.
+/// A node, and whether its report is recent.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) report: ReportNode,
@@ -23,8 +23,8 @@ impl Node {
         self.report.queues.iter().any(|served| served.name == queue)
     }
 
-    /// Why it can't start that task, if it looked.
-    pub(super) fn waiting(&self, task: &str) -> Option<&Waiting> {
+    /// Why it can't start that task, if it reported a reason.
+    pub(super) fn waiting(&self, task: &str) -> Option<&WaitReport> {
         self.report.waiting.iter().find(|waiting| waiting.task == task)
     }
 
@@ -46,7 +46,7 @@ pub(crate) async fn gpus_alive_milli(call: &Call) -> Result<u64, ApiError> {
     Ok(nodes.iter().filter(|node| node.alive).map(|node| 1000 * node.report.gpus.len() as u64).sum())
 }
 
-/// Did the node report lately?
+/// Whether the node reported recently.
 pub(super) async fn is_alive(call: &Call, name: &str) -> Result<bool, ApiError> {
     let rows = call.store.nodes().await?;
     Ok(rows.iter().any(|row| row.node == name && alive(row, call.now_us)))
@@ -57,7 +57,7 @@ fn alive(row: &NodeRow, now_us: i64) -> bool {
     now_us - row.last_seen_us < patience_us
 }
 
-/// A report of another version that can't be read any more is as good as none.
+/// A report of another version that can't be read counts as none.
 fn node(row: NodeRow, now_us: i64) -> Option<Node> {
     let alive = alive(&row, now_us);
     let report = serde_json::from_str(&row.report).ok()?;

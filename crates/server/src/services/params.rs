@@ -59,7 +59,7 @@ async fn get_hyper_params(call: Call, request: OfTasks) -> Result<Value, ApiErro
     Ok(json!({ "params": params }))
 }
 
-/// Which of the old parameters go when new ones come.
+/// Which old parameters new ones replace.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Replace {
@@ -106,7 +106,7 @@ async fn edit_hyper_params(call: Call, request: EditHyperParams) -> Result<Updat
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
-/// Refuses changes of a task that is no draft, unless forced.
+/// Refuses changes of a task that is not a draft, unless forced.
 async fn check_draft(call: &Call, task: &str, force: bool) -> Result<(), ApiError> {
     Ok(call.store.edit_task(task, &TaskEdit::default(), !force, call.now_us).await?)
 }

@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
-/// Members that are kept as they come.
+/// Members that are kept unchanged.
 const DOC_FIELDS: [&str; 3] = ["tags", "system_tags", "default_output_destination"];
 
 pub(super) fn add(routes: &mut Routes) {

@@ -142,7 +142,7 @@ pub(super) fn queue_name(name: &str) -> Result<&str, ApiError> {
     Ok(name)
 }
 
-/// Members that are kept as they come, each of the type that clients insist on.
+/// Members that are kept unchanged, each of the type that clients require.
 fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
     fields.retain(|name, _| matches!(name.as_str(), "tags" | "system_tags" | "metadata"));
     for (name, value) in &fields {

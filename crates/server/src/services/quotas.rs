@@ -1,25 +1,28 @@
 //! `cantle.*` about projects: quotas, shares, and what agents need to keep them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 
+use cantle_clearml::queues::HEAD_LIMIT;
 use cantle_clearml::quotas::{
     Evict, Fleet, GetFleet, GetProjects, GetQuotas, GiveBack, HeldElsewhere, HeldTask, ProjectView,
     ProjectViews, QuotaView, Quotas, SetQuota, Stopping, Victim, WaitingTask,
 };
-use cantle_clearml::{Empty, TaskRequest, subcode};
+use cantle_clearml::tasks::HyperParams;
+use cantle_clearml::{Empty, StopRequest, TaskRequest, subcode};
+use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, ProjectQuota, projects_above};
 use cantle_store::{HeldSum, ProjectRow, StoreError, TaskRow, Terms, WaitingRow};
+use serde::Deserialize as _;
 use serde_json::Map;
 
 use super::{nodes, shares};
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
+use crate::metrics::FALLBACKS;
 use crate::routes::Routes;
 use crate::usage::PastUse;
-
-/// Waiting tasks of one project and queue that an agent is told of: those behind them wait for them anyway.
-const HEAD: usize = 64;
 
 pub(super) fn add(routes: &mut Routes) {
     routes.typed(get_quotas);
@@ -30,21 +33,22 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(give_back);
 }
 
-/// Who is granted what, and who counts to whom.
-pub(super) struct Granted {
+/// The projects with their quotas, and the quota that each project counts against.
+pub(super) struct ProjectQuotas {
     pub(super) projects: Vec<ProjectRow>,
-    /// By id of a project: the name of the one that its tasks are counted to.
+    /// By id of a project: the name of the project whose quota its tasks count against.
     counted_to: BTreeMap<String, String>,
 }
 
-impl Granted {
+impl ProjectQuotas {
     pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
         let projects = call.store.projects().await?;
-        let granted: BTreeSet<&str> =
+        let with_quota: BTreeSet<&str> =
             projects.iter().filter(|row| row.quota.is_some()).map(|row| row.name.as_str()).collect();
         let counted_to = |row: &ProjectRow| {
             let name = row.name.as_str();
-            let to = std::iter::once(name).chain(projects_above(name)).find(|name| granted.contains(name))?;
+            let to =
+                std::iter::once(name).chain(projects_above(name)).find(|name| with_quota.contains(name))?;
             Some((row.id.clone(), to.to_owned()))
         };
         let counted_to = projects.iter().filter_map(counted_to).collect();
@@ -52,46 +56,56 @@ impl Granted {
     }
 
     /// Projects with a quota of their own, by name.
-    pub(super) fn quotas(&self) -> impl Iterator<Item = (&str, &ProjectQuota)> {
+    pub(super) fn own(&self) -> impl Iterator<Item = (&str, &ProjectQuota)> {
         self.projects.iter().filter_map(|row| Some((row.name.as_str(), row.quota.as_ref()?)))
     }
 
     /// The nearest project above `name` with a quota.
     pub(super) fn parent(&self, name: &str) -> Option<String> {
-        let has_quota = |above: &&str| self.quotas().any(|(granted, _)| granted == *above);
+        let has_quota = |above: &&str| self.own().any(|(name, _)| name == *above);
         projects_above(name).find(has_quota).map(str::to_owned)
     }
 
-    /// The project that tasks of the one with this id are counted to: itself or the nearest above with a quota.
+    /// The project whose quota the tasks of the project with this id count against: itself, or the nearest above with a quota.
     pub(super) fn counted_to(&self, project: Option<&String>) -> Option<String> {
         self.counted_to.get(project?).cloned()
     }
 }
 
-/// What a task asks of cantle. A request that can't be read is refused by the agent; here it is taken for none.
+/// What a task requests. The agent refuses a task whose request can't be read; here the task requests nothing.
 pub(super) fn request(task: &TaskRow) -> TaskRequest {
-    let params = task.doc.get("hyperparams").cloned().unwrap_or_default();
-    let params = serde_json::from_value(params).unwrap_or_default();
-    TaskRequest::from_hyperparams(&params).ok().flatten().unwrap_or_default()
+    read_request(task).unwrap_or_else(|error| {
+        let id = &task.index.id;
+        if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{id} {error}")) {
+            tracing::warn!(task = %id, %error, "a task's request can't be read; it counts as none until an agent refuses it");
+        }
+        TaskRequest::default()
+    })
 }
 
-/// What a claim of the task counts beside its slices.
+fn read_request(task: &TaskRow) -> Result<TaskRequest, Box<dyn Error>> {
+    let Some(params) = task.doc.get("hyperparams") else { return Ok(TaskRequest::default()) };
+    let params = HyperParams::deserialize(params)?;
+    Ok(TaskRequest::from_hyperparams(&params)?.unwrap_or_default())
+}
+
+/// What a claim of the task counts against quotas, apart from its slices.
 pub(super) fn terms(task: &TaskRow) -> Terms {
     let TaskRequest { cpu_milli, memory_bytes, non_preemptible, .. } = request(task);
     Terms { cpu_milli, memory_bytes, preemptible: !non_preemptible, quota_milli: None }
 }
 
 async fn get_quotas(call: Call, request: GetQuotas) -> Result<Quotas, ApiError> {
-    let granted = Granted::read(&call).await?;
+    let quotas = ProjectQuotas::read(&call).await?;
     if let Some(wanted) = &request.project
-        && !granted.projects.iter().any(|row| row.id == *wanted || row.name == *wanted)
+        && !quotas.projects.iter().any(|row| row.id == *wanted || row.name == *wanted)
     {
         let message = format!("no project \"{wanted}\"");
         return Err(ApiError::new(400, subcode::INVALID_PROJECT_ID, message));
     }
     let asked = |row: &&ProjectRow| request.project.as_ref().is_none_or(|p| row.id == *p || row.name == *p);
     let view = |row: &ProjectRow| Some(QuotaView { project: row.name.clone(), quota: row.quota? });
-    Ok(Quotas { quotas: granted.projects.iter().filter(asked).filter_map(view).collect() })
+    Ok(Quotas { quotas: quotas.projects.iter().filter(asked).filter_map(view).collect() })
 }
 
 async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
@@ -100,14 +114,16 @@ async fn set_quota(call: Call, request: SetQuota) -> Result<Empty, ApiError> {
         return Err(ApiError::invalid("a quota needs the name of a project"));
     }
     if let Some(quota) = &quota {
-        quota.check().map_err(|error| ApiError::invalid(format!("project {project}: {error}")))?;
+        quota
+            .check()
+            .map_err(|error| ApiError::invalid(format!("project {project}: {error}")).caused_by(error))?;
         make_project(&call, &project).await?;
     }
     call.store.set_quota(&project, quota.as_ref(), call.now_us).await?;
     Ok(Empty {})
 }
 
-/// An administrator may grant before the first task comes.
+/// An administrator may set a quota before the first task comes.
 async fn make_project(call: &Call, name: &str) -> Result<(), ApiError> {
     let (id, now_us) = (new_id(), call.now_us);
     let row = ProjectRow {
@@ -125,7 +141,7 @@ async fn make_project(call: &Call, name: &str) -> Result<(), ApiError> {
     }
 }
 
-/// What the tasks of a project, and of those below it, come to.
+/// Sums over the tasks of a project and of those below it.
 #[derive(Clone, Copy, Default)]
 struct Sums {
     allocated_milli: u64,
@@ -134,9 +150,9 @@ struct Sums {
 }
 
 /// By name of the project.
-fn sums<'a>(granted: &'a Granted, held: &[TaskRow], waiting: &[TaskRow]) -> BTreeMap<&'a str, Sums> {
+fn sums<'a>(quotas: &'a ProjectQuotas, held: &[TaskRow], waiting: &[TaskRow]) -> BTreeMap<&'a str, Sums> {
     let names: BTreeMap<&str, &str> =
-        granted.projects.iter().map(|row| (row.id.as_str(), row.name.as_str())).collect();
+        quotas.projects.iter().map(|row| (row.id.as_str(), row.name.as_str())).collect();
     let mut sums = BTreeMap::new();
     let mut add = |task: &TaskRow, part: Sums| {
         let name = task.index.project.as_deref().and_then(|id| names.get(id).copied());
@@ -157,16 +173,16 @@ fn sums<'a>(granted: &'a Granted, held: &[TaskRow], waiting: &[TaskRow]) -> BTre
 }
 
 async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews, ApiError> {
-    let granted = Granted::read(&call).await?;
+    let quotas = ProjectQuotas::read(&call).await?;
     let queues: Vec<String> = call.store.queues().await?.into_iter().map(|queue| queue.id).collect();
     let (held, waiting) = call.store.held_and_waiting(&queues).await?;
     let past = PastUse::read(&call).await?;
-    let state = shares::state(&call, &granted, &past, &held, &waiting).await?;
+    let state = shares::snapshot(&call, &quotas, &past, &held, &waiting).await?;
     let found: BTreeMap<String, _> = cantle_sched::shares(&state, &past.policy())
         .into_iter()
         .map(|share| (share.project.clone(), share))
         .collect();
-    let sums = sums(&granted, &held, &waiting);
+    let sums = sums(&quotas, &held, &waiting);
     let view = |row: &ProjectRow| {
         let share = found.get(&row.name);
         let Sums { allocated_milli, running, waiting } =
@@ -180,23 +196,23 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
             allocated_milli,
             over_quota_milli: share.map_or(0, |_| allocated_milli.saturating_sub(deserved_milli)),
             limit_milli: share.and_then(|share| share.limit_milli),
-            usage_ppm: past.ppm(&granted.projects, &row.name),
+            usage_ppm: past.ppm(&quotas.projects, &row.name),
             running,
             waiting,
         }
     };
-    Ok(ProjectViews { projects: granted.projects.iter().map(view).collect() })
+    Ok(ProjectViews { projects: quotas.projects.iter().map(view).collect() })
 }
 
 async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
-    let granted = Granted::read(&call).await?;
+    let quotas = ProjectQuotas::read(&call).await?;
     let view =
         |(project, quota): (&str, &ProjectQuota)| QuotaView { project: project.to_owned(), quota: *quota };
-    let projects: Vec<QuotaView> = granted.quotas().map(view).collect();
+    let projects: Vec<QuotaView> = quotas.own().map(view).collect();
     if projects.is_empty() {
         return Ok(Fleet::default());
     }
-    // Before the tasks: an eviction in between makes what is decided from this answer out of date, as it should.
+    // Before the tasks: an eviction in between makes decisions from this answer out of date, as it should.
     let evictions = call.store.last_eviction().await?;
     let fleet = call.store.fleet(&request.node, &request.queues).await?;
     let others = nodes::all(&call).await?;
@@ -205,7 +221,7 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
         .filter(|node| node.alive && node.report.node != request.node)
         .map(|node| (node.report.node.as_str(), 1000 * node.report.gpus.len() as u64))
         .collect();
-    // What a dead node was about to free stays taken.
+    // What a silent node was about to free stays taken.
     let freeing_on: BTreeMap<&str, &str> = fleet
         .freeing
         .iter()
@@ -215,36 +231,36 @@ async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {
     let mut seen: BTreeMap<(&str, Option<String>), usize> = BTreeMap::new();
     let mut waiting = Vec::new();
     for task in &fleet.waiting {
-        let project = granted.counted_to(task.project.as_ref());
+        let project = quotas.counted_to(task.project.as_ref());
         let ahead = seen.entry((&task.queue, project.clone())).or_default();
         *ahead += 1;
-        if *ahead <= HEAD {
+        if *ahead <= HEAD_LIMIT {
             let freeing_on = freeing_on.get(task.task.as_str()).map(|node| (*node).to_owned());
             waiting.push(waiting_task(task, project, freeing_on));
         }
     }
     let past = PastUse::read(&call).await?;
     let usage_ppm =
-        granted.quotas().filter_map(|(name, _)| Some((name.to_owned(), past.ppm(&granted.projects, name)?)));
+        quotas.own().filter_map(|(name, _)| Some((name.to_owned(), past.ppm(&quotas.projects, name)?)));
     Ok(Fleet {
         usage_ppm: usage_ppm.collect(),
         usage_weight_percent: past.policy().usage_weight_percent,
         projects,
         other_gpus_milli: others.values().sum(),
-        held: fleet.here.iter().map(|task| held_task(task, &granted)).collect(),
-        elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &granted)).collect(),
+        held: fleet.here.iter().map(|task| held_task(task, &quotas)).collect(),
+        elsewhere: fleet.elsewhere.iter().map(|sum| held_elsewhere(sum, &quotas)).collect(),
         waiting,
         evictions,
     })
 }
 
-fn held_task(task: &TaskRow, granted: &Granted) -> HeldTask {
+fn held_task(task: &TaskRow, quotas: &ProjectQuotas) -> HeldTask {
     HeldTask {
         task: task.index.id.clone(),
         lease: task.lease.clone().unwrap_or_default(),
         cpu_milli: task.terms.cpu_milli,
         memory_bytes: task.terms.memory_bytes,
-        project: granted.counted_to(task.index.project.as_ref()),
+        project: quotas.counted_to(task.index.project.as_ref()),
         priority: request(task).priority,
         preemptible: task.terms.preemptible,
         started_ms: task.index.started_us.unwrap_or(task.index.status_changed_us) / 1000,
@@ -252,10 +268,10 @@ fn held_task(task: &TaskRow, granted: &Granted) -> HeldTask {
     }
 }
 
-fn held_elsewhere(sum: &HeldSum, granted: &Granted) -> HeldElsewhere {
+fn held_elsewhere(sum: &HeldSum, quotas: &ProjectQuotas) -> HeldElsewhere {
     let Amounts([gpu_milli, cpu_milli, memory_bytes]) = sum.amounts;
     HeldElsewhere {
-        project: granted.counted_to(sum.project.as_ref()),
+        project: quotas.counted_to(sum.project.as_ref()),
         gpu_milli,
         cpu_milli,
         memory_bytes,
@@ -280,10 +296,11 @@ async fn evict(call: Call, request: Evict) -> Result<Empty, ApiError> {
     let Evict { node, victims, evictions } = request;
     let victim = |victim: Victim| {
         let Victim { task, lease, for_task, cause } = victim;
-        cantle_store::Victim { task, lease, for_task, cause }
+        cantle_store::VictimTask { task, lease, for_task, cause }
     };
     let victims: Vec<_> = victims.into_iter().map(victim).collect();
-    call.store.evict(&node, &victims, evictions, call.now_us).await?;
+    let change = call.change(true, None, Some(StopRequest::Evict.to_string()));
+    call.store.evict(&node, &victims, evictions, &change).await?;
     Ok(Empty {})
 }
 

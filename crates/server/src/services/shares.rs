@@ -1,26 +1,27 @@
-//! The fleet as the scheduler sees it, to tell what is fair at the moment. Nothing is decided here: agents do.
+//! The fleet as the scheduler sees it, to show the fair shares of this moment. The server decides nothing; agents do.
 
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::GpuView;
+use cantle_decide::{Offer, SnapshotBuilder};
 use cantle_model::{Gpu, GpuMode, GpuUuid, QueueSpec, QueueWant, TaskId};
-use cantle_sched::{GpuState, Held, Host, Node, Project, Queue, State, Waiting};
+use cantle_sched::{Held, Host, Queue, Snapshot, Waiting};
 use cantle_store::TaskRow;
 
 use super::nodes;
-use super::quotas::{Granted, request};
+use super::quotas::{ProjectQuotas, request};
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::usage::PastUse;
 
 /// Nodes that are alive, what `held` holds and what `waiting` asks for.
-pub(super) async fn state(
+pub(super) async fn snapshot(
     call: &Call,
-    granted: &Granted,
+    quotas: &ProjectQuotas,
     past: &PastUse,
     held: &[TaskRow],
     waiting: &[TaskRow],
-) -> Result<State, ApiError> {
+) -> Result<Snapshot, ApiError> {
     let nodes: Vec<nodes::Node> = nodes::all(call).await?.into_iter().filter(|node| node.alive).collect();
     let names: BTreeMap<String, String> =
         call.store.queues().await?.into_iter().map(|queue| (queue.id, queue.name)).collect();
@@ -29,44 +30,39 @@ pub(super) async fn state(
         let id = task.index.queue.as_deref().unwrap_or_default();
         let name = names.get(id).map_or(id, String::as_str);
         let queue = queues.entry(name).or_insert_with(|| Queue::new(spec(&nodes, name), Vec::new()));
-        queue.waiting.push(waits(task, granted));
+        queue.waiting.push(waits(task, quotas));
     }
-    let of_node = |node: &nodes::Node| {
-        let gpus = node.report.gpus.iter().map(|view| GpuState::new(gpu(view))).collect();
-        Node::new(node.report.node.clone(), gpus)
-    };
-    let mut state =
-        State::new(nodes.iter().map(of_node).collect(), Vec::new(), queues.into_values().collect());
-    let project = |(name, quota)| {
-        let mut project = Project::with_quota(name, granted.parent(name), quota);
-        project.usage_ppm = past.ppm(&granted.projects, name).unwrap_or(0);
-        project
-    };
-    state.projects = granted.quotas().map(project).collect();
-    state.elsewhere.held = held.iter().map(|task| holds(task, granted)).collect();
-    Ok(state)
+    let world = nodes.iter().fold(SnapshotBuilder::default(), |world, node| {
+        world.node(&node.report.node, node.report.gpus.iter().map(|view| Offer::new(gpu(view))))
+    });
+    let world = quotas.own().fold(world, |world, (name, quota)| {
+        let usage_ppm = past.ppm(&quotas.projects, name).unwrap_or(0);
+        world.project(name, quotas.parent(name), quota, usage_ppm)
+    });
+    let held = held.iter().map(|task| holds(task, quotas));
+    Ok(world.queues(queues.into_values()).held_elsewhere(held).build())
 }
 
-/// What tasks of a queue get: as the first node says that serves it.
+/// What tasks of a queue get, as the first node that serves it reports.
 fn spec(nodes: &[nodes::Node], queue: &str) -> QueueSpec {
     let served = nodes.iter().flat_map(|node| &node.report.queues).find(|served| served.name == queue);
     let parsed = served.and_then(|served| QueueSpec::parse(&format!("{queue}={}", served.spec)).ok());
     parsed.unwrap_or_else(|| QueueSpec { name: queue.to_owned(), want: QueueWant::Task })
 }
 
-fn waits(task: &TaskRow, granted: &Granted) -> Waiting {
+fn waits(task: &TaskRow, quotas: &ProjectQuotas) -> Waiting {
     let request = request(task);
     let mut waiting = Waiting::new(TaskId(task.index.id.clone()), task.index.status_changed_us / 1000);
     waiting.host = Host { cpu_milli: request.cpu_milli, memory_bytes: request.memory_bytes };
     waiting.request = request.gpu;
     waiting.isolation = request.isolation;
-    waiting.project = granted.counted_to(task.index.project.as_ref());
+    waiting.project = quotas.counted_to(task.index.project.as_ref());
     waiting
 }
 
-fn holds(task: &TaskRow, granted: &Granted) -> Held {
+fn holds(task: &TaskRow, quotas: &ProjectQuotas) -> Held {
     Held {
-        project: granted.counted_to(task.index.project.as_ref()),
+        project: quotas.counted_to(task.index.project.as_ref()),
         amounts: task.amounts(),
         preemptible: task.terms.preemptible,
         stopping: task.evicted.is_some(),

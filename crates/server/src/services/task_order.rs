@@ -45,7 +45,7 @@ fn by_field(name: &str) -> Option<Compare> {
     })
 }
 
-/// Tasks without the value come last, up or down: whoever asks for the best ones wants ones that were measured.
+/// Tasks without the value come last in both directions: the best ones are among those that were measured.
 fn by_value(a: Option<&f64>, b: Option<&f64>, down: bool) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) if down => b.total_cmp(a),

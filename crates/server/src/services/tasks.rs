@@ -54,7 +54,7 @@ async fn edit(call: Call, request: Edit) -> Result<Updated, ApiError> {
     Ok(Updated { updated: 1, fields: echo(&edit) })
 }
 
-/// `tasks.update` changes what may change at any time: names, tags, comments.
+/// `tasks.update` changes fields that may change at any time: names, tags, comments.
 async fn update(call: Call, request: Edit) -> Result<Updated, ApiError> {
     let Edit { task, mut fields, .. } = request;
     const ANY_TIME: [&str; 7] =
@@ -65,7 +65,7 @@ async fn update(call: Call, request: Edit) -> Result<Updated, ApiError> {
     Ok(Updated { updated: 1, fields: echo(&edit) })
 }
 
-/// The small fields that changed: clients show them; nobody needs a diff of a megabyte back.
+/// The small fields that changed, which clients show. A diff of a megabyte is not sent back.
 fn echo(edit: &TaskEdit) -> Map<String, Value> {
     let mut fields = Map::new();
     for (name, value) in [("name", &edit.name), ("project", &edit.project), ("type", &edit.kind)] {
@@ -96,8 +96,8 @@ async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
     let names = Names::new(&request)?;
     let keep = |task: &TaskIndex| {
         !unwanted.contains(&task.status)
-            && words_match(&task.tags, &request.tags)
-            && words_match(&task.system_tags, &request.system_tags)
+            && tags_match(&task.tags, &request.tags)
+            && tags_match(&task.system_tags, &request.system_tags)
             && names.match_task(task)
     };
     let mut index: Vec<_> = call.store.task_index(&filter).await?.into_iter().filter(keep).collect();
@@ -125,21 +125,21 @@ async fn project(call: &Call, row: &TaskRow, fields: &[String]) -> Result<Value,
 }
 
 /// States to be in and, with `-` before them, not to be in.
-fn statuses(words: &[String]) -> Result<(Vec<TaskStatus>, Vec<TaskStatus>), ApiError> {
+fn statuses(statuses: &[String]) -> Result<(Vec<TaskStatus>, Vec<TaskStatus>), ApiError> {
     let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
-    for word in words {
-        let (list, word) = match word.strip_prefix('-') {
+    for status in statuses {
+        let (list, name) = match status.strip_prefix('-') {
             Some(rest) => (&mut unwanted, rest),
-            None => (&mut wanted, word.as_str()),
+            None => (&mut wanted, status.as_str()),
         };
-        list.push(word.parse().map_err(ApiError::invalid)?);
+        list.push(name.parse().map_err(ApiError::invalid)?);
     }
     Ok((wanted, unwanted))
 }
 
 /// ClearML's rule for tags: any of the plain ones, none of those with `-` before them. `__$…` are its set operators:
 /// after `__$and` all of the plain ones are needed, after `__$not` the next one is unwanted.
-fn words_match(has: &[String], filter: &[String]) -> bool {
+fn tags_match(has: &[String], filter: &[String]) -> bool {
     let (mut plain, mut all, mut negate) = (Vec::new(), false, false);
     for word in filter {
         match word.as_str() {
@@ -211,7 +211,7 @@ struct Clone {
     execution_overrides: Option<Map<String, Value>>,
 }
 
-/// A draft with everything that makes the task run, and nothing of how it ran.
+/// A draft with everything that the task needs to run, and nothing of its run.
 async fn clone(call: Call, request: Clone) -> Result<Created, ApiError> {
     let old = call.store.task(&request.task).await?;
     let mut fields = old.doc;
@@ -331,7 +331,7 @@ mod tests {
             ("__$not red", false),
             ("__$not blue red", true),
         ] {
-            assert_eq!(words_match(&has, &words(filter)), matches, "{filter}");
+            assert_eq!(tags_match(&has, &words(filter)), matches, "{filter}");
         }
     }
 }

@@ -4,8 +4,8 @@ use cantle_clearml::tasks::{
     Close, Completed, Dequeue, Dequeued, Enqueue, Enqueued, Failed, Ping, Publish, Reset, ResetReply,
     Started, StartedReply, Stop, Stopped,
 };
-use cantle_clearml::{Empty, Updated};
-use cantle_model::{ASKED_TO_STOP, TaskStatus};
+use cantle_clearml::{Empty, StopRequest, Updated};
+use cantle_model::TaskStatus;
 use cantle_store::{StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -17,7 +17,7 @@ use crate::clock::new_id;
 use crate::error::ApiError;
 use crate::routes::Routes;
 
-/// ClearML's rule: a worker that reported for the task so lately still runs it.
+/// ClearML's rule: a worker that reported for the task within this time still runs it.
 const WORKER_ALIVE_US: i64 = 600 * 1_000_000;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -89,7 +89,7 @@ async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
     let to = request.new_status.unwrap_or(TaskStatus::Created);
     let change = call.change(false, request.status_reason, request.status_message);
     if !call.store.dequeue(&request.task, None, to, &change).await? {
-        // A task that an agent started has left its queue already; agents ask once more to be sure.
+        // A task that an agent started has left its queue already; agents call this once more to be sure.
         let status = call.store.task(&request.task).await?.index.status;
         return Ok(Dequeued { fields: status_field(status), ..Dequeued::default() });
     }
@@ -103,20 +103,22 @@ async fn started(call: Call, request: Started) -> Result<StartedReply, ApiError>
     Ok(StartedReply { updated: 1, started, fields: status_field(TaskStatus::InProgress) })
 }
 
-/// Whoever runs the task is asked to stop it; a task that nobody runs is stopped at once.
+/// Asks the worker that runs the task to stop it; a task that no worker runs is stopped at once.
 async fn stop(call: Call, request: Stop) -> Result<Updated, ApiError> {
     let row = call.store.task(&request.task).await?;
     let status = row.index.status;
-    let change = call.change(request.force, request.status_reason, request.status_message);
     if status == TaskStatus::InProgress && is_run_by_agent(&call, &row).await? {
+        let message = StopRequest::Abort.to_string();
+        let change = call.change(request.force, request.status_reason, Some(message.clone()));
         call.store.ask_to_stop(&request.task, &change).await?;
-        let fields = Map::from_iter([("status_message".to_owned(), json!(ASKED_TO_STOP))]);
+        let fields = Map::from_iter([("status_message".to_owned(), json!(message))]);
         return Ok(Updated { updated: 1, fields });
     }
     if status.is_final() {
-        // Stopping what has ended changes nothing, least of all how it ended.
+        // Stopping a task that has ended changes nothing, least of all how it ended.
         return Ok(Updated { updated: 0, fields: status_field(status) });
     }
+    let change = call.change(request.force, request.status_reason, request.status_message);
     call.store.set_status(&request.task, TaskStatus::Stopped, &change).await?;
     Ok(Updated { updated: 1, fields: status_field(TaskStatus::Stopped) })
 }
@@ -184,7 +186,7 @@ struct Archive {
     ids: Option<Vec<String>>,
 }
 
-/// The word of the system that hides something from lists.
+/// The system tag that hides something from lists.
 pub(super) const ARCHIVED: &str = "archived";
 
 async fn archive(call: Call, request: Archive, archived: bool) -> Result<Value, ApiError> {
@@ -209,7 +211,7 @@ struct Many {
     rest: Map<String, Value>,
 }
 
-/// One result per task; one that fails does not keep the others from it.
+/// One result per task; a failure does not affect the other tasks.
 async fn for_each<R, F, Fut, T>(call: &Call, many: Many, act: F) -> Result<Value, ApiError>
 where
     R: serde::de::DeserializeOwned,
@@ -222,7 +224,7 @@ where
         let mut fields = many.rest.clone();
         fields.insert("task".to_owned(), json!(id));
         let request = serde_json::from_value(Value::Object(fields));
-        let request = request.map_err(|error| ApiError::invalid(error.to_string()))?;
+        let request = request.map_err(ApiError::unreadable)?;
         match act(call.clone(), request).await {
             Ok(answer) => {
                 let mut answer = serde_json::to_value(answer).unwrap_or_else(|_| json!({}));

@@ -16,7 +16,7 @@ use crate::clock::rfc3339;
 use crate::error::ApiError;
 use crate::routes::Routes;
 
-/// `workers.get_all` without `last_seen`: heard of within the last hour.
+/// Default of `last_seen` of `workers.get_all`: workers that reported within the last hour.
 const LAST_SEEN_S: i64 = 3600;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -60,7 +60,7 @@ async fn status_report(call: Call, request: StatusReport) -> Result<Empty, ApiEr
         tags: (!request.tags.is_empty()).then_some(request.tags),
         timeout_s: None,
         ip: call.ip.clone(),
-        machine_stats: stats.map_err(|error| ApiError::invalid(error.to_string()))?,
+        machine_stats: stats.map_err(ApiError::unreadable)?,
     };
     call.store.report_worker(&report, call.now_us).await?;
     if let Some(task) = report.task {
@@ -69,7 +69,7 @@ async fn status_report(call: Call, request: StatusReport) -> Result<Empty, ApiEr
     Ok(Empty {})
 }
 
-/// Those that a request means; `last_seen_s` if it does not say how long ago they may have been heard of.
+/// The workers that a request selects; `last_seen_s` is the default of its limit.
 async fn matching(call: &Call, request: &GetAll, last_seen_s: i64) -> Result<Vec<WorkerRow>, ApiError> {
     let since_us = match request.last_seen.unwrap_or(last_seen_s) {
         s if s <= 0 => i64::MIN,
@@ -91,7 +91,7 @@ struct Cluster {
     key: String,
 }
 
-/// How many GPUs a group of ClearML's agents has. The answer is what they wait for; nothing is kept, because the GPUs
+/// How many GPUs a group of ClearML's agents has. The agents wait for the answer; nothing is kept, because the GPUs
 /// that this server shows are those that cantle's own agents report.
 async fn cluster_report(_call: Call, request: Cluster) -> Result<Empty, ApiError> {
     if request.key.is_empty() {
@@ -125,7 +125,7 @@ async fn get_runtime_properties(
 async fn set_runtime_properties(call: Call, request: SetRuntimeProperties) -> Result<Empty, ApiError> {
     let worker = worker_id(request.worker)?;
     let properties = request.runtime_properties.into_iter();
-    // A stock agent that finds its `available_gpus` empty after all GPUs were given away crashes for ever. It never
+    // A stock agent that finds its `available_gpus` empty after all GPUs were allocated crashes at each start. It never
     // needs the empty value, so the last one that it can read stays.
     let properties = properties.filter(|p| !(p.key == "available_gpus" && p.value.is_empty()));
     let properties = properties.map(|p| (p.key, p.value)).collect();

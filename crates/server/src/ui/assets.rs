@@ -1,4 +1,4 @@
-//! The files of the page, as the build put them into this program.
+//! The files of the page, which the build embeds into this program.
 
 use axum::extract::Path;
 use axum::http::{HeaderValue, StatusCode, header};

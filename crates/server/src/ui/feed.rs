@@ -1,4 +1,4 @@
-//! Watches the database and tells the open pages what changed: one reader for all of them, however many there are.
+//! Polls the database and sends changes to the open pages: one reader for all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,17 +18,17 @@ use crate::clock::now_us;
 use crate::error::ApiError;
 use crate::metrics::tally::Tally;
 
-/// How soon a page knows.
+/// Interval of polls: how soon a page shows a change.
 const EVERY: Duration = Duration::from_millis(500);
-/// Looks between two samples for the charts. Without a page these are the only looks.
-const SAMPLE_LOOKS: u64 = EVERY_S.unsigned_abs() * 2;
-/// Looks between two times that charts are saved: what a server that is killed loses at most.
-const SAVE_LOOKS: u64 = 10 * SAMPLE_LOOKS;
-/// Events read at a time; what is more comes with the next look.
+/// Number of polls between two samples for the charts. Without an open page these are the only polls.
+const SAMPLE_POLLS: u64 = EVERY_S.unsigned_abs() * 2;
+/// Number of polls between two saves of the charts: what a server that is killed loses at most.
+const SAVE_POLLS: u64 = 10 * SAMPLE_POLLS;
+/// Limit of events in one poll; the rest comes with the next one.
 const EVENTS: u64 = 500;
-/// Waiting tasks of a queue that a page is told; how many there are in all it knows, too.
+/// Limit of waiting tasks of a queue that a page gets; it also gets their number.
 const WAITING: usize = 500;
-/// Messages that a slow page may be behind before it has to start anew.
+/// Messages that a slow page may be behind before it has to start over.
 const BEHIND: usize = 128;
 
 /// A message to all pages.
@@ -40,27 +40,27 @@ pub(crate) struct Message {
 
 impl Message {
     fn new(event: &'static str, data: &impl Serialize) -> Self {
-        // Our own plain types always serialise; a page would ignore an empty message.
+        // These plain types always serialise; a page would ignore an empty message.
         Self { event, data: serde_json::to_string(data).unwrap_or_default() }
     }
 }
 
-/// Where pages listen.
+/// What pages subscribe to.
 #[derive(Debug)]
 pub(crate) struct Feed {
-    /// Gone once the server ends, which ends all streams.
+    /// `None` once the server ends, which ends all streams.
     sender: Mutex<Option<broadcast::Sender<Arc<Message>>>>,
     seen: Mutex<Seen>,
     history: Mutex<History>,
     tally: Mutex<Tally>,
 }
 
-/// What the pages know.
+/// The state that the pages have.
 #[derive(Debug, Default)]
 struct Seen {
     nodes: BTreeMap<String, NodeView>,
     queues: BTreeMap<String, QueueView>,
-    /// Why tasks wait, by task: agents say it in their reports, not in events.
+    /// Why tasks wait, by task: agents send it in their reports, not in events.
     waiting: BTreeMap<String, String>,
     last_event: Option<i64>,
 }
@@ -70,19 +70,19 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 }
 
 impl Feed {
-    /// Nothing seen yet, with the charts of the server's last life.
+    /// A feed that has seen nothing yet, with the charts that the server saved last.
     pub(crate) async fn open(api: &Api) -> Result<Self, StoreError> {
         let history = Mutex::new(History::restore(api.app.store.charts().await?));
         let sender = Mutex::new(Some(broadcast::Sender::new(BEHIND)));
         Ok(Self { sender, seen: Mutex::default(), history, tally: Mutex::default() })
     }
 
-    /// From now on; `None` once the server ends.
+    /// The messages from now on; `None` once the server ends.
     pub(crate) fn listen(&self) -> Option<broadcast::Receiver<Arc<Message>>> {
         lock(&self.sender).as_ref().map(broadcast::Sender::subscribe)
     }
 
-    /// What a page that has just come, or is too far behind, has to know first. `reset` makes it fetch the rest.
+    /// The first messages of a page that is new or too far behind. `reset` makes it fetch the rest.
     pub(crate) fn picture(&self) -> Vec<Message> {
         let seen = lock(&self.seen);
         let nodes: Vec<_> = seen.nodes.values().collect();
@@ -99,9 +99,9 @@ impl Feed {
         lock(&self.sender).take();
     }
 
-    /// Looks at what was counted.
-    pub(crate) fn with_tally(&self, look: impl FnOnce(&Tally)) {
-        look(&lock(&self.tally));
+    /// Reads the counts.
+    pub(crate) fn with_tally(&self, read: impl FnOnce(&Tally)) {
+        read(&lock(&self.tally));
     }
 
     /// The kept samples.
@@ -109,7 +109,7 @@ impl Feed {
         lock(&self.history).view(kind, id)
     }
 
-    /// Saves what charts got since the last time. What fails to be saved is in the next save of its line.
+    /// Saves the samples of charts since the last save. After a failure they are in the next save of their line.
     pub(crate) async fn save(&self, api: &Api) {
         let (changed, gone) = lock(&self.history).unsaved();
         if changed.is_empty() && gone.is_empty() {
@@ -124,41 +124,41 @@ impl Feed {
         lock(&self.sender).as_ref().map_or(0, broadcast::Sender::receiver_count)
     }
 
-    fn tell<T: Serialize>(&self, event: &'static str, items: &[T]) {
+    fn send<T: Serialize>(&self, event: &'static str, items: &[T]) {
         if !items.is_empty()
             && let Some(sender) = lock(&self.sender).as_ref()
         {
-            // No listener is no error.
+            // That no page listens is not an error.
             let _ = sender.send(Arc::new(Message::new(event, &items)));
         }
     }
 }
 
-/// Looks from time to time, for ever.
+/// Polls without end.
 pub(crate) async fn run(api: &Api, feed: &Feed) {
     let mut ticks = interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    for look_number in 0u64.. {
+    for poll_number in 0u64.. {
         ticks.tick().await;
-        let sample = look_number.is_multiple_of(SAMPLE_LOOKS);
+        let sample = poll_number.is_multiple_of(SAMPLE_POLLS);
         if (feed.listeners() > 0 || sample)
-            && let Err(error) = look(api, feed, sample).await
+            && let Err(error) = poll(api, feed, sample).await
         {
             tracing::warn!("the web page is not up to date: {error}");
         }
-        if look_number.is_multiple_of(SAVE_LOOKS) {
+        if poll_number.is_multiple_of(SAVE_POLLS) {
             feed.save(api).await;
         }
     }
 }
 
-async fn look(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
+async fn poll(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
     let nodes = api.ask(&GetNodes {}).await?.nodes;
     if sample {
         remember(api, feed, &nodes).await?;
     }
-    let news = changed_nodes(&mut lock(&feed.seen), nodes);
-    feed.tell("nodes", &news);
+    let changed = changed_nodes(&mut lock(&feed.seen), nodes);
+    feed.send("nodes", &changed);
     queues(api, feed).await?;
     let events = events(api, feed).await?;
     events.iter().for_each(|event| lock(&feed.tally).count(event));
@@ -167,13 +167,13 @@ async fn look(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
     if !about.is_empty() {
         let tasks =
             api.ask(&GetTasks { id: about.into_iter().collect(), ..GetTasks::default() }).await?.tasks;
-        feed.tell("tasks", &tasks);
+        feed.send("tasks", &tasks);
     }
-    feed.tell("events", &events);
+    feed.send("events", &events);
     Ok(())
 }
 
-/// Nodes that are not as they were. That they reported again is no news.
+/// Nodes that changed. A new report with the same content is no change.
 fn changed_nodes(seen: &mut Seen, nodes: Vec<NodeView>) -> Vec<NodeView> {
     let mut changed = Vec::new();
     for node in nodes {
@@ -188,26 +188,26 @@ fn changed_nodes(seen: &mut Seen, nodes: Vec<NodeView>) -> Vec<NodeView> {
     changed
 }
 
-/// Queues come and go: if one went, all are told, else the changed ones.
+/// Sends the changed queues, or all of them if one was deleted.
 async fn queues(api: &Api, feed: &Feed) -> Result<(), ApiError> {
     let mut now: BTreeMap<String, QueueView> = BTreeMap::new();
     for mut queue in api.ask(&GetQueues {}).await?.queues {
         queue.tasks.truncate(WAITING);
         now.insert(queue.id.clone(), queue);
     }
-    let (event, news) = {
+    let (event, changed) = {
         let mut seen = lock(&feed.seen);
         let gone = seen.queues.keys().any(|id| !now.contains_key(id));
-        let news: Vec<QueueView> =
+        let changed: Vec<QueueView> =
             now.values().filter(|queue| gone || seen.queues.get(&queue.id) != Some(queue)).cloned().collect();
         seen.queues = now;
-        (if gone { "all_queues" } else { "queues" }, news)
+        (if gone { "all_queues" } else { "queues" }, changed)
     };
-    feed.tell(event, &news);
+    feed.send(event, &changed);
     Ok(())
 }
 
-/// Events since the last look; at the first look there are none.
+/// Events since the last poll; none at the first poll.
 async fn events(api: &Api, feed: &Feed) -> Result<Vec<EventView>, ApiError> {
     let after = lock(&feed.seen).last_event;
     let limit = Some(if after.is_some() { EVENTS } else { 1 });
@@ -220,7 +220,7 @@ async fn events(api: &Api, feed: &Feed) -> Result<Vec<EventView>, ApiError> {
     Ok(events)
 }
 
-/// Tasks whose reason to wait is not what it was.
+/// Tasks whose reason to wait changed.
 async fn changed_reasons(api: &Api, feed: &Feed) -> Result<Vec<String>, ApiError> {
     let mut now = BTreeMap::new();
     for node in api.app.store.nodes().await? {
@@ -237,7 +237,7 @@ async fn changed_reasons(api: &Api, feed: &Feed) -> Result<Vec<String>, ApiError
     Ok(changed)
 }
 
-/// Adds to the history what is true now.
+/// Adds the current state to the history.
 async fn remember(api: &Api, feed: &Feed, nodes: &[NodeView]) -> Result<(), ApiError> {
     let now_us = now_us();
     let now_s = now_us / 1_000_000;

@@ -1,4 +1,4 @@
-//! The page's calls: checked here, answered by the API.
+//! The page's calls: the session is checked here, and the API answers.
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ pub(crate) async fn call(
     let prepared = Session::of_action(&ui, &headers).and_then(|session| {
         let uri = Uri::try_from(format!("/{endpoint}")).map_err(|_| ApiError::unknown_endpoint(&endpoint))?;
         let authorization = HeaderValue::try_from(session.authorization());
-        let authorization = authorization.map_err(|error| ApiError::invalid(error.to_string()))?;
+        let authorization = authorization.map_err(ApiError::unreadable)?;
         Ok((uri, authorization))
     });
     match prepared {

@@ -1,4 +1,4 @@
-//! What used to be: a few hundred samples for each task and queue, however long they live. Lines are kept in memory, and
+//! The past of tasks and queues: a few hundred samples of each, whatever its age. Lines are kept in memory, and
 //! saved from time to time so that they outlive the server.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -6,17 +6,17 @@ use std::collections::{BTreeMap, VecDeque};
 use cantle_store::ChartRow;
 use serde::{Deserialize, Serialize};
 
-/// A sample is offered so often.
+/// Seconds between two samples.
 pub(crate) const EVERY_S: i64 = 2;
 /// A line keeps between half of this and this many samples.
 const SAMPLES: usize = 600;
 /// Tasks whose line is kept, the newest ones.
 const TASKS: usize = 1000;
-/// Samples so much further apart than they should be, but at least [`GAP_S`], have a gap between them: nobody looked.
+/// Samples further apart than this multiple of their distance, but at least [`GAP_S`], have a gap between them.
 const GAP: i64 = 4;
 const GAP_S: i64 = 30;
 
-/// What a line is about.
+/// The subject of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     /// A task, by its id.
@@ -26,19 +26,19 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    /// As addresses and the database have it.
-    pub(crate) fn parse(word: &str) -> Option<Self> {
-        [Self::Task, Self::Queue].into_iter().find(|kind| kind.word() == word)
+    /// Its name in addresses and in the database.
+    pub(crate) fn parse(name: &str) -> Option<Self> {
+        [Self::Task, Self::Queue].into_iter().find(|kind| kind.name() == name)
     }
 
-    const fn word(self) -> &'static str {
+    const fn name(self) -> &'static str {
         match self {
             Self::Task => "task",
             Self::Queue => "queue",
         }
     }
 
-    /// What the two values of a sample are.
+    /// The names of the two values of a sample.
     const fn series(self) -> [&'static str; 2] {
         match self {
             Self::Task => ["used_bytes", "limit_bytes"],
@@ -50,11 +50,11 @@ impl Kind {
 /// Two values over time. When it is full, every second sample goes and the distance between samples doubles.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Line {
-    /// Every so many-th sample that is offered is taken.
+    /// Of this number of samples that are offered, one is kept.
     every: u64,
     offered: u64,
     samples: Vec<(i64, [u64; 2])>,
-    /// Has it a sample that is not saved?
+    /// It has a sample that is not saved.
     #[serde(skip)]
     changed: bool,
 }
@@ -84,7 +84,7 @@ impl Line {
         }
     }
 
-    /// As charts want it: nothing, in the middle of each gap.
+    /// The line for charts, with an empty value in the middle of each gap.
     fn points(&self) -> impl Iterator<Item = (i64, Option<[u64; 2]>)> {
         let apart_s = i64::try_from(self.every).unwrap_or(i64::MAX).saturating_mul(EVERY_S);
         let gap_s = apart_s.saturating_mul(GAP).max(GAP_S);
@@ -97,7 +97,7 @@ impl Line {
     }
 }
 
-/// Lines as the page wants them: equally long lists.
+/// A line for the page: lists of equal length.
 #[derive(Debug, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct View {
     times_s: Vec<i64>,
@@ -110,15 +110,15 @@ pub(crate) struct History {
     lines: BTreeMap<(Kind, String), Line>,
     /// Tasks in the order in which they were first seen, oldest first.
     order: VecDeque<String>,
-    /// Forgotten here, not yet where lines are saved.
+    /// Lines that are deleted here and not yet in the database.
     gone: Vec<(String, String)>,
 }
 
-/// What has to be saved: changed lines, and kind and id of those that are no more.
+/// What has to be saved: changed lines, and kind and id of those that were deleted.
 pub(crate) type Unsaved = (Vec<ChartRow>, Vec<(String, String)>);
 
 impl History {
-    /// Begins with what was saved. A line that this version can't read is as good as none.
+    /// A history with the saved lines. A line that this version can't read counts as none.
     pub(crate) fn restore(rows: Vec<ChartRow>) -> Self {
         let mut history = Self::default();
         for ChartRow { kind, id, line } in rows {
@@ -134,21 +134,21 @@ impl History {
         history
     }
 
-    /// What changed since this was asked last.
+    /// What changed since the last call.
     pub(crate) fn unsaved(&mut self) -> Unsaved {
         let changed = self.lines.iter_mut().filter_map(|(key, line)| {
             let changed = std::mem::take(&mut line.changed);
             changed.then_some((key, &*line))
         });
         let rows = changed.filter_map(|((kind, id), line)| {
-            // A line is made of numbers, which can always be written.
+            // A line consists of numbers, which can always be written.
             let line = serde_json::to_string(line).ok()?;
-            Some(ChartRow { kind: kind.word().to_owned(), id: id.clone(), line })
+            Some(ChartRow { kind: kind.name().to_owned(), id: id.clone(), line })
         });
         (rows.collect(), std::mem::take(&mut self.gone))
     }
 
-    /// A task used so much of its limit.
+    /// Adds a sample of a task: memory used, and its limit.
     pub(crate) fn task(&mut self, id: &str, time_s: i64, used_bytes: u64, limit_bytes: u64) {
         let key = (Kind::Task, id.to_owned());
         if !self.lines.contains_key(&key) {
@@ -162,13 +162,13 @@ impl History {
         self.lines.entry(key).or_default().add(time_s, [used_bytes, limit_bytes]);
     }
 
-    /// So many tasks waited in a queue, the first of them for so long.
+    /// Adds a sample of a queue: number of waiting tasks, and how long the first of them has waited.
     pub(crate) fn queue(&mut self, name: &str, time_s: i64, waiting: u64, longest_wait_s: u64) {
         let line = self.lines.entry((Kind::Queue, name.to_owned())).or_default();
         line.add(time_s, [waiting, longest_wait_s]);
     }
 
-    /// Forgets queues that are no more.
+    /// Forgets queues that were deleted.
     pub(crate) fn keep_queues(&mut self, exists: impl Fn(&str) -> bool) {
         let gone = |(kind, name): &&(Kind, String)| *kind == Kind::Queue && !exists(name);
         let gone: Vec<_> = self.lines.keys().filter(gone).cloned().collect();
@@ -177,7 +177,7 @@ impl History {
 
     fn forget(&mut self, key: (Kind, String)) {
         self.lines.remove(&key);
-        self.gone.push((key.0.word().to_owned(), key.1));
+        self.gone.push((key.0.name().to_owned(), key.1));
     }
 
     /// The line of a task or a queue; empty if there is none.

@@ -1,7 +1,7 @@
 //! The web page at `/ui`: its files, its sessions, its event stream and what it asks the API.
 //!
-//! The page has no powers of its own. Its calls go through `/ui/-/call/…` to the same endpoints that every client uses;
-//! only the way to prove who one is differs: a cookie that scripts can't read, and a token that other sites can't know.
+//! The page has no rights of its own. Its calls go through `/ui/-/call/…` to the same endpoints that every client uses;
+//! only authentication differs: a cookie that scripts can't read, and a token that other sites can't know.
 
 mod assets;
 mod feed;
@@ -30,25 +30,25 @@ pub(crate) struct Ui {
 }
 
 impl Ui {
-    /// The page of a server; nothing runs yet.
+    /// The page of a server; nothing is started yet.
     pub(crate) async fn open(api: Api) -> Result<Self, StoreError> {
         let feed = Arc::new(Feed::open(&api).await?);
         Ok(Self { api, feed })
     }
 
-    /// Watches the database for as long as the server runs, and tells the pages.
+    /// Polls the database as long as the server runs, and sends changes to the pages.
     pub(crate) async fn watch(self) {
         feed::run(&self.api, &self.feed).await;
     }
 
-    /// Saves what is only in memory, once nothing watches any more.
+    /// Saves what is only in memory, once polling has ended.
     pub(crate) async fn save(&self) {
         self.feed.save(&self.api).await;
     }
 
-    /// Looks at what was counted.
-    pub(crate) fn with_tally(&self, look: impl FnOnce(&Tally)) {
-        self.feed.with_tally(look);
+    /// Reads the counts.
+    pub(crate) fn with_tally(&self, read: impl FnOnce(&Tally)) {
+        self.feed.with_tally(read);
     }
 
     /// Completes when `shutdown` does, after it has closed the streams: an open one would keep the server from ending.

@@ -1,4 +1,4 @@
-//! Who looks at the page: the server's key pair buys a cookie.
+//! Sessions of the page: a login with a key pair of the server sets a cookie.
 //!
 //! The cookie is an API token; it outlives a restart of the server as every token does. The CSRF token is derived from
 //! it, so nothing has to be kept.
@@ -21,7 +21,7 @@ use crate::identity::Role;
 const COOKIE: &str = "cantle_session";
 const CSRF_HEADER: &str = "x-csrf-token";
 const SESSION_S: i64 = 7 * 24 * 3600;
-/// What an open server's page sends. That it can send the header at all proves that it is not another site.
+/// The CSRF token on an open server. That a page can send the header at all proves that it is not another site.
 const OPEN_TOKEN: &str = "open";
 
 /// An API token that came in the cookie and is good.
@@ -51,7 +51,7 @@ impl Session {
         Err(ApiError::new(403, 0, format!("Forbidden (the {CSRF_HEADER} header is missing or wrong)")))
     }
 
-    /// What the API wants to see.
+    /// The `Authorization` header for the API.
     pub(crate) fn authorization(&self) -> String {
         format!("Bearer {}", self.token)
     }

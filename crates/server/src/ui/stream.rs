@@ -1,4 +1,4 @@
-//! What pages read: the stream of changes, and the past.
+//! What pages read: the stream of changes, and the history.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -67,7 +67,7 @@ fn messages(
             }
             match reader.receiver.recv().await {
                 Ok(message) => return Some((Ok(event(&message)), reader)),
-                // Too slow: what was missed is not worth keeping, the present state is.
+                // The page is too slow: it gets the current state instead of what it missed.
                 Err(RecvError::Lagged(_)) => {
                     reader.receiver = reader.receiver.resubscribe();
                     reader.first = reader.feed.picture().into();

@@ -3,7 +3,7 @@
 
 use cantle_clearml::tasks::{Create, Enqueue};
 use cantle_clearml::{Client, Request, TaskRequest, queues};
-use cantle_server::{Config, Server};
+use cantle_server::{Server, ServerConfig};
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -27,12 +27,12 @@ impl TestServer {
     }
 
     pub(crate) async fn start_in(dir: tempfile::TempDir, open_source: bool) -> Self {
-        Self::start_with(dir, Config { open_source, ..Config::default() }).await
+        Self::start_with(dir, ServerConfig { open_source, ..ServerConfig::default() }).await
     }
 
-    /// One that is told more.
-    pub(crate) async fn start_with(dir: tempfile::TempDir, config: Config) -> Self {
-        let config = Config { state_dir: dir.path().to_owned(), ..config };
+    /// A server with this configuration.
+    pub(crate) async fn start_with(dir: tempfile::TempDir, config: ServerConfig) -> Self {
+        let config = ServerConfig { state_dir: dir.path().to_owned(), ..config };
         let server = Server::bind(&config).await.unwrap();
         let client = Client::new(server.url(), server.credentials()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -41,13 +41,13 @@ impl TestServer {
         Self { client, dir, http: reqwest::Client::new(), stop: Some(stop), serving: Some(serving) }
     }
 
-    /// Stops it and starts another one on the same folder.
+    /// Stops it and starts another one on the same directory.
     pub(crate) async fn restart(self) -> Self {
-        self.restart_with(Config::default()).await
+        self.restart_with(ServerConfig::default()).await
     }
 
-    /// The same, told more.
-    pub(crate) async fn restart_with(mut self, config: Config) -> Self {
+    /// The same, with this configuration.
+    pub(crate) async fn restart_with(mut self, config: ServerConfig) -> Self {
         drop(self.stop.take());
         self.serving.take().unwrap().await.unwrap();
         let Self { dir, .. } = self;
@@ -81,10 +81,18 @@ impl TestServer {
     /// Code and subcode of a refusal.
     pub(crate) async fn refused<R: Request>(&self, request: &R) -> (u16, u32) {
         match self.client.call(request).await {
-            Err(cantle_clearml::Error::Refused { code, subcode, .. }) => (code, subcode),
+            Err(cantle_clearml::WireError::Refused { code, subcode, .. }) => (code, subcode),
             Err(other) => panic!("{other}"),
             Ok(_) => panic!("{} was not refused", R::ENDPOINT),
         }
+    }
+
+    /// The text of `/metrics`.
+    pub(crate) async fn metrics(&self) -> String {
+        let credentials = cantle_server::CredentialsFile::read(self.dir.path()).unwrap().unwrap();
+        let request = self.http.get(format!("{}/metrics", self.client.url()));
+        let request = request.basic_auth(&credentials.access_key, Some(&credentials.secret_key));
+        request.send().await.unwrap().text().await.unwrap()
     }
 
     /// Status of HTTP and the envelope's two codes, for a body as it is.

@@ -1,15 +1,16 @@
-//! Arrays and mipmapped arrays: how large they are only the driver knows.
+//! Arrays and mipmapped arrays: only the driver knows how large they are.
 //!
-//! It tells for arrays whose memory the program provides. So before an array is made, one without memory is made of the same
-//! description, asked what it needs, and destroyed. Drivers before 11.6 can't tell; there the packed size is charged.
+//! It reports the size of arrays whose memory the program provides. So before an array is made, one without memory is made from
+//! the same description, asked for its size, and destroyed. Drivers before 11.6 have no such function; there the packed size is
+//! charged.
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::charge::{self, Place};
-use super::memory::Word;
+use super::charge::{self, SliceGpu};
+use super::memory::Width;
 use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, real};
-use crate::book::SMALL_BYTES;
 use crate::function::{Function, Status};
+use crate::holdings::SMALL_BYTES;
 use crate::process::process;
 use crate::table::Entry;
 
@@ -50,14 +51,14 @@ pub(super) struct Requirements {
     reserved: [c_uint; 4],
 }
 
-/// An array to be made, in the widest form; `levels` is 0 for one that is not mipmapped.
+/// An array that the program asks for, in the widest form; `levels` is 0 for one that is not mipmapped.
 struct Wanted {
     descriptor: Descriptor3d<usize>,
     levels: c_uint,
 }
 
 impl Wanted {
-    fn flat<S: Word>(d: &Descriptor<S>) -> Self {
+    fn flat<S: Width>(d: &Descriptor<S>) -> Self {
         let (width, height) = (d.width.widen() as usize, d.height.widen() as usize);
         Self {
             descriptor: Descriptor3d {
@@ -72,7 +73,7 @@ impl Wanted {
         }
     }
 
-    fn deep<S: Word>(d: &Descriptor3d<S>, levels: c_uint) -> Self {
+    fn deep<S: Width>(d: &Descriptor3d<S>, levels: c_uint) -> Self {
         let (width, height, depth) =
             (d.width.widen() as usize, d.height.widen() as usize, d.depth.widen() as usize);
         Self {
@@ -88,13 +89,13 @@ impl Wanted {
         }
     }
 
-    /// What it takes; 0 if its memory is mapped into it by the program, and charged there.
+    /// Bytes that it takes; 0 if the program maps memory into it, which is charged where it is allocated.
     fn bytes(&self, device: Device) -> u64 {
         if self.descriptor.flags & (SPARSE | DEFERRED_MAPPING) != 0 {
             return 0;
         }
         let packed = self.packed_bytes();
-        // Small ones share granules; only from there on does the driver's rounding matter.
+        // Small ones share granules, so the driver's rounding matters only for larger ones.
         if packed <= SMALL_BYTES { packed } else { self.required_bytes(device).unwrap_or(packed) }
     }
 
@@ -122,25 +123,34 @@ impl Wanted {
     fn required_bytes(&self, device: Device) -> Option<u64> {
         let d = &self.descriptor;
         let probe = Descriptor3d { flags: d.flags | DEFERRED_MAPPING, ..*d };
+        let is_mipmapped = self.levels != 0;
+        // All three before the first call: an array that is created is destroyed.
+        let ask = if is_mipmapped {
+            &driver::cuMipmappedArrayGetMemoryRequirements
+        } else {
+            &driver::cuArrayGetMemoryRequirements
+        };
+        let destroy = if is_mipmapped { &real::cuMipmappedArrayDestroy } else { &real::cuArrayDestroy };
+        let (ask, destroy) = (ask.get().ok()?, destroy.get().ok()?);
         let mut array = core::ptr::null_mut();
-        let mut requirements = Requirements::default();
-        // SAFETY: the structures have the driver's layout; the array is ours and goes at the end.
-        let status = unsafe {
-            if self.levels == 0 {
-                (real::cuArray3DCreate_v2.get().ok()?(&raw mut array, &raw const probe) == SUCCESS)
-                    .then_some(())?;
-                let status =
-                    driver::cuArrayGetMemoryRequirements.get().ok()?(&raw mut requirements, array, device);
-                real::cuArrayDestroy.get().ok()?(array);
-                status
+        // SAFETY: `array` and `probe` are live locals of the types that the driver's header gives.
+        let created = unsafe {
+            if is_mipmapped {
+                real::cuMipmappedArrayCreate.get().ok()?(&raw mut array, &raw const probe, self.levels)
             } else {
-                let create = real::cuMipmappedArrayCreate.get().ok()?;
-                (create(&raw mut array, &raw const probe, self.levels) == SUCCESS).then_some(())?;
-                let ask = driver::cuMipmappedArrayGetMemoryRequirements.get().ok()?;
-                let status = ask(&raw mut requirements, array, device);
-                real::cuMipmappedArrayDestroy.get().ok()?(array);
-                status
+                real::cuArray3DCreate_v2.get().ok()?(&raw mut array, &raw const probe)
             }
+        };
+        if created != SUCCESS {
+            return None;
+        }
+        let mut requirements = Requirements::default();
+        // SAFETY: `requirements` is a live local of the header's type. The driver has just created `array`; it is known to this
+        // function alone and not used after its destruction.
+        let status = unsafe {
+            let status = ask(&raw mut requirements, array, device);
+            destroy(array);
+            status
         };
         (status == SUCCESS && requirements.bytes > 0).then_some(requirements.bytes as u64)
     }
@@ -148,12 +158,12 @@ impl Wanted {
 
 type Create<D> = unsafe extern "C" fn(*mut Array, *const D) -> Status;
 
-pub(super) unsafe fn create<S: Word>(
+pub(super) unsafe fn create<S: Width>(
     real: Create<Descriptor<S>>,
     array: *mut Array,
     descriptor: *const Descriptor<S>,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
     unsafe {
         created(
             array,
@@ -164,12 +174,12 @@ pub(super) unsafe fn create<S: Word>(
     }
 }
 
-pub(super) unsafe fn create_3d<S: Word>(
+pub(super) unsafe fn create_3d<S: Width>(
     real: Create<Descriptor3d<S>>,
     array: *mut Array,
     descriptor: *const Descriptor3d<S>,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
     unsafe {
         let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, 0));
         created(array, wanted, || real(array, descriptor), &real::cuArrayDestroy)
@@ -182,7 +192,7 @@ pub(super) unsafe fn create_mipmapped(
     descriptor: *const Descriptor3d<usize>,
     levels: c_uint,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract: `descriptor` is null or valid for the driver to read, and so for us; all goes on unchanged.
     unsafe {
         // At least one, so that the probe is mipmapped too.
         let wanted = descriptor.as_ref().map(|descriptor| Wanted::deep(descriptor, levels.max(1)));
@@ -192,6 +202,8 @@ pub(super) unsafe fn create_mipmapped(
 
 type Destroy = Function<unsafe extern "C" fn(Array) -> Status>;
 
+/// # Safety
+/// If `real` returns success, the driver has written an array to `array`, and `destroy` is the function that destroys it.
 unsafe fn created(
     array: *mut Array,
     wanted: Option<Wanted>,
@@ -203,7 +215,7 @@ unsafe fn created(
     if bytes == 0 {
         return real();
     }
-    let reservation = match Place::of(device).and_then(|place| place.reserve(bytes)) {
+    let reservation = match SliceGpu::of(device).and_then(|gpu| gpu.reserve(bytes)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
@@ -211,13 +223,13 @@ unsafe fn created(
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: written by the driver.
+    // SAFETY: by this function's condition, after success.
     let array = unsafe { *array };
     if remember(array, context, reservation) {
         return status;
     }
     if let Ok(destroy) = destroy.get() {
-        // SAFETY: just created, and nobody has seen it.
+        // SAFETY: the driver has just created `array`, and the program gets an error in its place, so it never uses it.
         unsafe { destroy(array) };
     }
     OUT_OF_MEMORY
@@ -229,22 +241,22 @@ fn remember(array: Array, context: Context, reservation: charge::Reservation) ->
     let Ok(gone) = process.arrays.insert(entry) else { return false };
     reservation.keep();
     if let Some(gone) = gone {
-        charge::release(gone.gpu(), gone.bytes());
+        charge::release(&gone);
     }
     true
 }
 
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Array) -> Status, array: Array) -> Status {
-    // Forgotten first, as linear memory is.
+    // Removed first, as linear memory is: another thread may get the same handle once the driver has destroyed this one.
     let known = process().and_then(|process| process.arrays.remove(array as u64));
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(array) };
     if let Some(entry) = known {
         if status == SUCCESS {
-            charge::release(entry.gpu(), entry.bytes());
+            charge::release(&entry);
         } else if let Some(process) = process() {
-            // Full can't be: its place has just been left.
-            let _ = process.arrays.insert(entry);
+            // If another thread has filled the table meanwhile, the array stays charged: too much is safe, too little is not.
+            let _full = process.arrays.insert(entry);
         }
     }
     status

@@ -1,17 +1,30 @@
-//! From a call to the account it is charged to: which GPU of the slice, and the reservation that an allocation needs.
+//! From a call to the balance that it changes: which GPU of the slice, and the reservation that an allocation needs.
+//!
+//! # This process's balance on a GPU
+//!
+//! What this process holds of one GPU is kept in two parts, which change together under one lock, the [`Balance`]:
+//!
+//! * [`Holdings`], private to the process: how its bytes add up to granules. Most small allocations change nothing else.
+//! * [`Account`], in the slice's accounting region: its granules. The region has a *slot* for each process, with a *record* for
+//!   each GPU, and for each GPU a *word* with the sum over all processes; the account changes the record and the word so that the
+//!   sum never exceeds the limit (`cantle_ledger::protocol`).
+//!
+//! [`SliceGpu`] names a GPU of the slice and locks its balance. A [`Reservation`] is charged to the balance and has no memory
+//! yet: it goes back when it is dropped, and becomes a table entry ([`crate::table`]) once the driver has allocated.
 
 use cantle_ledger::{Account, Attachment, Over};
 
 use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool};
-use crate::book::Book;
 use crate::function::Status;
+use crate::holdings::Holdings;
 use crate::lock::Guard;
 use crate::process::{Process, process};
+use crate::table::Entry;
 
-/// The context that is current in the calling thread, and its device. `None` if there is none: the driver says what is wrong.
+/// The context that is current in the calling thread, and its device. `None` if there is none: then the driver reports the error.
 pub(super) fn current() -> Option<(Context, Device)> {
     let (mut context, mut device) = (core::ptr::null_mut(), 0);
-    // SAFETY: both write to where they are told.
+    // SAFETY: `device` and `context` are live locals of the types that the two functions write.
     let found = unsafe {
         driver::cuCtxGetDevice.get().ok()?(&raw mut device) == SUCCESS
             && driver::cuCtxGetCurrent.get().ok()?(&raw mut context) == SUCCESS
@@ -19,29 +32,31 @@ pub(super) fn current() -> Option<(Context, Device)> {
     (found && !context.is_null()).then_some((context, device))
 }
 
-/// A GPU of the slice as this process sees it.
+/// A GPU of the slice, with this process's slot in the accounting region.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SliceGpu {
     process: &'static Process,
     attachment: &'static Attachment,
-    pub(super) gpu: usize,
+    /// Index in the slice.
+    pub(super) index: usize,
 }
 
-impl Place {
-    /// The place of a device. An error is what to answer to an allocation: without a ledger, or on a GPU outside the slice,
-    /// there is no memory.
+impl SliceGpu {
+    /// The GPU that a CUDA device is. An error is the answer to an allocation there: without a ledger, or on a GPU outside the
+    /// slice, there is no memory.
     #[inline]
     pub(super) fn of(device: Device) -> Result<Self, Status> {
         let process = process().ok_or(OUT_OF_MEMORY)?;
         let attachment = process.attachment().ok_or(OUT_OF_MEMORY)?;
-        let gpu = gpu_index(process, device).ok_or(OUT_OF_MEMORY)?;
-        Ok(Self { process, attachment, gpu })
+        let index = gpu_index(process, device).ok_or(OUT_OF_MEMORY)?;
+        Ok(Self { process, attachment, index })
     }
 
-    /// The place of an address that was charged: `None` cannot happen while this process lives.
-    pub(super) fn charged(gpu: usize) -> Option<Self> {
+    /// The GPU that something of this process was charged to. `None` if this process has no slot in the ledger: then nothing of
+    /// it is charged, and there is nothing to settle or to give back.
+    pub(super) fn charged(index: usize) -> Option<Self> {
         let process = process()?;
-        Some(Self { process, attachment: process.attachment()?, gpu })
+        Some(Self { process, attachment: process.existing_attachment()?, index })
     }
 
     pub(super) const fn process(self) -> &'static Process {
@@ -51,48 +66,65 @@ impl Place {
     /// Granules in use by the whole slice, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
         let ledger = self.attachment.ledger();
-        (ledger.used(self.gpu), ledger.gpus().get(self.gpu).map_or(0, |gpu| gpu.limit_granules()))
+        (ledger.used(self.index), ledger.gpus().get(self.index).map_or(0, |gpu| gpu.limit_granules()))
     }
 
-    /// This process's book and account of the GPU, locked.
+    /// This process's balance on the GPU, locked. `None` if the slice has no GPU of this index.
     #[inline]
-    pub(super) fn open(self) -> Option<Opened> {
-        let book = self.process.books.get(self.gpu)?.lock();
-        Some(Opened { account: self.attachment.account(self.gpu)?, book, place: self })
+    pub(super) fn lock(self) -> Option<Balance> {
+        let holdings = self.process.holdings.get(self.index)?.lock();
+        Some(Balance { account: self.attachment.account(self.index)?, holdings, gpu: self })
     }
 
     /// Reserves what an allocation of `bytes` takes, and the context's memory if that is not charged yet.
     #[inline]
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
         if self.try_reserve(bytes).is_err() {
-            // As the driver does before it gives up: pools let go of what they don't use.
+            // As the driver does before it gives up: pools return what they don't use.
             pool::trim_all();
             let refused = self.try_reserve(bytes);
-            refused.map_err(|over| self.open().map_or(OUT_OF_MEMORY, |opened| opened.refuse(over, bytes)))?;
+            refused
+                .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))?;
         }
-        Ok(Reservation { place: self, bytes })
+        Ok(Reservation { gpu: self, bytes })
     }
 
     #[inline]
     fn try_reserve(self, bytes: u64) -> Result<(), Over> {
-        // No account is no room at all.
-        let mut opened = self.open().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
-        opened.reserve_context()?;
-        let Opened { book, account, .. } = &mut opened;
-        book.reserve(account, bytes)
+        let mut balance = self.lock().ok_or(Over { used: 0, limit: 0, asked: 0 })?;
+        balance.reserve_context()?;
+        balance.reserve(bytes)
+    }
+
+    #[inline]
+    fn release(self, bytes: u64) {
+        if let Some(mut balance) = self.lock() {
+            balance.release(bytes);
+        }
     }
 }
 
-/// A GPU's book and account while they are locked.
-pub(super) struct Opened {
-    pub(super) book: Guard<'static, Book>,
+/// What this process holds on one GPU, locked: see the module's documentation.
+pub(super) struct Balance {
+    pub(super) holdings: Guard<'static, Holdings>,
+    /// Made under the lock, so there is never more than one for this process and GPU.
     pub(super) account: Account<'static>,
-    place: Place,
+    gpu: SliceGpu,
 }
 
-impl Opened {
-    /// Charges the context if that has not been done: contexts also come to be through the driver's private tables, unseen.
-    /// `asked_bytes` is what the program is after, for the note if there is no room.
+impl Balance {
+    #[inline]
+    fn reserve(&mut self, bytes: u64) -> Result<(), Over> {
+        self.holdings.reserve(&mut self.account, bytes)
+    }
+
+    #[inline]
+    fn release(&mut self, bytes: u64) {
+        self.holdings.release(&mut self.account, bytes);
+    }
+
+    /// Charges the context if that has not been done: the driver's private tables make contexts without calling a hook.
+    /// `asked_bytes` is what the program asks for, for the note about a refusal.
     #[inline]
     pub(super) fn charge_context(&mut self, asked_bytes: u64) -> Result<(), Status> {
         self.reserve_context().map_err(|over| self.refuse(over, asked_bytes))
@@ -100,11 +132,16 @@ impl Opened {
 
     #[inline]
     fn reserve_context(&mut self) -> Result<(), Over> {
-        let gpu = self.place.attachment.ledger().gpus().get(self.place.gpu);
-        self.book.reserve_context(&mut self.account, gpu.map_or(0, |gpu| gpu.context_granules()))
+        let gpu = self.gpu.attachment.ledger().gpus().get(self.gpu.index);
+        self.holdings.reserve_context(&mut self.account, gpu.map_or(0, |gpu| gpu.context_granules()))
     }
 
-    /// Brings what is charged for something from `before` to `now` granules. An error is growth that does not fit: it is
+    /// Gives the context's memory back.
+    pub(super) fn release_context(&mut self) {
+        self.holdings.release_context(&mut self.account);
+    }
+
+    /// Changes the charge for something from `before` to `now` granules. An error is growth that exceeds the limit: it is
     /// charged all the same, because it has happened.
     pub(super) fn account_for(&mut self, before: u32, now: u32) -> Result<(), Over> {
         if now <= before {
@@ -118,10 +155,15 @@ impl Opened {
     }
 
     pub(super) const fn process(&self) -> &'static Process {
-        self.place.process
+        self.gpu.process
     }
 
-    /// Notes a refusal for the agent; gives the answer for the program.
+    /// Index of the GPU in the slice.
+    pub(super) const fn gpu(&self) -> usize {
+        self.gpu.index
+    }
+
+    /// Notes a refusal for the agent, and returns the answer for the program.
     #[cold]
     pub(super) fn refuse(&self, over: Over, asked_bytes: u64) -> Status {
         self.account.refused(over, asked_bytes);
@@ -131,23 +173,24 @@ impl Opened {
 
 /// Memory that is charged and not allocated yet. Given back on drop, unless it was kept.
 pub(super) struct Reservation {
-    place: Place,
+    gpu: SliceGpu,
     bytes: u64,
 }
 
 impl Reservation {
-    /// Brings the reservation to what the driver really took.
+    /// Changes the reservation to what the driver really took.
     pub(super) fn resize(&mut self, bytes: u64) -> Result<(), Status> {
-        let mut opened = self.place.open().ok_or(OUT_OF_MEMORY)?;
-        let Opened { book, account, .. } = &mut opened;
-        let resized = book.resize(account, self.bytes, bytes);
-        resized.map_err(|over| opened.refuse(over, bytes))?;
+        let mut balance = self.gpu.lock().ok_or(OUT_OF_MEMORY)?;
+        let Balance { holdings, account, .. } = &mut balance;
+        let resized = holdings.resize(account, self.bytes, bytes);
+        resized.map_err(|over| balance.refuse(over, bytes))?;
         self.bytes = bytes;
         Ok(())
     }
 
+    /// Index of the GPU in the slice.
     pub(super) const fn gpu(&self) -> usize {
-        self.place.gpu
+        self.gpu.index
     }
 
     pub(super) const fn bytes(&self) -> u64 {
@@ -156,7 +199,7 @@ impl Reservation {
 
     /// The allocation has been made: from now on it is charged until it is freed.
     pub(super) fn keep(self) -> (usize, u64) {
-        let kept = (self.place.gpu, self.bytes);
+        let kept = (self.gpu.index, self.bytes);
         core::mem::forget(self);
         kept
     }
@@ -165,26 +208,26 @@ impl Reservation {
 impl Drop for Reservation {
     #[inline]
     fn drop(&mut self) {
-        release(self.place.gpu, self.bytes);
+        self.gpu.release(self.bytes);
     }
 }
 
-/// Gives back what an allocation of `bytes` on a GPU of the slice took.
+/// Gives back what was charged for an allocation of this process.
 #[inline]
-pub(super) fn release(gpu: usize, bytes: u64) {
-    if let Some(mut opened) = Place::charged(gpu).and_then(Place::open) {
-        let opened = &mut opened;
-        opened.book.release(&mut opened.account, bytes);
+pub(super) fn release(allocation: &Entry) {
+    // Without a slot in the ledger nothing is charged, so there is nothing to give back.
+    if let Some(gpu) = SliceGpu::charged(allocation.gpu()) {
+        gpu.release(allocation.bytes());
     }
 }
 
 /// Index of a device in the slice, by its UUID: ordinals depend on the program's environment.
 #[inline]
 fn gpu_index(process: &Process, device: Device) -> Option<usize> {
-    let slot = process.devices.get(usize::try_from(device).ok()?)?;
-    slot.get_or(|| {
+    let known = process.devices.get(usize::try_from(device).ok()?)?;
+    known.get_or(|| {
         let ledger = process.ledger()?;
-        // A MIG instance has a UUID of its own, which only the newer function tells.
+        // A MIG instance has a UUID of its own, which only the newer function reports.
         let newer = uuid(device, &driver::cuDeviceGetUuid_v2).and_then(|uuid| ledger.gpu_index(&uuid));
         Some(
             newer.or_else(|| uuid(device, &driver::cuDeviceGetUuid).and_then(|uuid| ledger.gpu_index(&uuid))),
@@ -196,7 +239,7 @@ type UuidFunction = crate::function::Function<unsafe extern "C" fn(*mut [u8; 16]
 
 fn uuid(device: Device, function: &UuidFunction) -> Option<[u8; 16]> {
     let mut uuid = [0; 16];
-    // SAFETY: writes 16 bytes.
+    // SAFETY: `uuid` is a live local of 16 bytes, the size of a `CUuuid`, which is all that the function writes.
     (unsafe { function.get().ok()?(&raw mut uuid, device) } == SUCCESS).then_some(uuid)
 }
 

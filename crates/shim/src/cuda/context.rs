@@ -1,12 +1,12 @@
-//! Contexts: what they cost, and what goes with them.
+//! Contexts: what they cost, and what is freed with them.
 //!
 //! A context takes memory that no allocation shows, once per process and GPU. It is reserved when a context is made, or at the
 //! first hooked call that finds one (the runtime makes them through a private table), and given back when the last one on the GPU
-//! is gone. Everything allocated in a context is freed with it.
+//! is destroyed. Everything allocated in a context is freed with it.
 
 use core::ffi::{c_int, c_uint, c_void};
 
-use super::charge::{self, Opened, Place};
+use super::charge::{self, SliceGpu};
 use super::{Context, Device, SUCCESS, driver, pool};
 use crate::function::Status;
 use crate::process::{Process, process};
@@ -18,8 +18,8 @@ pub(super) unsafe fn create(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    created(context, device, || unsafe { real(context, flags, device) })
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    unsafe { created(context, device, || real(context, flags, device)) }
 }
 
 pub(super) unsafe fn create_v3(
@@ -30,8 +30,8 @@ pub(super) unsafe fn create_v3(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    created(context, device, || unsafe { real(context, affinity, count, flags, device) })
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    unsafe { created(context, device, || real(context, affinity, count, flags, device)) }
 }
 
 pub(super) unsafe fn create_v4(
@@ -41,27 +41,29 @@ pub(super) unsafe fn create_v4(
     flags: c_uint,
     device: Device,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    created(context, device, || unsafe { real(context, parameters, flags, device) })
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `context`.
+    unsafe { created(context, device, || real(context, parameters, flags, device)) }
 }
 
-fn created(context: *mut Context, device: Device, real: impl FnOnce() -> Status) -> Status {
-    let place = match in_slice(device) {
-        Ok(Some(place)) => place,
+/// # Safety
+/// If `real` returns success, the driver has written a context to `context`.
+unsafe fn created(context: *mut Context, device: Device, real: impl FnOnce() -> Status) -> Status {
+    let gpu = match in_slice(device) {
+        Ok(Some(gpu)) => gpu,
         Ok(None) => return real(),
         Err(status) => return status,
     };
     let status = real();
     if status != SUCCESS {
-        uncharge_if_none_left(place, device);
+        uncharge_if_none_left(gpu, device);
         return status;
     }
-    // SAFETY: written by the driver.
+    // SAFETY: by this function's condition, after success.
     let key = unsafe { *context } as u64;
-    if place.process().contexts.insert(Entry::new(key, device as u64, place.gpu, 0)).is_ok()
-        && let Some(mut opened) = place.open()
+    if gpu.process().contexts.insert(Entry::new(key, device as u64, gpu.index, 0)).is_ok()
+        && let Some(mut balance) = gpu.lock()
     {
-        opened.book.own_contexts = opened.book.own_contexts.saturating_add(1);
+        balance.holdings.own_contexts = balance.holdings.own_contexts.saturating_add(1);
     }
     status
 }
@@ -71,35 +73,35 @@ pub(super) unsafe fn retain_primary(
     context: *mut Context,
     device: Device,
 ) -> Status {
-    let place = match in_slice(device) {
-        Ok(Some(place)) => place,
-        // SAFETY: the caller's arguments.
+    let gpu = match in_slice(device) {
+        Ok(Some(gpu)) => gpu,
+        // SAFETY: the call contract; the arguments go on unchanged.
         Ok(None) => return unsafe { real(context, device) },
         Err(status) => return status,
     };
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(context, device) };
     if status != SUCCESS {
-        uncharge_if_none_left(place, device);
+        uncharge_if_none_left(gpu, device);
     }
     status
 }
 
 /// Charges for a context on a device. `None`: the device is not of the slice; it may have a context, but will get no memory.
-fn in_slice(device: Device) -> Result<Option<Place>, Status> {
-    let Ok(place) = Place::of(device) else { return Ok(None) };
-    let Some(mut opened) = place.open() else { return Ok(None) };
-    opened.charge_context(0)?;
-    Ok(Some(place))
+fn in_slice(device: Device) -> Result<Option<SliceGpu>, Status> {
+    let Ok(gpu) = SliceGpu::of(device) else { return Ok(None) };
+    let Some(mut balance) = gpu.lock() else { return Ok(None) };
+    balance.charge_context(0)?;
+    Ok(Some(gpu))
 }
 
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
     let own = process().and_then(|process| process.contexts.get(context as u64));
     let Some((process, own)) = process().zip(own) else {
-        // SAFETY: the caller's argument.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(context) };
     };
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = ending(
         process,
         |entry| entry.context == own.key,
@@ -108,58 +110,58 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, cont
     );
     if status == SUCCESS
         && process.contexts.remove(own.key).is_some()
-        && let Some(place) = Place::charged(own.gpu())
+        && let Some(gpu) = SliceGpu::charged(own.gpu())
     {
-        if let Some(mut opened) = place.open() {
-            opened.book.own_contexts = opened.book.own_contexts.saturating_sub(1);
+        if let Some(mut balance) = gpu.lock() {
+            balance.holdings.own_contexts = balance.holdings.own_contexts.saturating_sub(1);
         }
-        uncharge_if_none_left(place, own.context as Device);
+        uncharge_if_none_left(gpu, own.context as Device);
     }
     status
 }
 
 /// Release or reset of a primary context. A release ends it only if it was the last.
 pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
-    let Ok(place) = Place::of(device) else {
-        // SAFETY: the caller's argument.
+    let Ok(gpu) = SliceGpu::of(device) else {
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(device) };
     };
-    let process = place.process();
+    let process = gpu.process();
     let in_primary =
-        |entry: &Entry| entry.gpu() == place.gpu && process.contexts.get(entry.context).is_none();
-    // SAFETY: the caller's argument.
+        |entry: &Entry| entry.gpu() == gpu.index && process.contexts.get(entry.context).is_none();
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
-    uncharge_if_none_left(place, device);
+    uncharge_if_none_left(gpu, device);
     pool::settle_all();
     status
 }
 
-/// Set in the context of an entry that is freed if the driver does what it was asked; no address of a process has this bit.
+/// Set in the context of an entry that will be freed if the driver ends the context; no address of a process has this bit.
 const DOOMED: u64 = 1 << 63;
 
-/// Asks the driver to end a context, then gives back what lay in it if it has `ended`.
+/// Asks the driver to end a context, then gives back what was allocated in it if it has `ended`.
 ///
-/// What goes is marked beforehand, so that memory allocated meanwhile in a new context at the same address stays charged.
+/// Those entries are marked beforehand, so that memory allocated meanwhile in a new context at the same address stays charged.
 fn ending(
     process: &Process,
-    goes: impl Fn(&Entry) -> bool,
+    belongs: impl Fn(&Entry) -> bool,
     real: impl FnOnce() -> Status,
     ended: impl FnOnce(Status) -> bool,
 ) -> Status {
     let tables: [&Table; 2] = [&process.memory, &process.arrays];
     for table in tables {
-        table.edit_contexts(|entry| if goes(entry) { entry.context | DOOMED } else { entry.context });
+        table.edit_contexts(|entry| if belongs(entry) { entry.context | DOOMED } else { entry.context });
     }
     let status = real();
     let ended = ended(status);
     for table in tables {
         if ended {
-            let doomed = |entry: &Entry| entry.context & DOOMED != 0 && goes(&unmarked(entry));
-            table.sweep(doomed, |entry| charge::release(entry.gpu(), entry.bytes()));
+            let doomed = |entry: &Entry| entry.context & DOOMED != 0 && belongs(&unmarked(entry));
+            table.sweep(doomed, |entry| charge::release(&entry));
         } else {
-            table.edit_contexts(
-                |entry| if goes(&unmarked(entry)) { entry.context & !DOOMED } else { entry.context },
-            );
+            table.edit_contexts(|entry| {
+                if belongs(&unmarked(entry)) { entry.context & !DOOMED } else { entry.context }
+            });
         }
     }
     status
@@ -174,17 +176,16 @@ const fn unmarked(entry: &Entry) -> Entry {
 fn is_primary_active(device: Device) -> bool {
     let (mut flags, mut active) = (0, 0);
     match driver::cuDevicePrimaryCtxGetState.get() {
-        // SAFETY: writes to where it is told.
+        // SAFETY: `flags` and `active` are live locals of the types that the function writes.
         Ok(state) => unsafe { state(device, &raw mut flags, &raw mut active) != SUCCESS || active != 0 },
         Err(_) => true,
     }
 }
 
 /// Gives the context's memory back if no context of this process is left on the GPU.
-fn uncharge_if_none_left(place: Place, device: Device) {
-    let Some(mut opened) = place.open() else { return };
-    if opened.book.own_contexts == 0 && !is_primary_active(device) {
-        let Opened { book, account, .. } = &mut opened;
-        book.release_context(account);
+fn uncharge_if_none_left(gpu: SliceGpu, device: Device) {
+    let Some(mut balance) = gpu.lock() else { return };
+    if balance.holdings.own_contexts == 0 && !is_primary_active(device) {
+        balance.release_context();
     }
 }

@@ -1,14 +1,14 @@
 //! Graphs that allocate: the driver takes their memory when they are launched, so it is reserved then.
 //!
-//! When a graph is made executable its allocation nodes are added up: more it can't take. At a launch, what exceeds the idle part
-//! of the GPU's graph memory is reserved; afterwards the driver tells what it really took, and that is charged.
+//! When a graph is made executable, its allocation nodes are added up: it can't take more than that. At a launch, what exceeds
+//! the idle part of the GPU's graph memory is reserved. Afterwards the driver reports what it really took, and that is charged.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
 use cantle_ledger::{GRANULE_BYTES, MAX_GPUS, granules_holding};
 
-use super::charge::{Opened, Place};
+use super::charge::{Balance, SliceGpu};
 use super::pool::{self, Stream};
 use super::{Address, Device, SUCCESS, driver};
 use crate::function::Status;
@@ -25,7 +25,7 @@ const RESERVED: c_int = 2;
 /// `CU_GRAPH_NODE_TYPE_GRAPH` and `CU_GRAPH_NODE_TYPE_MEM_ALLOC`.
 const CHILD_GRAPH: c_int = 4;
 const MEM_ALLOC: c_int = 10;
-/// Graphs in graphs in graphs: deeper ones the driver does not take.
+/// How deep graphs are nested at most: the driver accepts no deeper ones.
 const MAX_DEPTH: u32 = 16;
 
 /// `CUDA_MEM_ALLOC_NODE_PARAMS`.
@@ -65,13 +65,13 @@ impl Sums {
         });
     }
 
-    /// A node that can't be accounted for, or one outside the slice, is more than any limit: such a graph is not launched.
+    /// A node that can't be accounted for, or is outside the slice, counts as more than any limit: such a graph is not launched.
     fn add_node(&mut self, node: Graph) {
         let (device, gpu, bytes) = node_parameters(node)
             .and_then(|parameters| {
                 let device = parameters.pool.location.id;
                 let bytes = u64::from(granules_holding(parameters.bytes as u64)) * GRANULE_BYTES;
-                Some((device, Place::of(device).ok()?.gpu, bytes))
+                Some((device, SliceGpu::of(device).ok()?.index, bytes))
             })
             .unwrap_or((0, 0, TOO_MUCH_BYTES));
         if let Some(sum) = self.0.get_mut(gpu) {
@@ -83,16 +83,19 @@ impl Sums {
 /// More than any GPU has, and less than an entry can hold.
 const TOO_MUCH_BYTES: u64 = 1 << 50;
 
+/// Calls `each` with the nodes of a graph that the program passed to the current call.
 fn each_node(graph: Graph, mut each: impl FnMut(Graph)) {
     let Ok(nodes_of) = driver::cuGraphGetNodes.get() else { return };
     let mut count = 0;
-    // SAFETY: without an array it only counts.
+    // SAFETY: the call contract for `graph`; without an array the driver writes the count only, to a live local.
     if unsafe { nodes_of(graph, core::ptr::null_mut(), &raw mut count) } != SUCCESS || count == 0 {
         return;
     }
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
     let bytes = count.saturating_mul(size_of::<Graph>());
-    // SAFETY: fresh memory, filled by the driver with at most `count` nodes, unmapped at the end.
+    // SAFETY: the call contract for `graph`. The mapping is new (the kernel chooses unused addresses), page-aligned, zeroed (null
+    // is a valid `Graph`) and has room for `count` nodes; the driver writes no more than those, and sets `count` to how many
+    // it wrote. Nothing refers to the mapping after the loop.
     unsafe {
         let at = libc::mmap(core::ptr::null_mut(), bytes, protection, flags, -1, 0);
         if at == libc::MAP_FAILED {
@@ -107,13 +110,14 @@ fn each_node(graph: Graph, mut each: impl FnMut(Graph)) {
 
 fn kind_of(node: Graph) -> Option<c_int> {
     let mut kind = 0;
-    // SAFETY: writes to where it is told.
+    // SAFETY: `node` is one that the driver listed for a graph of this call; `kind` is a live local of the type it writes.
     (unsafe { driver::cuGraphNodeGetType.get().ok()?(node, &raw mut kind) } == SUCCESS).then_some(kind)
 }
 
 fn node_parameters(node: Graph) -> Option<AllocParameters> {
     let mut parameters = core::mem::MaybeUninit::<AllocParameters>::zeroed();
-    // SAFETY: the structure has the driver's layout, and all-zero bytes are valid.
+    // SAFETY: `node` is one that the driver listed for a graph of this call. `parameters` is a live local with the layout of the
+    // driver's structure: integers and pointers, for which zero bytes, and any that the driver writes, are valid.
     unsafe {
         let status = driver::cuGraphMemAllocNodeGetParams.get().ok()?(node, parameters.as_mut_ptr());
         (status == SUCCESS).then(|| parameters.assume_init())
@@ -122,7 +126,7 @@ fn node_parameters(node: Graph) -> Option<AllocParameters> {
 
 fn child_of(node: Graph) -> Option<Graph> {
     let mut child = core::ptr::null_mut();
-    // SAFETY: writes to where it is told.
+    // SAFETY: `node` is one that the driver listed for a graph of this call; `child` is a live local of the type it writes.
     (unsafe { driver::cuGraphChildGraphNodeGetGraph.get().ok()?(node, &raw mut child) } == SUCCESS)
         .then_some(child)
 }
@@ -134,12 +138,15 @@ fn key(executable: Graph, gpu: usize) -> u64 {
 }
 
 /// Remembers what an executable graph can take. Most take nothing, and are not remembered.
-fn instantiated(status: Status, executable: *mut Graph, graph: Graph) -> Status {
+///
+/// # Safety
+/// If `status` is success, the driver has written an executable graph to `executable`.
+unsafe fn instantiated(status: Status, executable: *mut Graph, graph: Graph) -> Status {
     let Some(process) = process().filter(|_| status == SUCCESS) else { return status };
     let mut sums = Sums::default();
     sums.add_graph(graph, MAX_DEPTH);
     for (gpu, sum) in sums.0.iter().enumerate().filter(|(_, sum)| sum.bytes > 0) {
-        // SAFETY: written by the driver.
+        // SAFETY: `status` is success, so by this function's condition there is a value to read.
         let entry = Entry::new(key(unsafe { *executable }, gpu), sum.device as u64, gpu, sum.bytes);
         if process.graphs.insert(entry).is_err() {
             return super::OUT_OF_MEMORY;
@@ -157,8 +164,8 @@ pub(super) unsafe fn instantiate(
     log: *mut c_char,
     log_bytes: usize,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    instantiated(unsafe { real(executable, graph, error_node, log, log_bytes) }, executable, graph)
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
+    unsafe { instantiated(real(executable, graph, error_node, log, log_bytes), executable, graph) }
 }
 
 pub(super) unsafe fn instantiate_with_flags(
@@ -167,8 +174,8 @@ pub(super) unsafe fn instantiate_with_flags(
     graph: Graph,
     flags: u64,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    instantiated(unsafe { real(executable, graph, flags) }, executable, graph)
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
+    unsafe { instantiated(real(executable, graph, flags), executable, graph) }
 }
 
 pub(super) unsafe fn instantiate_with_parameters(
@@ -177,8 +184,8 @@ pub(super) unsafe fn instantiate_with_parameters(
     graph: Graph,
     parameters: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's arguments.
-    instantiated(unsafe { real(executable, graph, parameters) }, executable, graph)
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
+    unsafe { instantiated(real(executable, graph, parameters), executable, graph) }
 }
 
 /// Launch or upload.
@@ -187,7 +194,7 @@ pub(super) unsafe fn launch(
     executable: Graph,
     stream: Stream,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let real = || unsafe { real(executable, stream) };
     let Some(process) = process().filter(|process| process.uses_graph_memory.load(Relaxed)) else {
         return real();
@@ -197,20 +204,20 @@ pub(super) unsafe fn launch(
     let mut refused = None;
     for (gpu, growth) in growths.iter_mut().enumerate() {
         let Some(known) = known(gpu) else { continue };
-        let Some(mut opened) = Place::charged(gpu).and_then(Place::open) else { continue };
+        let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock) else { continue };
         let device = known.context as Device;
         let idle = attribute(device, RESERVED).saturating_sub(attribute(device, USED));
         let needed = pool::growth_granules(known.bytes().saturating_sub(idle));
-        match opened.account.reserve(needed) {
+        match balance.account.reserve(needed) {
             Ok(()) => *growth = needed,
-            Err(over) => refused = Some(opened.refuse(over, known.bytes())),
+            Err(over) => refused = Some(balance.refuse(over, known.bytes())),
         }
     }
     let status = refused.unwrap_or_else(real);
     for (gpu, &growth) in growths.iter().enumerate() {
         let Some(known) = known(gpu) else { continue };
-        if let Some(mut opened) = Place::charged(gpu).and_then(Place::open) {
-            settle(&mut opened, known.context as Device, growth);
+        if let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock) {
+            settle(&mut balance, known.context as Device, growth);
         }
     }
     status
@@ -219,30 +226,31 @@ pub(super) unsafe fn launch(
 fn attribute(device: Device, which: c_int) -> u64 {
     let mut bytes = 0_u64;
     let Ok(get) = driver::cuDeviceGetGraphMemAttribute.get() else { return 0 };
-    // SAFETY: all of these attributes are 64 bits.
+    // SAFETY: `which` is one of the two above, for which the driver writes 64 bits, and `bytes` is a live local of that size.
     if unsafe { get(device, which, (&raw mut bytes).cast()) } == SUCCESS { bytes } else { 0 }
 }
 
-/// Brings the charge to what the GPU's graphs have reserved; `ahead` was reserved for growth.
-fn settle(opened: &mut Opened, device: Device, ahead: u32) {
+/// Sets the charge to what the GPU's graphs have reserved; `ahead` was reserved for growth.
+fn settle(balance: &mut Balance, device: Device, ahead: u32) {
     let now = granules_holding(attribute(device, RESERVED));
-    let before = core::mem::replace(&mut opened.book.graph_granules, now);
-    let _ = opened.account_for(before.saturating_add(ahead), now);
+    let before = core::mem::replace(&mut balance.holdings.graph_granules, now);
+    // Growth beyond the limit is charged all the same; no allocation is left to refuse.
+    let _over = balance.account_for(before.saturating_add(ahead), now);
 }
 
 pub(super) unsafe fn trim(real: unsafe extern "C" fn(Device) -> Status, device: Device) -> Status {
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(device) };
-    if let Ok(place) = Place::of(device)
-        && let Some(mut opened) = place.open()
+    if let Ok(gpu) = SliceGpu::of(device)
+        && let Some(mut balance) = gpu.lock()
     {
-        settle(&mut opened, device, 0);
+        settle(&mut balance, device, 0);
     }
     status
 }
 
 pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Graph) -> Status, executable: Graph) -> Status {
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(executable) };
     if let Some(process) =
         process().filter(|process| status == SUCCESS && process.uses_graph_memory.load(Relaxed))

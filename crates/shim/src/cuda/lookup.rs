@@ -1,7 +1,7 @@
-//! Addresses that the driver hands out by name.
+//! Addresses that the driver hands out by name (`cuGetProcAddress`): see [`crate::hooks`] for the other ways to a hook.
 //!
-//! The driver is asked first: it knows names, versions and stream kinds better than we do. If what it found is the function that
-//! a hook stands in for, the program gets the hook; its status and everything else stay as the driver gave them.
+//! The driver is asked first: it knows names, versions and stream kinds better than we do. If it found the function that a hook
+//! stands in for, the program gets the hook; its status and everything else stay as the driver gave them.
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -16,7 +16,7 @@ pub(super) unsafe fn address(
     version: c_int,
     flags: u64,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
     unsafe {
         let status = real(name, address, version, flags);
         substitute(status, address);
@@ -32,7 +32,7 @@ pub(super) unsafe fn address_v2(
     flags: u64,
     found: *mut c_int,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
     unsafe {
         let status = real(name, address, version, flags, found);
         substitute(status, address);
@@ -40,11 +40,13 @@ pub(super) unsafe fn address_v2(
     }
 }
 
+/// # Safety
+/// If `status` is success, `address` is null or the driver has written to it.
 unsafe fn substitute(status: Status, address: *mut *mut c_void) {
     if status != SUCCESS || address.is_null() {
         return;
     }
-    // SAFETY: not null, and written by the driver.
+    // SAFETY: `status` is success and `address` is not null, so by this function's condition it may be read and replaced.
     unsafe {
         if !(*address).is_null()
             && let Some(hook) = hooks::standing_in_for(*address, hooks::CUDA)

@@ -4,7 +4,7 @@ use core::ffi::c_uint;
 
 use cantle_ledger::GRANULE_BYTES;
 
-use super::charge::{self, Place};
+use super::charge::{self, SliceGpu};
 use super::{Device, SUCCESS, pool};
 use crate::function::Status;
 
@@ -35,9 +35,12 @@ impl Size for c_uint {
 }
 
 /// Lowers a figure of the driver's to what the slice allows. The program may have passed a null pointer.
+///
+/// # Safety
+/// `figure` is null, or the driver has written to it.
 unsafe fn lower<S: Size>(figure: *mut S, at_most: u64) {
     if !figure.is_null() {
-        // SAFETY: not null, and written by the driver.
+        // SAFETY: not null, so by this function's condition it may be read and replaced.
         unsafe { *figure = S::from_bytes((*figure).read().min(at_most)) };
     }
 }
@@ -47,21 +50,21 @@ pub(super) unsafe fn memory_info<S: Size>(
     free: *mut S,
     total: *mut S,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(free, total) };
     if status != SUCCESS {
         return status;
     }
     let Some((_, device)) = charge::current() else { return status };
     pool::settle_all();
-    let (used, limit) = Place::of(device).map_or((0, 0), |place| {
-        // What the program sees includes its context. If there is no room for that, nothing is free anyway.
-        if let Some(mut opened) = place.open() {
-            let _no_room = opened.charge_context(0);
+    let (used, limit) = SliceGpu::of(device).map_or((0, 0), |gpu| {
+        // The figures include the program's context. If the limit does not admit that, nothing is free anyway.
+        if let Some(mut balance) = gpu.lock() {
+            let _refused = balance.charge_context(0);
         }
-        place.used_and_limit()
+        gpu.used_and_limit()
     });
-    // SAFETY: the driver accepted both pointers.
+    // SAFETY: the out-parameter contract, after success; the driver accepts null for a figure that is not wanted.
     unsafe {
         lower(free, u64::from(limit.saturating_sub(used)) * GRANULE_BYTES);
         lower(total, u64::from(limit) * GRANULE_BYTES);
@@ -74,12 +77,12 @@ pub(super) unsafe fn total_memory<S: Size>(
     bytes: *mut S,
     device: Device,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(bytes, device) };
     if status == SUCCESS {
         // Asked before any context exists, so it takes no slot.
         let limit = charge::limit_granules(device);
-        // SAFETY: the driver accepted the pointer.
+        // SAFETY: the out-parameter contract, after success.
         unsafe { lower(bytes, u64::from(limit) * GRANULE_BYTES) };
     }
     status

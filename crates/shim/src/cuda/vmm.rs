@@ -1,11 +1,11 @@
 //! Virtual memory management: physical memory by handle, mapped anywhere.
 //!
-//! Physical memory is there as long as its handle or a mapping of it is, so it is charged from creation until the last of them
-//! is gone. An imported handle is memory of the process that created it, and charged there.
+//! Physical memory exists as long as its handle or a mapping of it does, so it is charged from its creation until the last of
+//! them ends. An imported handle is memory of the process that created it, and charged there.
 
 use core::ffi::{c_int, c_void};
 
-use super::charge::{self, Place};
+use super::charge::{self, SliceGpu};
 use super::{Address, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
@@ -42,22 +42,23 @@ pub(super) unsafe fn create(
     properties: *const Properties,
     flags: u64,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract: `properties` is null or valid for the driver to read, and so for us.
     let location = unsafe { properties.as_ref() }.map(|properties| properties.location);
     let Some(location) = location.filter(|location| location.kind == Location::DEVICE) else {
-        // SAFETY: the caller's arguments. Host memory, or nothing that the driver will accept.
+        // Host memory, or nothing that the driver will accept.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(handle, bytes, properties, flags) };
     };
-    let reservation = match Place::of(location.id).and_then(|place| place.reserve(physical(bytes as u64))) {
+    let reservation = match SliceGpu::of(location.id).and_then(|gpu| gpu.reserve(physical(bytes as u64))) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(handle, bytes, properties, flags) };
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: written by the driver.
+    // SAFETY: the out-parameter contract, after success.
     let key = unsafe { *handle };
     let kept = process()
         .map(|process| process.handles.insert(Entry::new(key, 1, reservation.gpu(), physical(bytes as u64))));
@@ -65,13 +66,13 @@ pub(super) unsafe fn create(
         Some(Ok(gone)) => {
             reservation.keep();
             if let Some(gone) = gone {
-                charge::release(gone.gpu(), gone.bytes());
+                charge::release(&gone);
             }
             status
         }
         _ => {
             if let Ok(release) = super::real::cuMemRelease.get() {
-                // SAFETY: just created, and nobody has seen it.
+                // SAFETY: the driver has just created `key`, and the program gets an error, so it never uses it.
                 unsafe { release(key) };
             }
             OUT_OF_MEMORY
@@ -79,7 +80,7 @@ pub(super) unsafe fn create(
     }
 }
 
-/// Physical memory comes in granules, however little is asked for: never out of a slab.
+/// Physical memory comes in whole granules, however little is asked for; small requests share none here.
 const fn physical(bytes: u64) -> u64 {
     if bytes == 0 {
         0
@@ -89,12 +90,12 @@ const fn physical(bytes: u64) -> u64 {
 }
 
 pub(super) unsafe fn release(real: unsafe extern "C" fn(Handle) -> Status, handle: Handle) -> Status {
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(handle) };
     if status == SUCCESS
         && let Some(process) = process()
     {
-        let_go(process, handle);
+        drop_reference(process, handle);
     }
     status
 }
@@ -104,31 +105,31 @@ pub(super) unsafe fn retain(
     handle: *mut Handle,
     address: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(handle, address) };
     if status == SUCCESS
         && let Some(process) = process()
     {
-        // SAFETY: written by the driver.
-        hold(process, unsafe { *handle });
+        // SAFETY: the out-parameter contract, after success.
+        add_reference(process, unsafe { *handle });
     }
     status
 }
 
-/// A handle that is known already is of this process's own memory, and keeps it.
+/// A handle that is in the table already is of this process's own memory, and counts as one more reference to it.
 pub(super) unsafe fn import(
     real: unsafe extern "C" fn(*mut Handle, *mut c_void, c_int) -> Status,
     handle: *mut Handle,
     shared: *mut c_void,
     kind: c_int,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(handle, shared, kind) };
     if status == SUCCESS
         && let Some(process) = process()
     {
-        // SAFETY: written by the driver.
-        hold(process, unsafe { *handle });
+        // SAFETY: the out-parameter contract, after success.
+        add_reference(process, unsafe { *handle });
     }
     status
 }
@@ -141,11 +142,11 @@ pub(super) unsafe fn map(
     handle: Handle,
     flags: u64,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(address, bytes, offset, handle, flags) };
     if status == SUCCESS
         && let Some(process) = process()
-        && hold(process, handle)
+        && add_reference(process, handle)
         && process.mappings.insert(Entry::new(address, handle, 0, bytes as u64)).is_err()
     {
         // Unknown when it is unmapped, so the memory stays charged: too much is safe, too little is not.
@@ -159,7 +160,7 @@ pub(super) unsafe fn unmap(
     address: Address,
     bytes: usize,
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(address, bytes) };
     if status != SUCCESS {
         return status;
@@ -168,23 +169,23 @@ pub(super) unsafe fn unmap(
     let end = address.saturating_add(bytes as u64);
     process.mappings.sweep(
         |mapping| address <= mapping.key && mapping.key < end,
-        |mapping| let_go(process, mapping.context),
+        |mapping| drop_reference(process, mapping.context),
     );
     status
 }
 
-/// One more reason for a handle's memory to stay; false if the handle is not ours.
-fn hold(process: &Process, handle: Handle) -> bool {
+/// Counts one more handle or mapping of a handle's memory; false if the handle is not in the table.
+fn add_reference(process: &Process, handle: Handle) -> bool {
     process.handles.update(handle, |entry| entry.context = entry.context.saturating_add(1))
 }
 
-/// One reason less; with the last the memory is gone.
-fn let_go(process: &Process, handle: Handle) {
+/// Counts one handle or mapping less; with the last one the memory is freed.
+fn drop_reference(process: &Process, handle: Handle) {
     let gone = process.handles.remove_if(handle, |entry| {
         entry.context = entry.context.saturating_sub(1);
         entry.context == 0
     });
     if let Some(gone) = gone {
-        charge::release(gone.gpu(), gone.bytes());
+        charge::release(&gone);
     }
 }

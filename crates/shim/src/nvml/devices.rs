@@ -1,6 +1,6 @@
 //! Which GPUs there are: those of the slice, numbered from 0 in NVML's order.
 //!
-//! A GPU belongs to the slice if its UUID does, or that of a MIG instance on it: the way to an instance leads through its GPU.
+//! A GPU belongs to the slice if its UUID does, or that of a MIG instance on it: programs find an instance through its GPU.
 //! Without a ledger there are none.
 
 use core::ffi::{c_char, c_uint};
@@ -25,7 +25,7 @@ pub(super) fn in_slice(device: Device) -> Option<(&'static Ledger, usize)> {
 fn uuid(device: Device) -> Option<Uuid> {
     let mut text = [0_u8; 96];
     let get = driver::nvmlDeviceGetUUID.get().ok()?;
-    // SAFETY: writes at most the length it is told.
+    // SAFETY: `device` is a handle of NVML's; it writes at most `text.len()` bytes, all of them into `text`, a live local.
     if unsafe { get(device, text.as_mut_ptr().cast::<c_char>(), text.len() as c_uint) } != SUCCESS {
         return None;
     }
@@ -50,12 +50,12 @@ fn is_visible(device: Device) -> bool {
 fn instances(gpu: Device) -> impl Iterator<Item = Device> {
     let mut count = 0;
     let counted = driver::nvmlDeviceGetMaxMigDeviceCount.get();
-    // SAFETY: writes to where it is told.
+    // SAFETY: `gpu` is a handle of NVML's; `count` is a live local of the type that the function writes.
     let counted = counted.is_ok_and(|get| unsafe { get(gpu, &raw mut count) } == SUCCESS);
     (0..if counted { count } else { 0 }).filter_map(move |index| {
         let mut instance = core::ptr::null_mut();
         let get = real::nvmlDeviceGetMigDeviceHandleByIndex.get().ok()?;
-        // SAFETY: as above.
+        // SAFETY: `gpu` is a handle of NVML's; `instance` is a live local of the type that the function writes.
         (unsafe { get(gpu, index, &raw mut instance) } == SUCCESS).then_some(instance)
     })
 }
@@ -64,22 +64,22 @@ fn instances(gpu: Device) -> impl Iterator<Item = Device> {
 fn visible() -> impl Iterator<Item = (c_uint, Device)> {
     let mut count = 0;
     let counted = real::nvmlDeviceGetCount_v2.get();
-    // SAFETY: writes to where it is told.
+    // SAFETY: `count` is a live local of the type that the function writes.
     let counted = counted.is_ok_and(|get| unsafe { get(&raw mut count) } == SUCCESS);
     (0..if counted { count } else { 0 }).filter_map(|number| {
         let mut device = core::ptr::null_mut();
         let get = real::nvmlDeviceGetHandleByIndex_v2.get().ok()?;
-        // SAFETY: as above.
+        // SAFETY: `device` is a live local of the type that the function writes.
         (unsafe { get(number, &raw mut device) } == SUCCESS && is_visible(device)).then_some((number, device))
     })
 }
 
 pub(super) unsafe fn count(real: unsafe extern "C" fn(*mut c_uint) -> Status, count: *mut c_uint) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's argument.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(count) };
     if status == SUCCESS && inside.is_some() {
-        // SAFETY: the driver accepted the pointer.
+        // SAFETY: the out-parameter contract, after success.
         unsafe { *count = visible().count() as c_uint };
     }
     status
@@ -92,17 +92,17 @@ pub(super) unsafe fn by_index(
 ) -> Status {
     let inside = guard::enter();
     if inside.is_none() {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(index, device) };
     }
     match visible().nth(index as usize) {
-        // SAFETY: the caller's pointer.
+        // SAFETY: the call contract for `device`; any number may be asked for.
         Some((number, _)) => unsafe { real(number, device) },
         None => {
             // The driver checks first whether it was initialised.
             let mut count = 0;
             let get = real::nvmlDeviceGetCount_v2.get();
-            // SAFETY: writes to where it is told.
+            // SAFETY: `count` is a live local of the type that the function writes.
             let status = get.map_or_else(|status| status, |get| unsafe { get(&raw mut count) });
             if status == SUCCESS { INVALID_ARGUMENT } else { status }
         }
@@ -116,9 +116,9 @@ pub(super) unsafe fn by_name<N>(
     device: *mut Device,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(name, device) };
-    // SAFETY: written by the driver.
+    // SAFETY: the out-parameter contract: `device` is read only after success.
     if status == SUCCESS && inside.is_some() && !is_visible(unsafe { *device }) { NOT_FOUND } else { status }
 }
 
@@ -129,10 +129,10 @@ pub(super) unsafe fn mig_by_index(
     device: *mut Device,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(gpu, index, device) };
     let hidden = || {
-        // SAFETY: written by the driver.
+        // SAFETY: the out-parameter contract: called after success only.
         let instance = unsafe { *device };
         // A slice of the whole GPU has all its instances.
         in_slice(instance).is_none() && in_slice(gpu).is_none()
@@ -146,13 +146,13 @@ pub(super) unsafe fn index(
     index: *mut c_uint,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(device, index) };
     if status == SUCCESS && inside.is_some() {
-        // SAFETY: written by the driver.
+        // SAFETY: the out-parameter contract, after success.
         let number = unsafe { *index };
         if let Some(position) = visible().position(|(visible, _)| visible == number) {
-            // SAFETY: as above.
+            // SAFETY: the out-parameter contract, after success: the value may be replaced.
             unsafe { *index = position as c_uint };
         }
     }

@@ -1,14 +1,14 @@
-//! The private table from which `nvidia-smi` takes its process list; the public functions don't reach it.
+//! The private table from which `nvidia-smi` takes its process list; it calls no public function for that.
 //!
 //! The program gets a copy of the table in which the three lists go through us: rows of processes that are not the slice's are
-//! taken out. Slots and rows are known for drivers 535 and 550 only; other drivers' tables pass untouched, and there the
+//! removed. Slots and rows are known for drivers 535 and 550 only; other drivers' tables pass untouched, and there the
 //! program shows every process on the GPU.
 
 use core::ffi::{c_char, c_uint, c_ulonglong, c_void};
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicUsize};
 
-use super::processes::{Told, keep_own};
+use super::processes::{DriverRow, keep_own};
 use super::{Device, SUCCESS, driver, guard};
 use crate::function::Status;
 
@@ -31,7 +31,7 @@ pub(super) struct Row {
     name: [c_char; 4096],
 }
 
-impl Told for Row {
+impl DriverRow for Row {
     fn pid(&self) -> u32 {
         self.pid
     }
@@ -47,14 +47,15 @@ pub(super) unsafe fn get(
     table: *mut *const c_void,
     id: *const [u8; 16],
 ) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(table, id) };
-    // SAFETY: the driver accepted both.
+    // SAFETY: the driver has read `id` and returned success, so that is valid to read.
     let asked_for_lists = status == SUCCESS && unsafe { *id } == ID;
     if !asked_for_lists || !is_known_driver() {
         return status;
     }
-    // SAFETY: written by the driver; a table begins with its size.
+    // SAFETY: the out-parameter contract for `table`, after success. This id's table, in the drivers that we know, is an array of
+    // words that begins with its size and is never freed.
     unsafe {
         if copy((*table).cast()) {
             *table = COPY.as_ptr().cast();
@@ -66,17 +67,20 @@ pub(super) unsafe fn get(
 fn is_known_driver() -> bool {
     let mut version = [0_u8; 96];
     let Ok(get) = driver::nvmlSystemGetDriverVersion.get() else { return false };
-    // SAFETY: writes at most the length it is told.
+    // SAFETY: the driver writes at most `version.len()` bytes, all of them into `version`, a live local.
     let status = unsafe { get(version.as_mut_ptr().cast::<c_char>(), version.len() as c_uint) };
     status == SUCCESS && (version.starts_with(b"535.") || version.starts_with(b"550."))
 }
 
 /// Copies the driver's table, with the lists replaced; false if it is not one that we know.
+///
+/// # Safety
+/// `table` is an array of words, the first of which is its size in bytes, and is valid to read.
 unsafe fn copy(table: *const usize) -> bool {
     if IS_COPIED.load(Acquire) {
         return true;
     }
-    // SAFETY: its first word is its size in bytes.
+    // SAFETY: by this function's condition the table has a first word.
     let words = unsafe { *table } / size_of::<usize>();
     if words > WORDS || LISTS.iter().any(|(slot, _)| *slot >= words) {
         return false;
@@ -84,7 +88,7 @@ unsafe fn copy(table: *const usize) -> bool {
     // Threads that copy at the same time write the same.
     for (at, word) in COPY.iter().enumerate().take(words) {
         let ours = LISTS.iter().zip(&REAL).find(|((slot, _), _)| *slot == at);
-        // SAFETY: within the table's size.
+        // SAFETY: `at` is less than `words`, the number of whole words in the table.
         let theirs = unsafe { *table.add(at) };
         word.store(ours.map_or(theirs, |((_, list), _)| *list as usize), Relaxed);
         if let Some((_, real)) = ours {
@@ -96,34 +100,35 @@ unsafe fn copy(table: *const usize) -> bool {
 }
 
 unsafe extern "C" fn compute(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
     unsafe { filtered::<0>(device, count, rows) }
 }
 
 unsafe extern "C" fn graphics(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
     unsafe { filtered::<1>(device, count, rows) }
 }
 
 unsafe extern "C" fn mps(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract, which holds for the table's functions as for exported ones; the arguments go on unchanged.
     unsafe { filtered::<2>(device, count, rows) }
 }
 
-/// The driver's list without what is not the slice's, and with what the slice charges. If there is not enough room for the
-/// driver's, the answer is the driver's, and tells how many rows it has.
+/// The driver's list without processes that are not the slice's, and with what the slice charges for the others. If the buffer is
+/// too small for the driver's list, the answer is the driver's, with its number of rows.
 unsafe fn filtered<const LIST: usize>(device: Device, count: *mut c_uint, rows: *mut Row) -> Status {
     let real = REAL.get(LIST).map_or(0, |real| real.load(Relaxed));
     if real == 0 {
         return super::NOT_SUPPORTED;
     }
     let _inside = guard::enter();
-    // SAFETY: the word of the driver's table, which is such a function; the caller's arguments.
+    // SAFETY: `real` is not 0, so `copy` took it from this list's slot of the driver's table, which holds the address of a
+    // function of this type. The call contract for the arguments, which go on unchanged.
     let status = unsafe { core::mem::transmute::<usize, List>(real)(device, count, rows) };
     if status != SUCCESS || count.is_null() || rows.is_null() {
         return status;
     }
-    // SAFETY: the driver has written `*count` rows.
+    // SAFETY: neither is null, and after success the driver has written `*count` rows (out-parameter contract).
     unsafe { *count = keep_own(device, rows, *count, |row, charged_bytes| row.used = charged_bytes) };
     status
 }

@@ -1,11 +1,11 @@
-//! NVML calls some of its own functions by name, and so finds our hooks. Inside a call of NVML's, the hooks must be NVML's own.
+//! NVML calls some of its own functions by name, and so finds our hooks. Such a call must behave as NVML's own function does.
 //!
-//! No thread-locals here, so the threads that are inside are listed; NVML calls take microseconds and are rare.
+//! This crate has no thread-locals, so the threads that are inside NVML are listed; NVML calls take microseconds and are rare.
 
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// Threads that can be inside NVML at a time and be known; for further ones NVML's calls of itself get the slice's answers too.
+/// Threads inside NVML at a time that can be listed. For further ones NVML's calls of itself get the slice's answers too.
 const THREADS: usize = 64;
 
 static INSIDE: [AtomicU64; THREADS] = [const { AtomicU64::new(0) }; THREADS];
@@ -15,7 +15,7 @@ pub(super) struct Inside(Option<&'static AtomicU64>);
 
 /// Enters NVML; `None` if the calling thread is inside already.
 pub(super) fn enter() -> Option<Inside> {
-    // SAFETY: always succeeds; unique among living threads, and never 0.
+    // SAFETY: `pthread_self` takes no arguments and has no preconditions. Its value is not 0 and unique among running threads.
     let thread = unsafe { libc::pthread_self() };
     if INSIDE.iter().any(|cell| cell.load(Relaxed) == thread) {
         return None;

@@ -36,7 +36,7 @@ pub(crate) struct Bar1 {
 type Get<I> = unsafe extern "C" fn(Device, *mut I) -> Status;
 
 pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             let slice = slice.within(info.total);
@@ -46,7 +46,7 @@ pub(super) unsafe fn info(real: Get<Info>, device: Device, info: *mut Info) -> S
 }
 
 pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV2) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             let slice = slice.within(info.total);
@@ -55,9 +55,10 @@ pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV
     }
 }
 
-/// The window through which the host reaches GPU memory: what others have mapped in it is theirs, so the slice's own use is shown.
+/// The window through which the host reaches GPU memory. What other slices have mapped in it does not count here: the slice's own
+/// use is shown.
 pub(super) unsafe fn bar1(real: Get<Bar1>, device: Device, info: *mut Bar1) -> Status {
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
             info.total = info.total.min(slice.total);
@@ -67,7 +68,7 @@ pub(super) unsafe fn bar1(real: Get<Bar1>, device: Device, info: *mut Bar1) -> S
     }
 }
 
-/// Asks the driver, then lets `change` put the slice's figures in.
+/// Asks the driver, then lets `change` replace its figures by the slice's.
 unsafe fn changed<I>(
     real: Get<I>,
     device: Device,
@@ -75,10 +76,11 @@ unsafe fn changed<I>(
     change: impl FnOnce(&mut I, &Figures),
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(device, info) };
     if status == SUCCESS && inside.is_some() {
-        // SAFETY: the driver accepted the pointer and wrote all of it.
+        // SAFETY: the out-parameter contract, after success: all of `*info` is written, and the call contract lets no other
+        // thread use it until the hook returns.
         unsafe { change(&mut *info, &slice_of(device)) };
     }
     status
@@ -92,7 +94,7 @@ struct Figures {
 }
 
 impl Figures {
-    /// Not more than there is: an image does not know the GPU it will meet, nor the slice around it.
+    /// Not more than there is: the limit in an image was written without knowing the GPU, or the slice that the image runs in.
     fn within(&self, total: u64) -> Self {
         Self { total: self.total.min(total), used: self.used }
     }
@@ -102,7 +104,7 @@ impl Figures {
     }
 }
 
-/// The slice on a GPU. A GPU outside the slice has none, and nothing is told about the others on it.
+/// The slice on a GPU. A GPU outside the slice has none, and nothing is reported about other slices on it.
 fn slice_of(device: Device) -> Figures {
     let figures = devices::in_slice(device).and_then(|(ledger, gpu)| {
         Some(Figures {

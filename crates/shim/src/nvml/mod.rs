@@ -1,4 +1,5 @@
-//! NVML: what a slice sees of the GPUs. Its own, by UUID; of their memory its share; of their processes its own.
+//! NVML: what a slice sees of the GPUs. The GPUs are those of the slice, by UUID; the memory is its share; the processes are its
+//! own.
 
 mod devices;
 mod export_table;

@@ -1,6 +1,6 @@
-//! Who uses a GPU: the slice's own processes, by the pids they know themselves by, with what is charged to each.
+//! Who uses a GPU: the slice's own processes, with their pids in their own pid namespace and what is charged to each.
 //!
-//! The list comes from the ledger, not from the driver's: that has the processes of other slices, and pids of the host.
+//! The list comes from the ledger. The driver's has the processes of other slices, and pids of the host.
 
 use core::ffi::{c_uint, c_ulonglong};
 
@@ -43,80 +43,84 @@ pub(crate) struct DetailList {
 }
 
 impl DetailList {
-    /// `NVML_PROCESS_MODE_COMPUTE` and `NVML_PROCESS_MODE_ALL`. The others ask for what a slice does not have.
+    /// `NVML_PROCESS_MODE_COMPUTE` and `NVML_PROCESS_MODE_ALL`. The others ask for kinds that a slice does not have.
     const KINDS_THAT_COMPUTE: [c_uint; 2] = [0, 3];
 }
 
-/// What all versions of the list's rows have.
-pub(super) trait Row {
+/// A row that a hook makes for a process of the slice.
+pub(super) trait ProcessRow {
     fn new(pid: u32, used_bytes: u64) -> Self;
 }
 
-impl Row for Process {
+impl ProcessRow for Process {
     fn new(pid: u32, used_bytes: u64) -> Self {
         Self { pid, used: used_bytes }
     }
 }
 
-impl Row for ProcessV2 {
+impl ProcessRow for ProcessV2 {
     fn new(pid: u32, used_bytes: u64) -> Self {
         // All ones: not in a MIG instance, or it need not be known.
         Self { pid, used: used_bytes, gpu_instance: c_uint::MAX, compute_instance: c_uint::MAX }
     }
 }
 
-impl Row for Detail {
+impl ProcessRow for Detail {
     fn new(pid: u32, used_bytes: u64) -> Self {
-        // How much is protected the ledger does not know; of NVML's value for that, nvidia-ml-py makes an exception.
+        // The ledger does not know how much is protected; nvidia-ml-py raises an exception at NVML's value for "unknown".
         Self { process: ProcessV2::new(pid, used_bytes), protected: 0 }
     }
 }
 
 type List<R> = unsafe extern "C" fn(Device, *mut c_uint, *mut R) -> Status;
 
-/// The driver's judgement of the call: its own error, or success. It is asked only to count.
-unsafe fn judged<R>(real: List<R>, device: Device, count: *mut c_uint) -> Status {
+/// The driver's own error for the call, or success. It is asked only to count.
+unsafe fn checked_by_driver<R>(real: List<R>, device: Device, count: *mut c_uint) -> Status {
     if count.is_null() {
         return INVALID_ARGUMENT;
     }
     let mut none = 0;
-    // SAFETY: room for no row, so no row is written.
+    // SAFETY: the call contract for `device`; with a count of 0 the driver writes no row, only the count, a live local.
     let status = unsafe { real(device, &raw mut none, core::ptr::null_mut()) };
     if status == INSUFFICIENT_SIZE { SUCCESS } else { status }
 }
 
 /// Processes that compute.
-pub(super) unsafe fn compute<R: Row>(
+pub(super) unsafe fn compute<R: ProcessRow>(
     real: List<R>,
     device: Device,
     count: *mut c_uint,
     list: *mut R,
 ) -> Status {
     let Some(_inside) = guard::enter() else {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(device, count, list) };
     };
-    // SAFETY: the caller's arguments.
-    let status = unsafe { judged(real, device, count) };
+    // SAFETY: the call contract.
+    let status = unsafe { checked_by_driver(real, device, count) };
     if status != SUCCESS {
         return status;
     }
-    // SAFETY: not null; the caller has room for so many rows.
+    // SAFETY: `checked_by_driver` found `count` not null. The call contract: it may be read and written, and `list` is null or
+    // has space for `*count` rows.
     unsafe {
-        let room = if list.is_null() { 0 } else { *count };
-        *count = write(device, list, room);
-        if *count <= room { SUCCESS } else { INSUFFICIENT_SIZE }
+        let capacity = if list.is_null() { 0 } else { *count };
+        *count = write(device, list, capacity);
+        if *count <= capacity { SUCCESS } else { INSUFFICIENT_SIZE }
     }
 }
 
-/// Writes the slice's processes on a GPU as far as there is room. Returns how many there are.
-unsafe fn write<R: Row>(device: Device, rows: *mut R, room: c_uint) -> c_uint {
+/// Writes at most `capacity` of the slice's processes on a GPU. Returns how many there are.
+///
+/// # Safety
+/// `rows` is valid for writes of `capacity` rows.
+unsafe fn write<R: ProcessRow>(device: Device, rows: *mut R, capacity: c_uint) -> c_uint {
     let mut found = 0;
     if let Some((ledger, gpu)) = devices::in_slice(device) {
         ledger.reap();
         for (pid, granules) in ledger.holders(gpu) {
-            if found < room {
-                // SAFETY: the caller has room for `room` rows.
+            if found < capacity {
+                // SAFETY: `found` is less than `capacity`, for which `rows` is valid by this function's condition.
                 unsafe { rows.add(found as usize).write(R::new(pid, u64::from(granules) * GRANULE_BYTES)) };
             }
             found += 1;
@@ -132,48 +136,51 @@ pub(super) unsafe fn details(
     list: *mut DetailList,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's pointer.
+    // SAFETY: the call contract: `list` is null or valid to read and write, and no other thread uses it.
     let Some(list) = (unsafe { list.as_mut() }).filter(|_| inside.is_some()) else {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(device, list) };
     };
-    // The driver's judgement of the call, as in `judged`.
+    // As in `checked_by_driver`.
     let mut counted = DetailList { count: 0, rows: core::ptr::null_mut(), ..*list };
-    // SAFETY: room for no row, so no row is written.
+    // SAFETY: the call contract for `device`; with a count of 0 the driver writes no row, only to `counted`, a live local.
     let status = unsafe { real(device, &raw mut counted) };
     if status != SUCCESS && status != INSUFFICIENT_SIZE {
         return status;
     }
-    let room = if list.rows.is_null() { 0 } else { list.count };
+    let capacity = if list.rows.is_null() { 0 } else { list.count };
     let has_some = DetailList::KINDS_THAT_COMPUTE.contains(&list.kind);
-    // SAFETY: the caller has room for so many rows.
-    list.count = if has_some { unsafe { write(device, list.rows, room) } } else { 0 };
-    if list.count <= room { SUCCESS } else { INSUFFICIENT_SIZE }
+    // SAFETY: the call contract: `rows` is null, with a capacity of 0, or has space for `count` rows.
+    list.count = if has_some { unsafe { write(device, list.rows, capacity) } } else { 0 };
+    if list.count <= capacity { SUCCESS } else { INSUFFICIENT_SIZE }
 }
 
 /// Kinds of processes that a slice does not have: those that draw, and those of other slices behind MPS.
 pub(super) unsafe fn none<R>(real: List<R>, device: Device, count: *mut c_uint, list: *mut R) -> Status {
     let Some(_inside) = guard::enter() else {
-        // SAFETY: the caller's arguments.
+        // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(device, count, list) };
     };
-    // SAFETY: the caller's arguments.
-    let status = unsafe { judged(real, device, count) };
+    // SAFETY: the call contract.
+    let status = unsafe { checked_by_driver(real, device, count) };
     if status == SUCCESS {
-        // SAFETY: not null.
+        // SAFETY: `checked_by_driver` found `count` not null, and the call contract lets it be written.
         unsafe { *count = 0 };
     }
     status
 }
 
-/// A row in which the driver tells of a process.
-pub(super) trait Told {
+/// A row that the driver has written for a process.
+pub(super) trait DriverRow {
     fn pid(&self) -> u32;
 }
 
-/// Takes out of the driver's rows those of processes that are not the slice's. `each` edits the others, told the bytes that are
-/// charged to the process. Returns how many are left.
-pub(super) unsafe fn keep_own<R: Told>(
+/// Removes from the driver's rows those of processes that are not the slice's. `each` edits the others; it gets the bytes that
+/// are charged to the process. Returns how many are left.
+///
+/// # Safety
+/// `rows` points to `count` rows that are written and that nobody else uses.
+pub(super) unsafe fn keep_own<R: DriverRow>(
     device: Device,
     rows: *mut R,
     count: c_uint,
@@ -182,13 +189,14 @@ pub(super) unsafe fn keep_own<R: Told>(
     let slice = devices::in_slice(device);
     let mut kept = 0;
     for at in 0..count as usize {
-        // SAFETY: the driver has written `count` rows.
+        // SAFETY: `at` is less than `count`, so by this function's condition the row is written, and nobody else uses it.
         let row = unsafe { &mut *rows.add(at) };
         let pid = row.pid();
         let holder = slice.and_then(|(ledger, gpu)| ledger.holders(gpu).find(|(holder, _)| *holder == pid));
         let Some((_, granules)) = holder else { continue };
         each(row, u64::from(granules) * GRANULE_BYTES);
-        // SAFETY: as above; `kept` is at most `at`.
+        // SAFETY: `at` and `kept`, which is at most `at`, are less than `count`; `row` is not used any more, and `copy` allows
+        // both to be the same row.
         unsafe { core::ptr::copy(rows.add(at), rows.add(kept), 1) };
         kept += 1;
     }

@@ -1,9 +1,9 @@
-//! Use of the engines by process: of the driver's samples, those of the slice's own processes. Shares of time have no view of
-//! their own: the figures are parts of the whole GPU.
+//! Use of the engines by process: those of the driver's samples that are of the slice's own processes. The figures stay parts of
+//! the whole GPU, also where the slice has a share of its compute time.
 
 use core::ffi::{c_uint, c_ulonglong};
 
-use super::processes::{Told, keep_own};
+use super::processes::{DriverRow, keep_own};
 use super::{Device, SUCCESS, guard};
 use crate::function::Status;
 
@@ -32,13 +32,13 @@ pub(crate) struct Infos {
     rows: *mut Info,
 }
 
-impl Told for Sample {
+impl DriverRow for Sample {
     fn pid(&self) -> u32 {
         self.pid
     }
 }
 
-impl Told for Info {
+impl DriverRow for Info {
     fn pid(&self) -> u32 {
         self.pid
     }
@@ -52,10 +52,11 @@ pub(super) unsafe fn samples(
     since_us: c_ulonglong,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(device, rows, count, since_us) };
     if status == SUCCESS && inside.is_some() && !rows.is_null() {
-        // SAFETY: the driver has written `*count` rows.
+        // SAFETY: after success with a buffer, the driver has written `*count` rows (out-parameter contract), which no other
+        // thread uses (call contract).
         unsafe { *count = keep_own(device, rows, *count, |_, _| {}) };
     }
     status
@@ -67,10 +68,11 @@ pub(super) unsafe fn infos(
     infos: *mut Infos,
 ) -> Status {
     let inside = guard::enter();
-    // SAFETY: the caller's arguments.
+    // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(device, infos) };
     if status == SUCCESS && inside.is_some() {
-        // SAFETY: the driver accepted the structure and has written so many rows.
+        // SAFETY: after success `infos` is written and, if it has a buffer, that has `count` rows (out-parameter contract);
+        // no other thread uses either (call contract).
         unsafe {
             let infos = &mut *infos;
             if !infos.rows.is_null() {

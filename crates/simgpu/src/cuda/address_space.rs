@@ -1,7 +1,7 @@
 //! Device addresses of one process: a range of virtual addresses in which every allocation starts at a granule, and a
 //! table with one entry per granule that says what starts there.
 //!
-//! No device memory stands behind the addresses. Small allocations get a granule of addresses each; addresses are free,
+//! There is no device memory behind the addresses. Small allocations get a granule of addresses each; addresses are free,
 //! what an allocation *consumes* is decided elsewhere.
 
 use crate::{GRANULE_BYTES, granules};
@@ -36,7 +36,7 @@ pub(super) struct Allocation {
     pub(super) kind: Kind,
 }
 
-/// The table. A cursor walks the range round and round and skips what is in use (next fit); freeing the newest allocation
+/// The table. A cursor goes through the range again and again and skips what is in use (next fit); freeing the newest allocation
 /// moves it back. Allocation costs a few nanoseconds, however many live. The range starts small, so that the table does
 /// too, and doubles when nothing in it fits.
 pub(super) struct AddressSpace {
@@ -57,7 +57,7 @@ impl AddressSpace {
         Self { table: Vec::new(), cursor: 0, unused_until: FIRST_END, end: FIRST_END, live: 0 }
     }
 
-    /// Places an allocation; `None` if there is no room for it.
+    /// Places an allocation; `None` if no free range is large enough.
     pub(super) fn insert(&mut self, allocation: Allocation) -> Option<u64> {
         let length = usize::try_from(granules(allocation.size_bytes)).ok()?.max(1);
         if self.unused_until - self.cursor < length {

@@ -1,5 +1,5 @@
-//! Graphs, as far as memory goes: allocation and free nodes have the lives that CUDA gives them; other nodes are counted
-//! and do nothing. Dependencies are not kept.
+//! Graphs, as far as memory is concerned: allocation and free nodes have the lifetimes that CUDA gives them; other nodes are
+//! counted and do nothing. Dependencies are not kept.
 //!
 //! An allocation node has its address from the start and memory from a launch on, until the address is freed: by a free
 //! node of this or another graph, or by `cuMemFree(Async)`. The memory comes from the device's graph pool, which keeps it

@@ -69,12 +69,14 @@ fn add_other(node: Out<u64>, graph: u64, kind: u32) -> CuResult {
 fn add_any(node: Out<u64>, graph: u64, params: *mut NodeParams) -> CuResult {
     match Out(params.cast::<u32>()).get()? {
         TYPE_MEM_ALLOC => {
-            // SAFETY: not null, as `get` has just found; the field's address is computed, nothing is read here.
+            // SAFETY: `get` has found `params` not null; by the C contract it points to a whole node description, so the address
+            // of the field is inside it. Nothing is read here.
             add_alloc(node, graph, Out(unsafe { &raw mut (*params).alloc }))
         }
         // The union of a free node begins with the address.
         TYPE_MEM_FREE => {
-            // SAFETY: as above.
+            // SAFETY: `get` has found `params` not null; by the C contract it points to a whole node description, so the address
+            // of the field is inside it. Nothing is read by this expression itself.
             let address = Out(unsafe { &raw mut (*params).alloc }.cast::<u64>()).get()?;
             add_free(node, graph, address)
         }

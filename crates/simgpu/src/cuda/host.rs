@@ -42,7 +42,7 @@ fn allocate(out: Out<*mut c_void>, size_bytes: usize, flags: u32) -> CuResult {
         return Err(CuError::INVALID_VALUE);
     }
     let mut pointer = std::ptr::null_mut();
-    // SAFETY: the alignment is a power of two and a multiple of the pointer size; `pointer` is ours.
+    // SAFETY: the alignment is a power of two and a multiple of a pointer's size; `pointer` is a live local.
     if unsafe { libc::posix_memalign(&raw mut pointer, PAGE_BYTES, size_bytes) } != 0 {
         return Err(CuError::OUT_OF_MEMORY);
     }
@@ -71,7 +71,8 @@ driver_api! {
 
     fn cuMemFreeHost(pointer: *mut c_void) {
         remove(pointer, true)?;
-        // SAFETY: the block came from posix_memalign in `allocate` and was forgotten by this call.
+        // SAFETY: `remove` has found and taken out a block that `allocate` got from `posix_memalign`, so it is freed once; by the
+        // contract of `cuMemFreeHost` the program does not use it any more.
         unsafe { libc::free(pointer) };
         Ok(())
     }

@@ -14,7 +14,7 @@ const MAP_FAILED: CuError = CuError(205);
 #[derive(Clone, Copy)]
 pub(super) struct MemHandle {
     magic: u64,
-    /// The exporter's registration: who it is, for as long as it lives.
+    /// The exporter's registration: identifies it for as long as it is alive.
     slot: u64,
     generation: u64,
     size_bytes: u64,

@@ -79,18 +79,20 @@ fn map_host(address: u64, size_bytes: u64) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let length = (granules(size_bytes) * GRANULE_BYTES) as usize;
     let wanted = address as *mut c_void;
-    // SAFETY: MAP_FIXED_NOREPLACE leaves existing mappings alone.
+    // SAFETY: with MAP_FIXED_NOREPLACE the call fails where something is mapped, and with kernels that don't know the flag the
+    // address is a hint; so no memory that is in use changes.
     let got = unsafe { libc::mmap(wanted, length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
     if got != wanted && got != libc::MAP_FAILED {
         // A kernel older than 4.17 takes the address as a hint.
-        // SAFETY: the mapping just made.
+        // SAFETY: the mapping just made, with the same length; nothing refers to it yet.
         unsafe { libc::munmap(got, length) };
     }
     got == wanted
 }
 
 fn unmap_host(address: u64, size_bytes: u64) {
-    // SAFETY: exactly the mapping that `map_host` made; the program has freed it.
+    // SAFETY: `free` found a managed allocation of this address and size, for which `map_host` made a mapping of this length. The
+    // program has freed the memory, or ended its context, and so does not use it any more.
     unsafe { libc::munmap(address as *mut c_void, (granules(size_bytes) * GRANULE_BYTES) as usize) };
 }
 

@@ -1,7 +1,7 @@
 //! The simulated `libcuda.so.1`.
 //!
 //! Names, signatures and error codes are those of NVIDIA's driver API reference; only what the simulation adds or leaves
-//! out is said here. Everything else that the real library exports answers `CUDA_ERROR_NOT_SUPPORTED`.
+//! out is documented here. Everything else that the real library exports answers `CUDA_ERROR_NOT_SUPPORTED`.
 //!
 //! One lock per process guards its bookkeeping ([`session::Session`]); the machine's own lock is taken inside it, and only
 //! when whole granules change hands.

@@ -25,10 +25,10 @@ pub(super) struct Pool {
     pub(super) device: usize,
     pub(super) figures: Figures,
     pub(super) release_threshold_bytes: u64,
-    /// Reuse policies (follow events, opportunistic, internal dependencies), kept for those who read them back.
+    /// Reuse policies (follow events, opportunistic, internal dependencies), kept for programs that read them back.
     pub(super) reuse: [i32; 3],
     allocations: u32,
-    /// Destroyed by the program; goes when its last allocation does.
+    /// Destroyed by the program; freed with its last allocation.
     destroyed: bool,
 }
 

@@ -57,7 +57,7 @@ pub(super) fn init() -> CuResult {
         return session().map(|_| ());
     }
     let sim = crate::ffi::open_configured().map_err(|error| match error {
-        crate::state::OpenError::Absent(_) => CuError::NO_DEVICE,
+        crate::state::SimOpenError::Absent(_) => CuError::NO_DEVICE,
         _ => CuError::INVALID_VALUE,
     })?;
     let devices = select(&sim.lock(), crate::config::cuda_visible_devices().as_deref());
@@ -93,7 +93,7 @@ pub(super) fn cuda_version() -> i32 {
 
 fn mark_for_fork() {
     const PAGE: usize = 4096;
-    // SAFETY: a new private mapping of one page, never unmapped.
+    // SAFETY: an anonymous mapping without MAP_FIXED: the kernel chooses unused addresses, so no memory that is in use changes.
     let page = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
@@ -101,7 +101,7 @@ fn mark_for_fork() {
     if page == libc::MAP_FAILED {
         return;
     }
-    // SAFETY: the page is ours, aligned, and zero (a valid value).
+    // SAFETY: the page just mapped: aligned, zeroed (a valid `AtomicU32`), and known to this function only.
     unsafe {
         libc::madvise(page, PAGE, libc::MADV_WIPEONFORK);
         (*page.cast::<AtomicU32>()).store(1, Ordering::Relaxed);
@@ -113,7 +113,7 @@ fn mark_for_fork() {
 #[inline]
 pub(super) fn session() -> CuResult<&'static Session> {
     let session = SESSION.get().ok_or(CuError::NOT_INITIALIZED)?;
-    // SAFETY: null or the page of `mark_for_fork`, which is never unmapped.
+    // SAFETY: null, or the page of `mark_for_fork`: aligned, never unmapped, and a valid atomic also after the kernel wiped it.
     match unsafe { FORK_MARK.load(Ordering::Relaxed).as_ref() } {
         Some(mark) if mark.load(Ordering::Relaxed) == 0 => Err(CuError::NOT_INITIALIZED),
         _ => Ok(session),

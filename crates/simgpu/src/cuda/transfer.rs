@@ -1,4 +1,4 @@
-//! Copies, fills and hints: accepted and forgotten, because no memory stands behind device addresses. They fail only
+//! Copies, fills and hints: accepted and forgotten, because there is no memory behind device addresses. They fail only
 //! without a context, as the real ones do. None of them looks at its arguments.
 
 use super::session::session;

@@ -1,10 +1,10 @@
 //! Which devices a process sees: `CUDA_VISIBLE_DEVICES`.
 
 use crate::GRANULE_BYTES;
-use crate::identity::{Uuid, gpu_uuid, gpu_uuid_bytes};
+use crate::identity::{DeviceUuid, gpu_uuid, gpu_uuid_bytes};
 use crate::mig::{mig_uuid, mig_uuid_bytes, multiprocessors, nodes};
 use crate::models::Model;
-use crate::state::{Device, Guard, WHOLE_GPU};
+use crate::state::{SimGpu, StateGuard, WHOLE_GPU};
 
 /// A device as this process sees it: a GPU or a MIG device.
 #[derive(Debug, Clone)]
@@ -16,9 +16,9 @@ pub(super) struct Visible {
     pub(super) model: &'static Model,
     pub(super) name: String,
     /// Of the GPU.
-    pub(super) gpu_uuid: Uuid,
+    pub(super) gpu_uuid: DeviceUuid,
     /// Of the device: the GPU's, or the MIG device's own.
-    pub(super) uuid: Uuid,
+    pub(super) uuid: DeviceUuid,
     pub(super) total_bytes: u64,
     pub(super) multiprocessors: u32,
 }
@@ -31,9 +31,9 @@ impl Visible {
 }
 
 /// The devices that `setting` selects, in its order. As with the real driver, the list ends at the first entry that names
-/// no device, a device named twice leaves none, and without a setting MIG devices are seen only if there is nothing else,
+/// no device, a device named twice leaves none, and without a setting MIG devices are visible only if there is nothing else,
 /// and then one.
-pub(super) fn select(state: &Guard, setting: Option<&str>) -> Vec<Visible> {
+pub(super) fn select(state: &StateGuard, setting: Option<&str>) -> Vec<Visible> {
     let there = state.accessible();
     let Some(setting) = setting else {
         let gpus: Vec<Visible> = there.iter().filter_map(|&i| whole(state, i)).collect();
@@ -52,7 +52,7 @@ pub(super) fn select(state: &Guard, setting: Option<&str>) -> Vec<Visible> {
 }
 
 /// `there` are the GPUs that this process can open; a number counts among them.
-fn resolve(state: &Guard, there: &[usize], entry: &str) -> Option<Visible> {
+fn resolve(state: &StateGuard, there: &[usize], entry: &str) -> Option<Visible> {
     // The number of a GPU in MIG mode means its first MIG device.
     if let Ok(number) = entry.parse::<usize>() {
         let index = *there.get(number)?;
@@ -70,7 +70,7 @@ fn resolve(state: &Guard, there: &[usize], entry: &str) -> Option<Visible> {
 }
 
 /// Either notation: `MIG-<uuid>`, `MIG-GPU-<uuid>/<gi>/<ci>`.
-fn names_mig_device(state: &Guard, device: &Visible, entry: &str) -> bool {
+fn names_mig_device(state: &StateGuard, device: &Visible, entry: &str) -> bool {
     let gpu = &state.devices()[device.index];
     gpu.mig_devices().into_iter().any(|(gi, ci, ..)| {
         let new = mig_uuid(device.index, device.model, gi, ci);
@@ -81,7 +81,7 @@ fn names_mig_device(state: &Guard, device: &Visible, entry: &str) -> bool {
 }
 
 /// A GPU used as a whole; one in MIG mode can't be.
-fn whole(state: &Guard, index: usize) -> Option<Visible> {
+fn whole(state: &StateGuard, index: usize) -> Option<Visible> {
     let device = state.devices().get(index)?;
     if device.mig_enabled != 0 {
         return None;
@@ -101,23 +101,27 @@ fn whole(state: &Guard, index: usize) -> Option<Visible> {
 }
 
 /// The MIG devices of a GPU that this process can open.
-fn mig_devices(state: &Guard, index: usize) -> Vec<Visible> {
+fn mig_devices(state: &StateGuard, index: usize) -> Vec<Visible> {
     let Some(device) = state.devices().get(index) else { return Vec::new() };
     let model = device.model();
-    let visible =
-        |(gi, ci, profile, compute): (usize, usize, &crate::mig::Profile, &crate::mig::ComputeProfile)| {
-            let domain = Device::domain_of(gi);
-            Visible {
-                index,
-                domain,
-                model,
-                name: format!("{} MIG {}", model.name, compute.name),
-                gpu_uuid: gpu_uuid_bytes(index, model),
-                uuid: mig_uuid_bytes(index, model, gi, ci),
-                total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
-                multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
-            }
-        };
+    let visible = |(gi, ci, profile, compute): (
+        usize,
+        usize,
+        &crate::mig::GpuInstanceProfile,
+        &crate::mig::ComputeInstanceProfile,
+    )| {
+        let domain = SimGpu::domain_of(gi);
+        Visible {
+            index,
+            domain,
+            model,
+            name: format!("{} MIG {}", model.name, compute.name),
+            gpu_uuid: gpu_uuid_bytes(index, model),
+            uuid: mig_uuid_bytes(index, model, gi, ci),
+            total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
+            multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
+        }
+    };
     let can_open = |gi: usize, ci: usize| nodes::can_open(state.site(), index, gi, ci);
     device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci)).map(visible).collect()
 }

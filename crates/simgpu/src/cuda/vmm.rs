@@ -1,5 +1,5 @@
 //! Virtual memory management: physical memory (`cuMemCreate`), address ranges (`cuMemAddressReserve`), and mappings of the
-//! one into the other. Physical memory goes when neither a handle nor a mapping is left.
+//! one into the other. Physical memory is freed when neither a handle nor a mapping is left.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -181,12 +181,12 @@ fn words(bytes: &[u8; EXPORT_BYTES]) -> [u64; 4] {
 
 /// A file descriptor that names physical memory of this process.
 fn export(handle: u64, size_bytes: u64) -> CuResult<OwnedFd> {
-    // SAFETY: a constant name; the result is checked and owned at once.
+    // SAFETY: the name is a NUL-terminated constant.
     let raw = unsafe { libc::memfd_create(c"cantle-sim-memory".as_ptr(), libc::MFD_CLOEXEC) };
     if raw < 0 {
         return Err(CuError::OUT_OF_MEMORY);
     }
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: `raw` is not negative, so it is the descriptor just opened, which nothing else owns.
     let file = File::from(unsafe { OwnedFd::from_raw_fd(raw) });
     let words = [EXPORT_MAGIC, u64::from(std::process::id()), handle, size_bytes];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
@@ -278,7 +278,7 @@ driver_api! {
         let size_bytes = session()?.lock().vmm.get(handle)?.size_bytes;
         let descriptor = export(handle, size_bytes)?;
         Out(out.cast::<i32>()).set(descriptor.as_raw_fd())?;
-        // It is the program's from here on.
+        // From here on the program owns it.
         std::mem::forget(descriptor);
         Ok(())
     }
@@ -291,7 +291,8 @@ driver_api! {
         if raw < 0 {
             return Err(CuError::INVALID_VALUE);
         }
-        // SAFETY: the program's promise that the descriptor is open; it is borrowed for this call only.
+        // SAFETY: not negative, and by the contract of this function the program keeps the descriptor open until it returns; it
+        // is borrowed no longer than that.
         let borrowed = unsafe { BorrowedFd::borrow_raw(raw) };
         let file = File::from(borrowed.try_clone_to_owned().map_err(|_| CuError::INVALID_VALUE)?);
         let imported = session()?.lock().import(&file)?;

@@ -1,83 +1,83 @@
 //! Creating and destroying GPU instances and compute instances.
 
-use super::{ComputeProfile, Profile, Table, memory_mib, table};
-use crate::state::{Compute, Device, Instance, MAX_INSTANCES, WHOLE_GPU};
+use super::{ComputeInstanceProfile, GpuInstanceProfile, ProfileTable, memory_mib, table};
+use crate::state::{MAX_INSTANCES, SimComputeInstance, SimGpu, SimGpuInstance, WHOLE_GPU};
 
 /// Why the driver refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum MigError {
+pub enum MigRefusal {
     /// The GPU has no MIG, or its MIG mode is off.
     #[error("MIG is not supported or off")]
     NotSupported,
-    /// No such profile, place or instance.
-    #[error("no such profile, place or instance")]
+    /// No such profile, placement or instance.
+    #[error("no such profile, placement or instance")]
     InvalidArgument,
-    /// The place is taken, or there are as many as there may be.
-    #[error("no room for another instance")]
+    /// The placement is taken, or there are as many instances as there may be.
+    #[error("no space for another instance")]
     InsufficientResources,
     /// Something still uses it.
     #[error("in use")]
     InUse,
 }
 
-/// What became of a change of MIG mode.
+/// The outcome of a change of MIG mode.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
+pub enum ModeChange {
     /// It is done.
     Done,
-    /// It will be done once nobody uses the GPU and it is asked for again.
+    /// It will be done when it is requested again while no process uses the GPU.
     Pending,
 }
 
-/// The order in which the driver fills an empty 7-slice GPU with instances of one slice when it is left the choice.
+/// The order in which the driver fills an empty 7-slice GPU with instances of one slice if no placement is given.
 const DEFAULT_STARTS_ONE_SLICE: &[u32] = &[6, 4, 5, 0, 1, 2, 3];
 
-impl Device {
-    fn mig(&self) -> Result<&'static Table, MigError> {
+impl SimGpu {
+    fn mig(&self) -> Result<&'static ProfileTable, MigRefusal> {
         if self.mig_enabled == 0 {
-            return Err(MigError::NotSupported);
+            return Err(MigRefusal::NotSupported);
         }
-        table(self.model()).ok_or(MigError::NotSupported)
+        table(self.model()).ok_or(MigRefusal::NotSupported)
     }
 
     /// A profile by id.
-    pub fn profile(&self, id: u32) -> Result<&'static Profile, MigError> {
+    pub fn profile(&self, id: u32) -> Result<&'static GpuInstanceProfile, MigRefusal> {
         let profiles = self.mig()?.profiles;
-        profiles.iter().find(|p| p.id == id).ok_or(MigError::InvalidArgument)
+        profiles.iter().find(|p| p.id == id).ok_or(MigRefusal::InvalidArgument)
     }
 
     /// The GPU instances, by id.
-    pub fn instances(&self) -> impl Iterator<Item = (usize, &'static Profile, &Instance)> {
+    pub fn instances(&self) -> impl Iterator<Item = (usize, &'static GpuInstanceProfile, &SimGpuInstance)> {
         let profiles = table(self.model()).map_or(&[][..], |t| t.profiles);
         let existing = self.instances.iter().enumerate();
         existing.filter_map(move |(id, i)| Some((id, profiles.get((i.profile as usize).checked_sub(1)?)?, i)))
     }
 
     /// One GPU instance.
-    pub fn instance(&self, id: usize) -> Result<(&'static Profile, &Instance), MigError> {
+    pub fn instance(&self, id: usize) -> Result<(&'static GpuInstanceProfile, &SimGpuInstance), MigRefusal> {
         let found = self.instances().find(|(found, ..)| *found == id);
-        found.map(|(_, profile, instance)| (profile, instance)).ok_or(MigError::InvalidArgument)
+        found.map(|(_, profile, instance)| (profile, instance)).ok_or(MigRefusal::InvalidArgument)
     }
 
-    /// Turns MIG mode on or off, if nobody uses the GPU.
-    pub fn set_mig_mode(&mut self, on: bool) -> Result<Activation, MigError> {
-        table(self.model()).ok_or(MigError::NotSupported)?;
+    /// Turns MIG mode on or off, if no process uses the GPU.
+    pub fn set_mig_mode(&mut self, on: bool) -> Result<ModeChange, MigRefusal> {
+        table(self.model()).ok_or(MigRefusal::NotSupported)?;
         self.mig_pending = u32::from(on);
         let busy = self.used_granules.iter().any(|&used| used > 0) || self.instances().next().is_some();
         if busy && self.mig_pending != self.mig_enabled {
-            return Ok(Activation::Pending);
+            return Ok(ModeChange::Pending);
         }
         self.mig_enabled = self.mig_pending;
-        Ok(Activation::Done)
+        Ok(ModeChange::Done)
     }
 
     /// Whether an instance of `profile` can start at `start` now.
-    fn free_at(&self, profile: &Profile, start: u32) -> bool {
+    fn free_at(&self, profile: &GpuInstanceProfile, start: u32) -> bool {
         self.instances().all(|(_, p, i)| start + profile.size <= i.start || i.start + p.size <= start)
     }
 
     /// How many more instances of a profile fit.
-    pub fn remaining(&self, profile: &Profile) -> u32 {
+    pub fn remaining(&self, profile: &GpuInstanceProfile) -> u32 {
         let existing = self.instances().filter(|(_, p, _)| p.id == profile.id).count() as u32;
         let mut next = 0;
         let fits = |&&start: &&u32| {
@@ -91,12 +91,12 @@ impl Device {
             .min(profile.max_instances.saturating_sub(existing))
     }
 
-    /// Creates a GPU instance, at a given place or where the driver likes; its id.
-    pub fn create_instance(&mut self, profile_id: u32, start: Option<u32>) -> Result<usize, MigError> {
+    /// Creates a GPU instance, at a given placement or at the driver's choice; returns its id.
+    pub fn create_instance(&mut self, profile_id: u32, start: Option<u32>) -> Result<usize, MigRefusal> {
         let table = self.mig()?;
         let profile = self.profile(profile_id)?;
         if start.is_some_and(|start| !profile.starts.contains(&start)) {
-            return Err(MigError::InvalidArgument);
+            return Err(MigRefusal::InvalidArgument);
         }
         let existing = self.instances().filter(|(_, p, _)| p.id == profile_id).count() as u32;
         let preferred = if profile.starts.len() == 7 { DEFAULT_STARTS_ONE_SLICE } else { profile.starts };
@@ -105,21 +105,21 @@ impl Device {
             None => preferred.iter().copied().find(|&start| self.free_at(profile, start)),
         };
         let start =
-            place.filter(|_| existing < profile.max_instances).ok_or(MigError::InsufficientResources)?;
+            place.filter(|_| existing < profile.max_instances).ok_or(MigRefusal::InsufficientResources)?;
         let id = instance_id(table, profile, start);
         let number = table.profiles.iter().position(|p| p.id == profile_id).unwrap_or_default() as u32 + 1;
-        self.instances[id] = Instance { profile: number, start, ..Instance::NONE };
+        self.instances[id] = SimGpuInstance { profile: number, start, ..SimGpuInstance::NONE };
         self.capacity_granules[id + 1] = memory_mib(self.model(), table, profile) / 2;
         Ok(id)
     }
 
     /// Destroys a GPU instance without compute instances.
-    pub fn destroy_instance(&mut self, id: usize) -> Result<(), MigError> {
+    pub fn destroy_instance(&mut self, id: usize) -> Result<(), MigRefusal> {
         let (_, instance) = self.instance(id)?;
         if instance.compute.iter().any(|c| c.profile != 0) || self.used_granules[id + 1] > 0 {
-            return Err(MigError::InUse);
+            return Err(MigRefusal::InUse);
         }
-        self.instances[id] = Instance::NONE;
+        self.instances[id] = SimGpuInstance::NONE;
         self.capacity_granules[id + 1] = 0;
         Ok(())
     }
@@ -128,7 +128,10 @@ impl Device {
     pub fn compute_instances(
         &self,
         id: usize,
-    ) -> Result<impl Iterator<Item = (usize, &'static ComputeProfile, Compute)> + '_, MigError> {
+    ) -> Result<
+        impl Iterator<Item = (usize, &'static ComputeInstanceProfile, SimComputeInstance)> + '_,
+        MigRefusal,
+    > {
         let (profile, instance) = self.instance(id)?;
         let existing = instance.compute.iter().enumerate();
         Ok(existing
@@ -136,7 +139,11 @@ impl Device {
     }
 
     /// Where in a GPU instance the next compute instance of a profile would start, and how many more would fit.
-    pub fn compute_room(&self, id: usize, profile: &ComputeProfile) -> Result<(Option<u32>, u32), MigError> {
+    pub fn free_compute(
+        &self,
+        id: usize,
+        profile: &ComputeInstanceProfile,
+    ) -> Result<(Option<u32>, u32), MigRefusal> {
         let (gpu_profile, _) = self.instance(id)?;
         let existing: Vec<_> = self.compute_instances(id)?.collect();
         let same = existing.iter().filter(|(_, p, _)| p.id == profile.id).count() as u32;
@@ -144,9 +151,9 @@ impl Device {
             existing.iter().all(|(_, p, c)| start + profile.slices <= c.start || c.start + p.slices <= *start)
         };
         let starts = (0..=gpu_profile.compute_slices - profile.slices).step_by(profile.slices as usize);
-        let room: Vec<u32> = starts.filter(free).collect();
-        let more = (room.len() as u32).min(profile.max_instances.saturating_sub(same));
-        Ok((room.first().copied().filter(|_| more > 0), more))
+        let free: Vec<u32> = starts.filter(free).collect();
+        let more = (free.len() as u32).min(profile.max_instances.saturating_sub(same));
+        Ok((free.first().copied().filter(|_| more > 0), more))
     }
 
     /// A compute instance profile of a GPU instance, by id.
@@ -154,37 +161,44 @@ impl Device {
         &self,
         id: usize,
         profile_id: u32,
-    ) -> Result<(usize, &'static ComputeProfile), MigError> {
+    ) -> Result<(usize, &'static ComputeInstanceProfile), MigRefusal> {
         let (profile, _) = self.instance(id)?;
-        profile.compute.iter().enumerate().find(|(_, c)| c.id == profile_id).ok_or(MigError::InvalidArgument)
+        profile
+            .compute
+            .iter()
+            .enumerate()
+            .find(|(_, c)| c.id == profile_id)
+            .ok_or(MigRefusal::InvalidArgument)
     }
 
-    /// Creates a compute instance; its id.
-    pub fn create_compute(&mut self, id: usize, profile_id: u32) -> Result<usize, MigError> {
+    /// Creates a compute instance; returns its id.
+    pub fn create_compute(&mut self, id: usize, profile_id: u32) -> Result<usize, MigRefusal> {
         let (number, profile) = self.compute_profile(id, profile_id)?;
-        let (start, _) = self.compute_room(id, profile)?;
-        let start = start.ok_or(MigError::InsufficientResources)?;
+        let (start, _) = self.free_compute(id, profile)?;
+        let start = start.ok_or(MigRefusal::InsufficientResources)?;
         let slots = &mut self.instances[id].compute;
-        let ci = slots.iter().position(|c| c.profile == 0).ok_or(MigError::InsufficientResources)?;
-        slots[ci] = Compute { profile: number as u32 + 1, start };
+        let ci = slots.iter().position(|c| c.profile == 0).ok_or(MigRefusal::InsufficientResources)?;
+        slots[ci] = SimComputeInstance { profile: number as u32 + 1, start };
         Ok(ci)
     }
 
     /// Destroys a compute instance that no process uses.
-    pub fn destroy_compute(&mut self, id: usize, ci: usize) -> Result<(), MigError> {
+    pub fn destroy_compute(&mut self, id: usize, ci: usize) -> Result<(), MigRefusal> {
         if !self.compute_instances(id)?.any(|(found, ..)| found == ci) {
-            return Err(MigError::InvalidArgument);
+            return Err(MigRefusal::InvalidArgument);
         }
         if self.used_granules[id + 1] > 0 {
-            return Err(MigError::InUse);
+            return Err(MigRefusal::InUse);
         }
-        self.instances[id].compute[ci] = Compute::NONE;
+        self.instances[id].compute[ci] = SimComputeInstance::NONE;
         Ok(())
     }
 
     /// MIG devices, that is compute instances, in order: GPU instance, compute instance, and what they are.
-    pub fn mig_devices(&self) -> Vec<(usize, usize, &'static Profile, &'static ComputeProfile)> {
-        let of_instance = |(id, profile, _): (usize, &'static Profile, &Instance)| {
+    pub fn mig_devices(
+        &self,
+    ) -> Vec<(usize, usize, &'static GpuInstanceProfile, &'static ComputeInstanceProfile)> {
+        let of_instance = |(id, profile, _): (usize, &'static GpuInstanceProfile, &SimGpuInstance)| {
             self.compute_instances(id)
                 .into_iter()
                 .flatten()
@@ -199,8 +213,8 @@ impl Device {
     }
 }
 
-/// Ids number the places of each size: the whole is 0, halves 1 and 2, quarters 3 to 6, eighths 7 to 14.
-fn instance_id(table: &Table, profile: &Profile, start: u32) -> usize {
+/// Ids number the placements of each size: the whole is 0, halves 1 and 2, quarters 3 to 6, eighths 7 to 14.
+fn instance_id(table: &ProfileTable, profile: &GpuInstanceProfile, start: u32) -> usize {
     let places = table.units / profile.size;
     let id = (places.next_power_of_two() - 1 + start / profile.size) as usize;
     id.min(MAX_INSTANCES - 1)
@@ -211,12 +225,13 @@ mod tests {
     use super::*;
     use crate::models::{MODELS, find};
     use crate::spec::SpecDevice;
-    use crate::state::State;
+    use crate::state::SimState;
 
-    fn device(key: &str) -> Device {
+    fn device(key: &str) -> SimGpu {
         let spec = [SpecDevice { model: find(key).unwrap(), mig: true }];
-        // SAFETY: all-zero bytes are a valid `State`; boxed because it is large.
-        let mut state: Box<State> = unsafe { Box::new_zeroed().assume_init() };
+        // Boxed because it is large.
+        // SAFETY: `SimState` consists of integers, for which zero bytes are valid.
+        let mut state: Box<SimState> = unsafe { Box::new_zeroed().assume_init() };
         state.power_on(&spec);
         state.devices[0]
     }
@@ -235,7 +250,7 @@ mod tests {
                 let free = d.free_at(profile, start);
                 match d.create_instance(profile.id, Some(start)) {
                     Ok(_) => assert!(free && before > 0),
-                    Err(MigError::InsufficientResources) => {
+                    Err(MigRefusal::InsufficientResources) => {
                         let same = d.instances().filter(|(_, p, _)| p.id == profile.id).count() as u32;
                         assert!(!free || same >= profile.max_instances);
                         let victim = d.instances().map(|(id, ..)| id).nth((random >> 50) as usize % 3);
@@ -260,7 +275,7 @@ mod tests {
         let mut d = device("A100-40GB");
         let ids: Vec<usize> = (0..7).map(|_| d.create_instance(19, None).unwrap()).collect();
         assert_eq!(ids, [13, 11, 12, 7, 8, 9, 10]);
-        assert_eq!(d.create_instance(19, None), Err(MigError::InsufficientResources));
+        assert_eq!(d.create_instance(19, None), Err(MigRefusal::InsufficientResources));
     }
 
     #[test]
@@ -268,12 +283,12 @@ mod tests {
         let mut d = device("A100-40GB");
         let gi = d.create_instance(9, Some(4)).unwrap();
         assert_eq!((d.create_compute(gi, 1), d.create_compute(gi, 0)), (Ok(0), Ok(1)));
-        assert_eq!(d.create_compute(gi, 0), Err(MigError::InsufficientResources));
-        assert_eq!(d.destroy_instance(gi), Err(MigError::InUse));
+        assert_eq!(d.create_compute(gi, 0), Err(MigRefusal::InsufficientResources));
+        assert_eq!(d.destroy_instance(gi), Err(MigRefusal::InUse));
         assert_eq!((d.destroy_compute(gi, 0), d.destroy_compute(gi, 1)), (Ok(()), Ok(())));
         assert_eq!(d.create_compute(gi, 2), Ok(0));
-        d.used_granules[Device::domain_of(gi)] = 1;
-        assert_eq!(d.destroy_compute(gi, 0), Err(MigError::InUse));
-        assert_eq!(d.set_mig_mode(false), Ok(Activation::Pending));
+        d.used_granules[SimGpu::domain_of(gi)] = 1;
+        assert_eq!(d.destroy_compute(gi, 0), Err(MigRefusal::InUse));
+        assert_eq!(d.set_mig_mode(false), Ok(ModeChange::Pending));
     }
 }

@@ -1,30 +1,30 @@
 //! MIG: profiles of the models that have it, and the instances of a GPU.
 //!
-//! Refusals are the driver's: no overlap, no more of a profile than it allows, nothing that is in use ends. Instance ids
-//! and UUIDs are a function of the place, as on real GPUs: whoever gets a place gets its name.
+//! Refusals are the driver's: no overlap, no more of a profile than it allows, and nothing that is in use is destroyed. Instance
+//! ids and UUIDs are a function of the placement, as on real GPUs: an instance made there again has the same name.
 
 mod instances;
 pub mod nodes;
 
-pub use instances::{Activation, MigError};
+pub use instances::{MigRefusal, ModeChange};
 
-use crate::identity::{Uuid, gpu_uuid, uuid_of};
+use crate::identity::{DeviceUuid, gpu_uuid, uuid_of};
 use crate::models::Model;
 
 /// The profiles of one kind of GPU.
 #[derive(Debug)]
-pub struct Table {
+pub struct ProfileTable {
     /// The key in `data/mig_profiles.json`, which [`Model::mig`] names.
     pub key: &'static str,
     /// Memory slices of the placement grid.
     pub units: u32,
     /// In the order of the data.
-    pub profiles: &'static [Profile],
+    pub profiles: &'static [GpuInstanceProfile],
 }
 
 /// A GPU instance profile.
 #[derive(Debug)]
-pub struct Profile {
+pub struct GpuInstanceProfile {
     /// E.g. `1g.5gb`.
     pub name: &'static str,
     /// `NVML_GPU_INSTANCE_PROFILE_…`.
@@ -54,12 +54,12 @@ pub struct Profile {
     /// Optical flow engines.
     pub ofa: u32,
     /// What compute instances it can be cut into.
-    pub compute: &'static [ComputeProfile],
+    pub compute: &'static [ComputeInstanceProfile],
 }
 
 /// A compute instance profile of a GPU instance profile.
 #[derive(Debug)]
-pub struct ComputeProfile {
+pub struct ComputeInstanceProfile {
     /// E.g. `1c.3g.20gb`; the whole GPU instance has the GPU instance's name.
     pub name: &'static str,
     /// Both the id and the `NVML_COMPUTE_INSTANCE_PROFILE_…` number.
@@ -73,12 +73,12 @@ pub struct ComputeProfile {
 include!(concat!(env!("OUT_DIR"), "/mig_generated.rs"));
 
 /// The table of a model; `None` if it has no MIG.
-pub fn table(model: &Model) -> Option<&'static Table> {
+pub fn table(model: &Model) -> Option<&'static ProfileTable> {
     TABLES.iter().find(|t| Some(t.key) == model.mig)
 }
 
 /// Memory of an instance. Where no figure has been published, its share of the whole, in whole granules.
-pub fn memory_mib(model: &Model, table: &Table, profile: &Profile) -> u32 {
+pub fn memory_mib(model: &Model, table: &ProfileTable, profile: &GpuInstanceProfile) -> u32 {
     match profile.memory_mib {
         0 => model.memory_mib / table.units * profile.size / 2 * 2,
         published => published,
@@ -86,7 +86,7 @@ pub fn memory_mib(model: &Model, table: &Table, profile: &Profile) -> u32 {
 }
 
 /// Multiprocessors of an instance, by the same rule.
-pub fn multiprocessors(model: &Model, profile: &Profile) -> u32 {
+pub fn multiprocessors(model: &Model, profile: &GpuInstanceProfile) -> u32 {
     match profile.multiprocessors {
         0 => model.multiprocessors as u32 * profile.compute_slices / 8,
         known => known,
@@ -94,7 +94,7 @@ pub fn multiprocessors(model: &Model, profile: &Profile) -> u32 {
 }
 
 /// The UUID of a compute instance, as bytes.
-pub fn mig_uuid_bytes(gpu: usize, model: &Model, gpu_instance: usize, compute_instance: usize) -> Uuid {
+pub fn mig_uuid_bytes(gpu: usize, model: &Model, gpu_instance: usize, compute_instance: usize) -> DeviceUuid {
     uuid_of(&format!("{}/{gpu_instance}/{compute_instance}", gpu_uuid(gpu, model)))
 }
 

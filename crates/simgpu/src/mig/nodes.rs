@@ -1,5 +1,5 @@
-//! The device nodes that open an instance. Who can't open those of an instance does not see it; a container gets those of
-//! its own. On a machine in a directory, files stand for them; elsewhere they are there from the start.
+//! The device nodes that open an instance. A process that can't open them does not see the instance; a container gets those of
+//! its own. On a machine in a directory, files take their place; elsewhere the nodes exist from the start.
 
 use std::fmt::Write as _;
 use std::fs::{self, File, Permissions};
@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use crate::spec::MAX_DEVICES;
 use crate::state::{MAX_COMPUTE_INSTANCES, MAX_INSTANCES, Site};
 
-/// Where the driver says which capability has which minor number.
+/// The file in which the driver lists the minor number of each capability.
 const MINORS: &str = "proc/driver/nvidia-caps/mig-minors";
 const NODES: &str = "dev/nvidia-caps";
 /// The nodes for making instances and for watching them all.
@@ -33,14 +33,14 @@ fn node(dir: &Path, minor: usize) -> PathBuf {
 /// Makes the nodes of a GPU instance and of all compute instances it may have; the caller has the machine's lock. They stay
 /// when it is destroyed, because they belong to the place.
 pub fn make(site: &Site, gpu: usize, instance: usize) -> io::Result<()> {
-    // The kernel makes no nodes; whoever installed the driver has.
+    // The kernel makes no nodes; the driver's installation has.
     let Site::Directory(dir) = site else { return Ok(()) };
     let own = node(dir, minor(gpu, instance, None));
     if own.exists() {
         return Ok(());
     }
-    for folder in ["proc", "proc/driver", "proc/driver/nvidia-caps", "dev", NODES] {
-        make_folder(&dir.join(folder))?;
+    for name in ["proc", "proc/driver", "proc/driver/nvidia-caps", "dev", NODES] {
+        make_directory(&dir.join(name))?;
     }
     let table = dir.join(MINORS);
     if !table.exists() {
@@ -55,10 +55,10 @@ pub fn make(site: &Site, gpu: usize, instance: usize) -> io::Result<()> {
     })
 }
 
-/// As the machine's directory: for whoever makes an instance next, under whichever account.
-fn make_folder(folder: &Path) -> io::Result<()> {
-    match fs::create_dir(folder) {
-        Ok(()) => fs::set_permissions(folder, Permissions::from_mode(0o1777)),
+/// Open to all accounts, as the machine's directory is: any of them may make the next instance.
+fn make_directory(path: &Path) -> io::Result<()> {
+    match fs::create_dir(path) {
+        Ok(()) => fs::set_permissions(path, Permissions::from_mode(0o1777)),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(error) => Err(error),
     }
@@ -70,7 +70,7 @@ pub fn can_open(site: &Site, gpu: usize, instance: usize, compute: usize) -> boo
     of.into_iter().all(|minor| File::open(node(site.root(), minor)).is_ok())
 }
 
-/// The names of all nodes of a machine's first `gpus` GPUs, and the table that says which instance each one opens.
+/// The names of all nodes of a machine's first `gpus` GPUs, and the table that says which instance each of them opens.
 pub fn all(gpus: usize) -> (Vec<String>, String) {
     let of_instance = |gpu, instance| {
         [None].into_iter().chain((0..MAX_COMPUTE_INSTANCES).map(Some)).map(move |c| minor(gpu, instance, c))

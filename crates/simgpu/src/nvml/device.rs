@@ -2,7 +2,7 @@
 
 use std::ffi::c_char;
 
-use super::handle::{Handle, Place, Target, gpu, of_gpu, target};
+use super::handle::{Handle, MigTarget, Target, gpu, of_gpu, target};
 use super::session::sim;
 use super::system::write;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
@@ -46,20 +46,20 @@ pub(super) struct PciInfoExt {
 /// `nvmlUUID_v1_t`: text that ends with NUL, or the 16 bytes of a GPU's UUID.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Uuid {
+pub(super) struct NvmlUuid {
     version: u32,
     kind: u32,
     value: [u8; 41],
 }
 
-impl Uuid {
+impl NvmlUuid {
     const ASCII: u32 = 1;
     const BINARY: u32 = 2;
 
     fn text(&self) -> Option<String> {
         match self.kind {
             Self::ASCII => Some(self.value.iter().take_while(|&&c| c != 0).map(|&c| char::from(c)).collect()),
-            Self::BINARY => Some(format!("GPU-{}", identity::Uuid(self.value.first_chunk().copied()?))),
+            Self::BINARY => Some(format!("GPU-{}", identity::DeviceUuid(self.value.first_chunk().copied()?))),
             _ => None,
         }
     }
@@ -125,9 +125,9 @@ nvml_api! {
 
     fn nvmlDeviceGetHandleByUUID(uuid: Text, device: Out<Handle>) { Ok(device.set(by_uuid(uuid.get()?)?)?) }
 
-    fn nvmlDeviceGetHandleByUUIDV(uuid: In<Uuid>, device: Out<Handle>) {
+    fn nvmlDeviceGetHandleByUUIDV(uuid: In<NvmlUuid>, device: Out<Handle>) {
         let uuid = uuid.get()?;
-        if uuid.version != version_word::<Uuid>(1) {
+        if uuid.version != version_word::<NvmlUuid>(1) {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
         Ok(device.set(by_uuid(&uuid.text().ok_or(NvmlError::INVALID_ARGUMENT)?)?)?)
@@ -167,7 +167,7 @@ nvml_api! {
     fn nvmlDeviceGetUUID(device: Handle, text: TextBuffer, length: u32) {
         match target(device)? {
             Target::Gpu(gpu) => write(text, length, &gpu_uuid(gpu.index, gpu.model)),
-            Target::Mig(Place { gpu, instance, compute }) => {
+            Target::Mig(MigTarget { gpu, instance, compute }) => {
                 write(text, length, &mig_uuid(gpu.index, gpu.model, instance, compute))
             }
         }

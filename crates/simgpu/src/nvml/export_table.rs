@@ -1,4 +1,4 @@
-//! The private table through which `nvidia-smi` reaches NVML. Without it the program says "Mismatch in versions", and its
+//! The private table through which `nvidia-smi` reaches NVML. Without it the program prints "Mismatch in versions", and its
 //! process list comes from here, not from the public functions. Slots and structure were found by trying with the programs
 //! of drivers 535 and 550.
 

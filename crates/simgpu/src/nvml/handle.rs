@@ -1,12 +1,12 @@
-//! NVML's handles: no pointers, but numbers that say which GPU, MIG device, GPU instance or compute instance is meant.
+//! NVML's handles: not pointers, but numbers that name a GPU, MIG device, GPU instance or compute instance.
 
 use super::faults::happen;
 use super::session::sim;
 use super::{NvmlError, NvmlResult};
 use crate::models::Model;
-use crate::state::{Device, Guard, MAX_DOMAINS, Sim};
+use crate::state::{MAX_DOMAINS, Sim, SimGpu, StateGuard};
 
-/// What C holds.
+/// A handle as C programs have it.
 pub(super) type Handle = usize;
 
 /// One range of handles for each type, in it one step per GPU, in that GPU instance and compute instance (plus 1 each).
@@ -26,7 +26,7 @@ pub(super) struct Gpu {
 
 /// A GPU instance, and in it perhaps a compute instance.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct MigTarget {
     pub(super) gpu: Gpu,
     pub(super) instance: usize,
     pub(super) compute: usize,
@@ -36,7 +36,7 @@ pub(super) struct Place {
 #[derive(Clone, Copy)]
 pub(super) enum Target {
     Gpu(Gpu),
-    Mig(Place),
+    Mig(MigTarget),
 }
 
 /// The handle of GPU `index`.
@@ -79,7 +79,7 @@ pub(super) fn target(handle: Handle) -> NvmlResult<Target> {
     match parse(DEVICES, handle)? {
         (gpu, 0, 0) => Ok(Target::Gpu(gpu)),
         (gpu, i, c) if i > 0 && c > 0 => {
-            living(Place { gpu, instance: i - 1, compute: c - 1 }).map(Target::Mig)
+            living(MigTarget { gpu, instance: i - 1, compute: c - 1 }).map(Target::Mig)
         }
         _ => Err(NvmlError::INVALID_ARGUMENT),
     }
@@ -94,22 +94,22 @@ pub(super) fn gpu(handle: Handle) -> NvmlResult<Gpu> {
 }
 
 /// The living GPU instance that a handle names.
-pub(super) fn gpu_instance(handle: Handle) -> NvmlResult<Place> {
+pub(super) fn gpu_instance(handle: Handle) -> NvmlResult<MigTarget> {
     let (gpu, instance, _) = parse(GPU_INSTANCES, handle)?;
     let instance = instance.checked_sub(1).ok_or(NvmlError::INVALID_ARGUMENT)?;
     gpu.device().instance(instance)?;
-    Ok(Place { gpu, instance, compute: 0 })
+    Ok(MigTarget { gpu, instance, compute: 0 })
 }
 
 /// The living compute instance that a handle names.
-pub(super) fn compute_instance(handle: Handle) -> NvmlResult<Place> {
+pub(super) fn compute_instance(handle: Handle) -> NvmlResult<MigTarget> {
     match parse(COMPUTE_INSTANCES, handle)? {
-        (gpu, i, c) if i > 0 && c > 0 => living(Place { gpu, instance: i - 1, compute: c - 1 }),
+        (gpu, i, c) if i > 0 && c > 0 => living(MigTarget { gpu, instance: i - 1, compute: c - 1 }),
         _ => Err(NvmlError::INVALID_ARGUMENT),
     }
 }
 
-fn living(place: Place) -> NvmlResult<Place> {
+fn living(place: MigTarget) -> NvmlResult<MigTarget> {
     let device = place.gpu.device();
     let exists = device.compute_instances(place.instance)?.any(|(found, ..)| found == place.compute);
     if exists { Ok(place) } else { Err(NvmlError::INVALID_ARGUMENT) }
@@ -117,12 +117,12 @@ fn living(place: Place) -> NvmlResult<Place> {
 
 impl Gpu {
     /// A copy of the GPU's state.
-    pub(super) fn device(&self) -> Device {
+    pub(super) fn device(&self) -> SimGpu {
         self.sim.lock().devices()[self.index]
     }
 
-    /// The machine's state, without what the dead held, to be changed.
-    pub(super) fn swept(&self) -> Guard {
+    /// The machine's state, to be changed, after what dead processes held was given back.
+    pub(super) fn swept(&self) -> StateGuard {
         self.sim.swept()
     }
 }
@@ -140,7 +140,7 @@ impl Target {
         match *self {
             Self::Gpu(_) => 0..MAX_DOMAINS,
             Self::Mig(place) => {
-                let domain = Device::domain_of(place.instance);
+                let domain = SimGpu::domain_of(place.instance);
                 domain..domain + 1
             }
         }

@@ -4,7 +4,7 @@ use super::handle::{Handle, gpu, gpu_instance, of_gpu, of_gpu_instance};
 use super::process::list;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
-use crate::mig::{Activation, MigError, Profile, memory_mib, multiprocessors, nodes, table};
+use crate::mig::{GpuInstanceProfile, MigRefusal, ModeChange, memory_mib, multiprocessors, nodes, table};
 use crate::models::Model;
 
 /// `nvmlGpuInstancePlacement_t`; that of compute instances looks the same.
@@ -15,7 +15,7 @@ pub(super) struct Placement {
     pub(super) size: u32,
 }
 
-/// What all versions of the profile structures tell, in their order: id, slices, instances, multiprocessors, copy engines,
+/// What all versions of the profile structures have, in their order: id, slices, instances, multiprocessors, copy engines,
 /// decoders, encoders, JPEG, OFA.
 type Counts = [u32; 9];
 
@@ -66,7 +66,7 @@ pub(super) struct InstanceInfo {
 const PROFILE_KINDS: u32 = 0x12;
 
 /// A profile of a GPU by its NVML number. Works with MIG mode off too.
-fn profile_of_kind(model: &'static Model, kind: u32) -> NvmlResult<&'static Profile> {
+fn profile_of_kind(model: &'static Model, kind: u32) -> NvmlResult<&'static GpuInstanceProfile> {
     let table = table(model).ok_or(NvmlError::NOT_SUPPORTED)?;
     if kind >= PROFILE_KINDS {
         return Err(NvmlError::INVALID_ARGUMENT);
@@ -74,7 +74,7 @@ fn profile_of_kind(model: &'static Model, kind: u32) -> NvmlResult<&'static Prof
     table.profiles.iter().find(|p| p.kind == kind).ok_or(NvmlError::NOT_SUPPORTED)
 }
 
-fn counts(model: &Model, p: &Profile) -> Counts {
+fn counts(model: &Model, p: &GpuInstanceProfile) -> Counts {
     let sm = multiprocessors(model, p);
     [p.id, p.compute_slices, p.max_instances, sm, p.copy_engines, p.decoders, p.encoders, p.jpeg, p.ofa]
 }
@@ -88,7 +88,7 @@ pub(super) fn name_field(prefix: &str, name: &str) -> [u8; 96] {
     field
 }
 
-fn profile_info(device: Handle, kind: u32) -> NvmlResult<(Counts, u64, &'static Profile)> {
+fn profile_info(device: Handle, kind: u32) -> NvmlResult<(Counts, u64, &'static GpuInstanceProfile)> {
     let gpu = gpu(device)?;
     let profile = profile_of_kind(gpu.model, kind)?;
     let table = table(gpu.model).ok_or(NvmlError::NOT_SUPPORTED)?;
@@ -161,7 +161,7 @@ nvml_api! {
             return Ok(activation.set(reason)?);
         }
         let result = gpu.swept().devices[gpu.index].set_mig_mode(mode == 1)?;
-        Ok(activation.set(if result == Activation::Done { 0 } else { NvmlError::IN_USE.0 })?)
+        Ok(activation.set(if result == ModeChange::Done { 0 } else { NvmlError::IN_USE.0 })?)
     }
 
     fn nvmlDeviceGetGpuInstanceProfileInfo(device: Handle, kind: u32, info: Out<ProfileInfo>) {
@@ -212,7 +212,7 @@ nvml_api! {
         Ok(place.gpu.swept().devices[place.gpu.index].destroy_instance(place.instance)?)
     }
 
-    /// The buffer holds as many as the profile allows; `count` only goes out.
+    /// The buffer has space for as many as the profile allows; `count` is written only.
     fn nvmlDeviceGetGpuInstances(device: Handle, profile_id: u32, instances: Out<Handle>, count: Out<u32>) {
         let gpu = gpu(device)?;
         let state = gpu.device();
@@ -229,7 +229,7 @@ nvml_api! {
         if state.mig_enabled == 0 {
             return Err(NvmlError::NOT_SUPPORTED);
         }
-        state.instance(id as usize).map_err(|_: MigError| NvmlError::NOT_FOUND)?;
+        state.instance(id as usize).map_err(|_: MigRefusal| NvmlError::NOT_FOUND)?;
         Ok(instance.set(of_gpu_instance(gpu.index, id as usize))?)
     }
 

@@ -1,16 +1,16 @@
 //! Compute instances.
 
 use super::handle::{
-    Handle, Place, compute_instance, gpu_instance, of_compute_instance, of_gpu, of_gpu_instance,
+    Handle, MigTarget, compute_instance, gpu_instance, of_compute_instance, of_gpu, of_gpu_instance,
     of_mig_device,
 };
 use super::mig::{Placement, name_field};
 use super::process::list;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
-use crate::mig::{ComputeProfile, multiprocessors};
+use crate::mig::{ComputeInstanceProfile, multiprocessors};
 
-/// What all versions of the profile structures tell, in their order: id, slices, instances, multiprocessors, and the GPU
+/// What all versions of the profile structures have, in their order: id, slices, instances, multiprocessors, and the GPU
 /// instance's copy engines, decoders, encoders, JPEG, OFA.
 type Counts = [u32; 9];
 
@@ -49,7 +49,11 @@ const PROFILE_KINDS: u32 = 9;
 /// Shared engines are the only ones there are.
 const ENGINES_SHARED: u32 = 0;
 
-fn profile_info(instance: Handle, kind: u32, engines: u32) -> NvmlResult<(Counts, &'static ComputeProfile)> {
+fn profile_info(
+    instance: Handle,
+    kind: u32,
+    engines: u32,
+) -> NvmlResult<(Counts, &'static ComputeInstanceProfile)> {
     let place = gpu_instance(instance)?;
     if kind >= PROFILE_KINDS || engines != ENGINES_SHARED {
         return Err(NvmlError::INVALID_ARGUMENT);
@@ -72,11 +76,11 @@ fn profile_info(instance: Handle, kind: u32, engines: u32) -> NvmlResult<(Counts
     Ok((counts, profile))
 }
 
-/// The room for a profile in a GPU instance: how many more, and where the next would start.
-fn room(place: &Place, profile_id: u32) -> NvmlResult<(Option<u32>, u32, u32)> {
+/// Free slices for a profile in a GPU instance: where the next would start, how many more fit, and their size.
+fn free_for(place: &MigTarget, profile_id: u32) -> NvmlResult<(Option<u32>, u32, u32)> {
     let device = place.gpu.device();
     let (_, profile) = device.compute_profile(place.instance, profile_id)?;
-    let (start, more) = device.compute_room(place.instance, profile)?;
+    let (start, more) = device.free_compute(place.instance, profile)?;
     Ok((start, more, profile.slices))
 }
 
@@ -91,7 +95,7 @@ fn create(instance: Handle, profile_id: u32, out: Out<Handle>) -> NvmlResult {
 }
 
 fn info(instance: Handle, mig_device: bool) -> NvmlResult<InstanceInfo> {
-    let Place { gpu, instance, compute } = compute_instance(instance)?;
+    let MigTarget { gpu, instance, compute } = compute_instance(instance)?;
     let device = gpu.device();
     let mut existing = device.compute_instances(instance)?;
     let found = existing.find(|(id, ..)| *id == compute).ok_or(NvmlError::INVALID_ARGUMENT)?;
@@ -123,13 +127,13 @@ nvml_api! {
     }
 
     fn nvmlGpuInstanceGetComputeInstanceRemainingCapacity(instance: Handle, profile_id: u32, count: Out<u32>) {
-        Ok(count.set(room(&gpu_instance(instance)?, profile_id)?.1)?)
+        Ok(count.set(free_for(&gpu_instance(instance)?, profile_id)?.1)?)
     }
 
     fn nvmlGpuInstanceGetComputeInstancePossiblePlacements(
         instance: Handle, profile_id: u32, placements: Out<Placement>, count: Out<u32>,
     ) {
-        let (start, _, size) = room(&gpu_instance(instance)?, profile_id)?;
+        let (start, _, size) = free_for(&gpu_instance(instance)?, profile_id)?;
         let places: Vec<Placement> = start.map(|start| Placement { start, size }).into_iter().collect();
         if placements.is_null() {
             return Ok(count.set(places.len() as u32)?);
@@ -145,7 +149,7 @@ nvml_api! {
     fn nvmlGpuInstanceCreateComputeInstanceWithPlacement(
         instance: Handle, profile_id: u32, placement: In<Placement>, out: Out<Handle>,
     ) {
-        let (start, _, size) = room(&gpu_instance(instance)?, profile_id)?;
+        let (start, _, size) = free_for(&gpu_instance(instance)?, profile_id)?;
         let wanted = placement.get()?;
         if start.is_some_and(|start| wanted.start != start || wanted.size != size) {
             return Err(NvmlError::INSUFFICIENT_RESOURCES);
@@ -154,13 +158,13 @@ nvml_api! {
     }
 
     fn nvmlComputeInstanceDestroy(instance: Handle) {
-        let Place { gpu, instance, compute } = compute_instance(instance)?;
+        let MigTarget { gpu, instance, compute } = compute_instance(instance)?;
         Ok(gpu.swept().devices[gpu.index].destroy_compute(instance, compute)?)
     }
 
-    /// The buffer holds as many as the profile allows; `count` only goes out.
+    /// The buffer has space for as many as the profile allows; `count` is written only.
     fn nvmlGpuInstanceGetComputeInstances(instance: Handle, profile_id: u32, out: Out<Handle>, count: Out<u32>) {
-        let Place { gpu, instance, .. } = gpu_instance(instance)?;
+        let MigTarget { gpu, instance, .. } = gpu_instance(instance)?;
         let device = gpu.device();
         device.compute_profile(instance, profile_id)?;
         let of_profile = device.compute_instances(instance)?.filter(|(_, p, _)| p.id == profile_id);
@@ -170,7 +174,7 @@ nvml_api! {
     }
 
     fn nvmlGpuInstanceGetComputeInstanceById(instance: Handle, id: u32, out: Out<Handle>) {
-        let Place { gpu, instance, .. } = gpu_instance(instance)?;
+        let MigTarget { gpu, instance, .. } = gpu_instance(instance)?;
         let exists = gpu.device().compute_instances(instance)?.any(|(found, ..)| found == id as usize);
         if !exists {
             return Err(NvmlError::NOT_FOUND);

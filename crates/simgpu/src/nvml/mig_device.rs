@@ -1,6 +1,6 @@
 //! MIG devices: compute instances as devices of their own.
 
-use super::handle::{Handle, Place, Target, gpu, of_gpu, of_mig_device, target};
+use super::handle::{Handle, MigTarget, Target, gpu, of_gpu, of_mig_device, target};
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::ffi::Out;
 use crate::mig::{mig_uuid, multiprocessors, nodes, table};
@@ -42,7 +42,7 @@ pub(super) fn by_uuid(sim: &'static Sim, wanted: &str) -> NvmlResult<Handle> {
 }
 
 /// `NVIDIA A100-SXM4-40GB MIG 1g.5gb`
-pub(super) fn name(place: &Place) -> NvmlResult<String> {
+pub(super) fn name(place: &MigTarget) -> NvmlResult<String> {
     let device = place.gpu.device();
     let mut existing = device.compute_instances(place.instance)?;
     let (_, profile, _) = existing.find(|(id, ..)| *id == place.compute).ok_or(NvmlError::NOT_FOUND)?;
@@ -50,13 +50,13 @@ pub(super) fn name(place: &Place) -> NvmlResult<String> {
 }
 
 /// The number of a MIG device on its GPU.
-pub(super) fn index(place: &Place) -> NvmlResult<u32> {
+pub(super) fn index(place: &MigTarget) -> NvmlResult<u32> {
     let devices = place.gpu.device().mig_devices();
     let found = devices.iter().position(|(gi, ci, ..)| (*gi, *ci) == (place.instance, place.compute));
     Ok(found.ok_or(NvmlError::NOT_FOUND)? as u32)
 }
 
-fn mig(device: Handle) -> NvmlResult<Place> {
+fn mig(device: Handle) -> NvmlResult<MigTarget> {
     match target(device)? {
         Target::Mig(place) => Ok(place),
         Target::Gpu(_) => Err(NvmlError::INVALID_ARGUMENT),

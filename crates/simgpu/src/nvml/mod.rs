@@ -21,7 +21,7 @@ mod system;
 mod utilization;
 
 use crate::ffi::Null;
-use crate::mig::MigError;
+use crate::mig::MigRefusal;
 
 /// An unsuccessful `nvmlReturn_t`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,13 +41,13 @@ impl NvmlError {
     pub(crate) const ARGUMENT_VERSION_MISMATCH: Self = Self(25);
 }
 
-impl From<MigError> for NvmlError {
-    fn from(error: MigError) -> Self {
+impl From<MigRefusal> for NvmlError {
+    fn from(error: MigRefusal) -> Self {
         match error {
-            MigError::NotSupported => Self::NOT_SUPPORTED,
-            MigError::InvalidArgument => Self::INVALID_ARGUMENT,
-            MigError::InsufficientResources => Self::INSUFFICIENT_RESOURCES,
-            MigError::InUse => Self::IN_USE,
+            MigRefusal::NotSupported => Self::NOT_SUPPORTED,
+            MigRefusal::InvalidArgument => Self::INVALID_ARGUMENT,
+            MigRefusal::InsufficientResources => Self::INSUFFICIENT_RESOURCES,
+            MigRefusal::InUse => Self::IN_USE,
         }
     }
 }

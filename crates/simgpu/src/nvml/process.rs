@@ -83,7 +83,7 @@ pub(super) fn running(target: &Target) -> Vec<Process> {
     found
 }
 
-/// NVML's way with lists: the count goes both ways, and a short buffer gets only the count that would do.
+/// NVML's protocol for lists: the count is read and written, and a buffer that is too small gets only the count that it needs.
 pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlResult {
     let capacity = count.get()? as usize;
     count.set(items.len() as u32)?;
@@ -101,7 +101,7 @@ fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T
     list(count, buffer, running.into_iter().map(T::from).collect())
 }
 
-/// Nothing draws, and nobody uses MPS.
+/// No process draws, and none uses MPS.
 fn list_none<T>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
     target(device)?;
     list(count, buffer, Vec::new())

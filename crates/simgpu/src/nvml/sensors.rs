@@ -127,7 +127,7 @@ nvml_api! {
     fn nvmlDeviceGetMaxPcieLinkWidth(device: Handle, lanes: Out<u32>) { with(device, lanes, |_| 16) }
     fn nvmlDeviceGetCurrPcieLinkWidth(device: Handle, lanes: Out<u32>) { with(device, lanes, |_| 16) }
 
-    /// Field values are not simulated; as in the real library each field says so for itself.
+    /// Field values are not simulated; as in the real library, each field has a status of its own that says so.
     fn nvmlDeviceGetFieldValues(device: Handle, count: i32, values: Out<FieldValue>) {
         gpu(device)?;
         let count = usize::try_from(count).map_err(|_| NvmlError::INVALID_ARGUMENT)?;

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::ffi::open_configured;
-use crate::state::{OpenError, Sim};
+use crate::state::{Sim, SimOpenError};
 
 struct Session {
     /// `nvmlInit` calls not yet matched by `nvmlShutdown`.
@@ -18,7 +18,7 @@ fn init() -> NvmlResult {
     let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if session.count == 0 {
         session.sim = Some(open_configured().map_err(|error| match error {
-            OpenError::Absent(_) => NvmlError::DRIVER_NOT_LOADED,
+            SimOpenError::Absent(_) => NvmlError::DRIVER_NOT_LOADED,
             _ => NvmlError::INVALID_ARGUMENT,
         })?);
     }

@@ -1,5 +1,5 @@
-//! Use of the engines by process. Simulated: whoever holds memory computes, and all who do share the GPU evenly. There is a
-//! sample of each, one period after the last that the caller has seen.
+//! Use of the engines by process. Simulated: a process that holds memory computes, and all that do share the GPU evenly. There is
+//! one sample of each, one period after the last one that the caller names.
 
 use super::handle::{Handle, Target, gpu};
 use super::process::{list, running};

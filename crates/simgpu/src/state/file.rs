@@ -4,6 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Seek as _};
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsRawFd;
@@ -13,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use super::layout::{MAX_PROCESSES, State};
-use super::liveness::Keeper;
+use super::layout::{MAX_PROCESSES, SimState};
+use super::liveness::LivenessWord;
 use super::site::Site;
 use crate::spec::{self, SpecDevice};
 
@@ -27,7 +28,9 @@ const HOME_LEN: usize = 512;
 /// A device node shows whole sectors only.
 const FILE_BYTES: u64 = (size_of::<Region>() as u64).next_multiple_of(4096);
 
-/// The file as mapped. Magic and version are written before the file gets its name and never change.
+/// The file as mapped. Any bytes are a valid value. `magic`, `version` and `home` are written before the file gets its name and
+/// never change; `liveness` is atomic; the rest is in cells: `state` belongs to whoever holds `mutex`, and `boot_id` is written
+/// under a lock on the file.
 #[repr(C)]
 struct Region {
     magic: u64,
@@ -37,14 +40,14 @@ struct Region {
     mutex: UnsafeCell<libc::pthread_mutex_t>,
     /// The directory in which the machine was made, NUL-terminated. Never changes.
     home: [u8; HOME_LEN],
-    keepers: [Keeper; MAX_PROCESSES],
-    state: UnsafeCell<State>,
+    liveness: [LivenessWord; MAX_PROCESSES],
+    state: UnsafeCell<SimState>,
 }
 
 /// Why a machine can't be opened.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "each variant's text says it")]
-pub enum OpenError {
+pub enum SimOpenError {
     #[error("no simulated GPUs in {0}: create them with CANTLE_SIM_GPUS (e.g. 3xA100-40GB) or --sim-gpus")]
     Absent(PathBuf),
     #[error(
@@ -61,16 +64,16 @@ pub enum OpenError {
     Io { dir: PathBuf, source: io::Error },
 }
 
-/// A simulated machine, mapped into this process. Lives until the process ends.
+/// A simulated machine, mapped into this process until the process ends.
 pub struct Sim {
     site: Site,
     region: &'static Region,
 }
 
-// SAFETY: all interior mutability of `Region` is atomic (keepers), reached through `Sim::lock`, whose mutex excludes threads
-// as well as processes, or (boot id) under a file lock.
+// SAFETY: of what can change in `Region`, the liveness words are atomic, the state is reached through `Sim::lock` only, whose
+// mutex excludes threads as well as processes, and the boot id is used only in `reset_after_reboot`, before the `Sim` exists.
 unsafe impl Sync for Sim {}
-// SAFETY: nothing in a `Sim` belongs to one thread.
+// SAFETY: a `Sim` is a path and a reference to memory that is never unmapped; nothing in it belongs to one thread.
 unsafe impl Send for Sim {}
 
 /// Machines opened by this process, by device and inode (or device number) of the state. Never emptied.
@@ -79,15 +82,15 @@ static OPENED: Mutex<Vec<((u64, u64), &'static Sim)>> = Mutex::new(Vec::new());
 impl Sim {
     /// Opens the machine at `site`. With a spec, creates it in its directory if there is none, and refuses one made from
     /// another spec.
-    pub fn open(site: &Site, spec: Option<&str>) -> Result<&'static Self, OpenError> {
+    pub fn open(site: &Site, spec: Option<&str>) -> Result<&'static Self, SimOpenError> {
         let devices = spec.map(spec::parse).transpose()?;
         let path = site.state();
-        let failed = |source| OpenError::Io { dir: site.name().to_owned(), source };
+        let failed = |source| SimOpenError::Io { dir: site.name().to_owned(), source };
         let file = match (open_shared(&path, false), site) {
             (Err(e), Site::Directory(dir)) if e.kind() == io::ErrorKind::NotFound => {
-                let devices = devices.as_ref().ok_or_else(|| OpenError::Absent(dir.to_owned()))?;
+                let devices = devices.as_ref().ok_or_else(|| SimOpenError::Absent(dir.to_owned()))?;
                 if dir.as_os_str().len() >= HOME_LEN {
-                    return Err(OpenError::LongName(dir.to_owned()));
+                    return Err(SimOpenError::LongName(dir.to_owned()));
                 }
                 create(dir, devices).map_err(failed)?;
                 open_shared(&path, false)
@@ -99,16 +102,16 @@ impl Sim {
             let has = sim.lock().spec();
             if has != asked {
                 let (has, asked) = (spec::format(&has), spec::format(&asked));
-                return Err(OpenError::OtherSpec { dir: site.name().to_owned(), has, asked });
+                return Err(SimOpenError::OtherSpec { dir: site.name().to_owned(), has, asked });
             }
         }
         Ok(sim)
     }
 
-    fn opened(site: &Site, file: &File) -> Result<&'static Self, OpenError> {
-        let failed = |source| OpenError::Io { dir: site.name().to_owned(), source };
+    fn opened(site: &Site, file: &File) -> Result<&'static Self, SimOpenError> {
+        let failed = |source| SimOpenError::Io { dir: site.name().to_owned(), source };
         let meta = file.metadata().map_err(failed)?;
-        // All nodes of one device are one machine, wherever they lie.
+        // All nodes of one device are one machine, whatever their paths.
         let is_node = meta.file_type().is_block_device();
         let key = if is_node { (u64::MAX, meta.rdev()) } else { (meta.dev(), meta.ino()) };
         let mut opened = OPENED.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -117,12 +120,13 @@ impl Sim {
         }
         let length = (&*file).seek(io::SeekFrom::End(0)).map_err(failed)?;
         if length != FILE_BYTES {
-            return Err(OpenError::Foreign(site.name().to_owned()));
+            return Err(SimOpenError::Foreign(site.name().to_owned()));
         }
-        // SAFETY: the file holds at least one `Region` and nothing truncates it; the mapping is never undone.
+        // SAFETY: `map` returns the page-aligned mapping of a file that is as long as a `Region`, which nobody shortens; it is
+        // never unmapped. Any bytes are a valid `Region`, and what others may change in it is atomic or in a cell.
         let region: &'static Region = unsafe { &*map(file).map_err(failed)? };
         if region.magic != MAGIC || region.version != VERSION {
-            return Err(OpenError::Foreign(site.name().to_owned()));
+            return Err(SimOpenError::Foreign(site.name().to_owned()));
         }
         region.reset_after_reboot(file).map_err(failed)?;
         let sim: &'static Self = Box::leak(Box::new(Self { site: site.clone(), region }));
@@ -141,20 +145,22 @@ impl Sim {
         Path::new(OsStr::from_bytes(&self.region.home[..end]))
     }
 
-    /// Says whether the process in `slot` lives.
-    pub(super) fn keeper(&self, slot: usize) -> &'static Keeper {
-        &self.region.keepers[slot]
+    /// The word that shows whether the process in `slot` is alive.
+    pub(super) fn liveness_of(&self, slot: usize) -> &'static LivenessWord {
+        &self.region.liveness[slot]
     }
 
     /// Takes the machine's lock.
-    pub fn lock(&'static self) -> Guard {
+    pub fn lock(&'static self) -> StateGuard {
         let mutex = self.region.mutex.get();
-        // SAFETY: the mutex was initialised before the file got its name and is never destroyed.
+        // SAFETY: the mutex was initialised before the file got its name, is never destroyed, and its mapping never ends.
         let rc = unsafe { libc::pthread_mutex_lock(mutex) };
-        let mut guard = Guard { sim: self };
+        // Anything else means that the lock is not held, and that it can't be had again.
+        assert!(matches!(rc, 0 | libc::EOWNERDEAD), "the simulated GPUs' lock is unusable (error {rc})");
+        let mut guard = StateGuard { sim: self, of_this_thread: PhantomData };
         if rc == libc::EOWNERDEAD {
             guard.repair();
-            // SAFETY: this thread holds the mutex, in the state that `pthread_mutex_consistent` is for.
+            // SAFETY: this thread has just locked the mutex and got EOWNERDEAD, which is the state that this call ends.
             unsafe { libc::pthread_mutex_consistent(mutex) };
         }
         guard
@@ -162,11 +168,13 @@ impl Sim {
 }
 
 /// The machine's state, while this thread holds its lock.
-pub struct Guard {
+pub struct StateGuard {
     pub(super) sim: &'static Sim,
+    /// Only the thread that locked a mutex may unlock it, so a guard is not `Send`.
+    of_this_thread: PhantomData<*const ()>,
 }
 
-impl Guard {
+impl StateGuard {
     /// Where the machine's parts are.
     pub fn site(&self) -> &'static Site {
         self.sim.site()
@@ -178,47 +186,51 @@ impl Guard {
     }
 }
 
-impl Deref for Guard {
-    type Target = State;
-    fn deref(&self) -> &State {
-        // SAFETY: the lock is held, so no other thread or process touches the state.
+impl Deref for StateGuard {
+    type Target = SimState;
+    fn deref(&self) -> &SimState {
+        // SAFETY: a guard exists only while its thread holds the mutex, which every thread and process takes before it touches
+        // the state; a thread that took it twice would wait for itself, so there is one guard. Its borrow rules hold for the
+        // state.
         unsafe { &*self.sim.region.state.get() }
     }
 }
 
-impl DerefMut for Guard {
-    fn deref_mut(&mut self) -> &mut State {
-        // SAFETY: the lock is held, so no other thread or process touches the state.
+impl DerefMut for StateGuard {
+    fn deref_mut(&mut self) -> &mut SimState {
+        // SAFETY: as `deref` says, this is the only guard; it is borrowed exclusively, and so is the state.
         unsafe { &mut *self.sim.region.state.get() }
     }
 }
 
-impl Drop for Guard {
+impl Drop for StateGuard {
     fn drop(&mut self) {
-        // SAFETY: a `Guard` exists only while this thread holds the mutex.
+        // SAFETY: a guard is made by the thread that locked the mutex and, not being `Send`, dropped by the same one.
         unsafe { libc::pthread_mutex_unlock(self.sim.region.mutex.get()) };
     }
 }
 
 impl Region {
-    /// A machine whose file is older than the running kernel has just been switched on again.
+    /// If the file is older than the running kernel, starts the machine again: nothing of before the reboot is left.
     fn reset_after_reboot(&self, file: &File) -> io::Result<()> {
         let Some(boot_id) = boot_id() else { return Ok(()) };
-        // SAFETY: a torn read while another process resets only leads to the file lock below.
+        // SAFETY: a live mapping. Another process may write the id meanwhile; a volatile read then gives old and new bytes mixed,
+        // which are not `boot_id` either, so the question is asked again under the file lock.
         let stale = || unsafe { self.boot_id.get().read_volatile() } != boot_id;
         if !stale() {
             return Ok(());
         }
         file.lock()?;
         if stale() {
-            // SAFETY: no process of this boot has got past this function with a stale id, and the file lock admits one.
+            // SAFETY: nobody else uses the state: no process gets past this function while the id is stale, processes of earlier
+            // boots are gone, and the file lock admits one at a time.
             let state = unsafe { &mut *self.state.get() };
             let spec = state.spec();
             init_mutex(self.mutex.get())?;
-            self.keepers.iter().for_each(Keeper::reset);
+            self.liveness.iter().for_each(LivenessWord::reset);
             state.power_on(&spec);
             fence(Ordering::SeqCst);
-            // SAFETY: as above; written last, so that whoever sees it sees the rest.
+            // SAFETY: a live mapping, and the file lock admits one writer. Written last, so whoever reads it finds the rest done.
             unsafe { self.boot_id.get().write_volatile(boot_id) };
         }
         file.unlock()
@@ -229,23 +241,22 @@ fn boot_id() -> Option<[u8; 36]> {
     fs::read("/proc/sys/kernel/random/boot_id").ok()?.first_chunk().copied()
 }
 
-/// Opens for everybody who may use the machine: tasks may run as any user.
+/// Opens an existing file, or makes one that everybody may open: tasks may run as any user.
 fn open_shared(path: &Path, create: bool) -> io::Result<File> {
     let file = OpenOptions::new()
         .read(true)
         .write(true)
-        .create(create)
-        .truncate(false)
+        .create_new(create)
         .custom_flags(libc::O_CLOEXEC)
         .open(path)?;
     if create {
-        // Fails for all but the owner, who has already done it.
+        // Some filesystems have no modes; there the mount decides who may open it.
         let _ = file.set_permissions(Permissions::from_mode(0o666));
     }
     Ok(file)
 }
 
-/// Writes the state to a file without a name and links it into place, so that nobody ever sees half of it; if another
+/// Writes the state to a file without a name and links it into place, so that no process ever finds half of it; if another
 /// process was quicker, its file stays.
 fn create(dir: &Path, spec: &[SpecDevice]) -> io::Result<()> {
     static ATTEMPT: AtomicU32 = AtomicU32::new(0);
@@ -267,12 +278,13 @@ fn create(dir: &Path, spec: &[SpecDevice]) -> io::Result<()> {
 }
 
 fn write_new(path: &Path, home: &Path, spec: &[SpecDevice]) -> io::Result<()> {
-    // A leftover of a killed process with our pid is nobody's.
+    // A process with our pid that was killed may have left one.
     let _ = fs::remove_file(path);
     let file = open_shared(path, true)?;
     file.set_len(FILE_BYTES)?;
     let region = map(&file)?;
-    // SAFETY: the file holds one `Region`, zeroed (a valid value), and only this process knows it.
+    // SAFETY: `map` returns the page-aligned mapping of a file of zeros, which are a valid `Region`, as long as one. The file is
+    // new, so no other process has it open, and nothing else in this one refers to the mapping.
     let r = unsafe { &mut *region };
     r.magic = MAGIC;
     r.version = VERSION;
@@ -281,13 +293,13 @@ fn write_new(path: &Path, home: &Path, spec: &[SpecDevice]) -> io::Result<()> {
     *r.boot_id.get_mut() = boot_id().unwrap_or([0; 36]);
     init_mutex(r.mutex.get())?;
     r.state.get_mut().power_on(spec);
-    // SAFETY: mapped above with this size; no reference to it is used afterwards.
+    // SAFETY: mapped above with this size; `r` is not used any more.
     unsafe { libc::munmap(region.cast(), size_of::<Region>()) };
     Ok(())
 }
 
 fn map(file: &File) -> io::Result<*mut Region> {
-    // SAFETY: a new shared mapping of an open file; nothing else is affected.
+    // SAFETY: without MAP_FIXED the kernel chooses unused addresses, so no memory that is in use changes.
     let address = unsafe {
         libc::mmap(
             std::ptr::null_mut(),
@@ -304,7 +316,8 @@ fn map(file: &File) -> io::Result<*mut Region> {
 fn init_mutex(mutex: *mut libc::pthread_mutex_t) -> io::Result<()> {
     let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
     let a = attributes.as_mut_ptr();
-    // SAFETY: `a` is initialised by the first call and used as the calls require; nobody uses `mutex` yet.
+    // SAFETY: `a` is a live local that the first call initialises before the others use it; `mutex` is valid memory in a mapping,
+    // and both callers are the only user of it so far.
     let rc = unsafe {
         libc::pthread_mutexattr_init(a)
             | libc::pthread_mutexattr_setpshared(a, libc::PTHREAD_PROCESS_SHARED)

@@ -20,7 +20,7 @@ pub(super) const DRIVER_LEN: usize = 16;
 
 /// Everything behind the lock. Plain integers only: any bytes are a valid value.
 #[repr(C)]
-pub struct State {
+pub struct SimState {
     /// Number of GPUs.
     pub device_count: u32,
     /// Slots at and above this index have never been used.
@@ -30,7 +30,7 @@ pub struct State {
     /// The driver's version, NUL-terminated.
     pub driver: [u8; DRIVER_LEN],
     /// The GPUs; those from `device_count` on are unused.
-    pub devices: [Device; MAX_DEVICES],
+    pub devices: [SimGpu; MAX_DEVICES],
     /// The processes.
     pub slots: [Slot; MAX_PROCESSES],
 }
@@ -38,7 +38,7 @@ pub struct State {
 /// One GPU.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Device {
+pub struct SimGpu {
     /// Index into [`MODELS`].
     pub model: u32,
     /// MIG mode when the machine was created.
@@ -48,7 +48,7 @@ pub struct Device {
     /// MIG mode that was last asked for.
     pub mig_pending: u32,
     /// GPU instances, by id.
-    pub instances: [Instance; MAX_INSTANCES],
+    pub instances: [SimGpuInstance; MAX_INSTANCES],
     /// Granules in each domain.
     pub capacity_granules: [u32; MAX_DOMAINS],
     /// Granules taken in each domain: at all times outside the lock, the sum over all slots.
@@ -58,31 +58,32 @@ pub struct Device {
 /// A GPU instance.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Instance {
+pub struct SimGpuInstance {
     /// Index into the model's profiles plus 1; 0: no such instance.
     pub profile: u32,
     /// The first memory slice.
     pub start: u32,
     /// Compute instances, by id.
-    pub compute: [Compute; MAX_COMPUTE_INSTANCES],
+    pub compute: [SimComputeInstance; MAX_COMPUTE_INSTANCES],
 }
 
 /// A compute instance.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Compute {
+pub struct SimComputeInstance {
     /// Index into the GPU instance profile's compute profiles plus 1; 0: no such instance.
     pub profile: u32,
     /// The first compute slice.
     pub start: u32,
 }
 
-impl Instance {
+impl SimGpuInstance {
     /// No instance.
-    pub const NONE: Self = Self { profile: 0, start: 0, compute: [Compute::NONE; MAX_COMPUTE_INSTANCES] };
+    pub const NONE: Self =
+        Self { profile: 0, start: 0, compute: [SimComputeInstance::NONE; MAX_COMPUTE_INSTANCES] };
 }
 
-impl Compute {
+impl SimComputeInstance {
     /// No instance.
     pub const NONE: Self = Self { profile: 0, start: 0 };
 }
@@ -104,7 +105,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// A slot nobody uses.
+    /// A slot that no process uses.
     pub const FREE: Self = Self {
         generation: 0,
         pid: 0,
@@ -114,7 +115,7 @@ impl Slot {
     };
 }
 
-impl Device {
+impl SimGpu {
     /// The model of this GPU.
     pub fn model(&self) -> &'static Model {
         &MODELS[self.model as usize % MODELS.len()]
@@ -130,15 +131,15 @@ impl Device {
             mig_at_start: mig,
             mig_enabled: mig,
             mig_pending: mig,
-            instances: [Instance::NONE; MAX_INSTANCES],
+            instances: [SimGpuInstance::NONE; MAX_INSTANCES],
             capacity_granules,
             used_granules: [0; MAX_DOMAINS],
         }
     }
 }
 
-impl State {
-    /// Makes this the state of a machine that has just been switched on.
+impl SimState {
+    /// Makes this the state of a machine that has just been started.
     pub fn power_on(&mut self, spec: &[SpecDevice]) {
         self.device_count = spec.len() as u32;
         self.slot_end = 0;
@@ -147,7 +148,7 @@ impl State {
             self.set_driver(DEFAULT_DRIVER);
         }
         for (device, &spec) in self.devices.iter_mut().zip(spec) {
-            *device = Device::new(spec);
+            *device = SimGpu::new(spec);
         }
         self.slots = [Slot::FREE; MAX_PROCESSES];
     }
@@ -171,13 +172,13 @@ impl State {
     }
 
     /// The GPUs of the machine.
-    pub fn devices(&self) -> &[Device] {
+    pub fn devices(&self) -> &[SimGpu] {
         &self.devices[..(self.device_count as usize).min(MAX_DEVICES)]
     }
 
     /// The spec this machine was made from.
     pub fn spec(&self) -> Vec<SpecDevice> {
-        let of = |d: &Device| SpecDevice { model: d.model as usize, mig: d.mig_at_start != 0 };
+        let of = |d: &SimGpu| SpecDevice { model: d.model as usize, mig: d.mig_at_start != 0 };
         self.devices().iter().map(of).collect()
     }
 

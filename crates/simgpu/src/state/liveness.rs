@@ -1,8 +1,8 @@
-//! Who is alive: each registered process has a thread that holds the *keeper* of its slot, a word in the machine's memory
-//! that the kernel writes when the thread ends (a robust futex, see `set_robust_list(2)`).
+//! Which processes are alive: each registered process has a thread that holds its slot's *liveness word* in the machine's memory,
+//! which the kernel writes when the thread ends (a robust futex, see `set_robust_list(2)`).
 //!
-//! The thread ends with its process, however that dies, and at `exec`; a forked child has no such thread. That is exactly
-//! the life of a CUDA context, and it needs neither a file descriptor nor a pid, so it works across containers.
+//! The thread ends with its process, however that ends, and at `exec`; a forked child has no such thread. That is exactly
+//! the lifetime of a CUDA context, and it needs neither a file descriptor nor a pid, so it works across containers.
 
 use std::io;
 use std::mem::offset_of;
@@ -14,11 +14,11 @@ const OWNER: u32 = 0x3fff_ffff;
 /// The thread does nothing but wait.
 const STACK_BYTES: usize = 64 << 10;
 
-/// A word that says whether one process lives. Lies in memory that all processes share.
+/// A word that shows whether one process is alive, in memory that all processes share.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(super) struct Keeper {
-    /// The kernel's list of what the thread holds: an address in the process that holds this keeper, meaningless elsewhere.
+pub(super) struct LivenessWord {
+    /// The kernel's list of what the thread holds: an address in the process that holds this word, meaningless elsewhere.
     next: AtomicU64,
     word: AtomicU32,
 }
@@ -31,26 +31,26 @@ struct RobustList {
     pending: u64,
 }
 
-impl Keeper {
-    /// Whether a living process holds it.
+impl LivenessWord {
+    /// Whether a live process holds it.
     pub(super) fn is_held(&self) -> bool {
         self.word.load(Ordering::Acquire) & OWNER != 0
     }
 
-    /// Nobody holds it: for a machine that has just been switched on.
+    /// Marks it as free, for a machine that has just been started.
     pub(super) fn reset(&self) {
         self.word.store(0, Ordering::Release);
     }
 
-    /// Holds it until this process ends. The caller knows that nobody else does.
+    /// Takes it until this process ends. The caller has made sure that no other process has it.
     pub(super) fn hold(&'static self) -> io::Result<()> {
         let (ready, is_held) = mpsc::channel();
         let _signals = SignalsBlocked::new();
         std::thread::Builder::new()
-            .name("cuda-keeper".to_owned())
+            .name("cuda-liveness".to_owned())
             .stack_size(STACK_BYTES)
             .spawn(move || self.hold_in_this_thread(&ready))?;
-        is_held.recv().unwrap_or_else(|_| Err(io::Error::other("the keeper's thread ended")))
+        is_held.recv().unwrap_or_else(|_| Err(io::Error::other("the liveness thread ended")))
     }
 
     fn hold_in_this_thread(&'static self, ready: &mpsc::Sender<io::Result<()>>) {
@@ -61,19 +61,20 @@ impl Keeper {
         };
         // The end of a list is its head.
         self.next.store((&raw mut list).addr() as u64, Ordering::Release);
-        // SAFETY: `list` lives as long as the thread, which never returns once the kernel knows the list; the thread holds no
-        // mutex of glibc's that would need glibc's own list.
+        // SAFETY: when the thread ends, the kernel reads `list` and writes the one liveness word in it. Both exist until
+        // then: this function never returns once the kernel knows the list, and the keeper is `'static`. The list that glibc had
+        // registered for this thread is replaced; only robust mutexes need that, and this thread locks none.
         let rc = unsafe { libc::syscall(libc::SYS_set_robust_list, &raw mut list, size_of::<RobustList>()) };
         if rc != 0 {
             let _ = ready.send(Err(io::Error::last_os_error()));
             return;
         }
-        // SAFETY: gettid has no preconditions and can't fail.
+        // SAFETY: `gettid` takes no arguments and has no preconditions.
         let thread = unsafe { libc::syscall(libc::SYS_gettid) };
         self.word.store(thread as u32 & OWNER, Ordering::Release);
         let _ = ready.send(Ok(()));
         loop {
-            // SAFETY: pause has no preconditions.
+            // SAFETY: `pause` takes no arguments and has no preconditions.
             unsafe { libc::pause() };
         }
     }
@@ -87,7 +88,8 @@ struct SignalsBlocked {
 
 impl SignalsBlocked {
     fn new() -> Self {
-        // SAFETY: both sets are live locals; a zeroed `sigset_t` is a valid (empty) one.
+        // SAFETY: a `sigset_t` is an array of integers, for which zero is valid; the two calls read and write these live locals
+        // only, and change the calling thread's mask only.
         unsafe {
             let mut all: libc::sigset_t = std::mem::zeroed();
             let mut before: libc::sigset_t = std::mem::zeroed();
@@ -100,7 +102,7 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        // SAFETY: the set was filled in by the call above.
+        // SAFETY: `before` is a set that `new` initialised; a null pointer asks for no old mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }

@@ -11,10 +11,10 @@ mod pids;
 mod process;
 mod site;
 
-pub use file::{Guard, OpenError, Sim};
+pub use file::{Sim, SimOpenError, StateGuard};
 pub use layout::{
-    Compute, Device, Instance, MAX_COMPUTE_INSTANCES, MAX_DOMAINS, MAX_INSTANCES, MAX_PROCESSES, Slot, State,
-    WHOLE_GPU,
+    MAX_COMPUTE_INSTANCES, MAX_DOMAINS, MAX_INSTANCES, MAX_PROCESSES, SimComputeInstance, SimGpu,
+    SimGpuInstance, SimState, Slot, WHOLE_GPU,
 };
 pub use process::{ConsumeError, Registration};
 pub use site::Site;

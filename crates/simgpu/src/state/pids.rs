@@ -1,5 +1,5 @@
-//! A process's pid in the namespace of whoever asks. A process knows only its pid in its own namespace; the kernel says the
-//! others in `/proc`.
+//! A process's pid in the namespace of the process that asks. A process knows only its pid in its own namespace; the kernel lists
+//! the others in `/proc`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::sync::Mutex;
 
 use super::layout::Slot;
 
-/// What was found before: a process never changes its pid. One process may look at several machines, whose generations are
+/// Pids found before: a process never changes its pid. One process may use several machines, whose generations are
 /// the same numbers.
 static KNOWN: Mutex<BTreeMap<Registered, u32>> = Mutex::new(BTreeMap::new());
 /// More processes than a machine has slots; older entries are of the dead.
@@ -27,8 +27,8 @@ pub(super) fn own_namespace() -> u64 {
     namespace("self").unwrap_or(0)
 }
 
-/// The pid of the process in `slot` as this process sees it; its own pid where it can't be seen from here.
-pub(super) fn seen_from_here(slot: &Slot) -> u32 {
+/// The pid of the process in `slot` as this process sees it; its own pid where it is not visible from here.
+pub(super) fn pid_from_here(slot: &Slot) -> u32 {
     let registered = (slot.generation, slot.pid, slot.start_ticks, slot.pid_namespace);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(pid) = known.get(&registered) {
@@ -44,7 +44,8 @@ pub(super) fn seen_from_here(slot: &Slot) -> u32 {
 
 fn search(slot: &Slot) -> Option<u32> {
     let is_it = |pid: u32| {
-        // Two containers that start in the same tick have the same pid inside. Who may not see a namespace takes the rest for it.
+        // Two containers that start in the same tick have the same pid inside. Where the namespace can't be read, the other two
+        // decide.
         start_ticks(&pid.to_string()) == Some(slot.start_ticks)
             && innermost(pid) == Some(slot.pid)
             && namespace(&pid.to_string()).is_none_or(|found| found == slot.pid_namespace)

@@ -1,6 +1,6 @@
 //! Processes that hold device memory.
 
-use super::file::{Guard, Sim};
+use super::file::{Sim, StateGuard};
 use super::layout::{MAX_PROCESSES, Slot};
 use super::pids;
 
@@ -10,7 +10,7 @@ pub enum ConsumeError {
     /// The free memory of the domain does not suffice; nothing was taken.
     #[error("out of device memory")]
     OutOfMemory,
-    /// The machine was switched on anew while the process ran.
+    /// The machine was started again while the process ran.
     #[error("the process's registration is gone")]
     Lost,
     /// Every slot is held by a living process.
@@ -18,7 +18,7 @@ pub enum ConsumeError {
     TooManyProcesses,
 }
 
-/// This process's place in the state. It ends with the process; what it holds is then given back by [`Sim::swept`].
+/// This process's slot in the state. It ends with the process; what it holds is then given back by [`Sim::swept`].
 pub struct Registration {
     sim: &'static Sim,
     slot: usize,
@@ -39,7 +39,7 @@ impl Sim {
     fn try_register(&'static self) -> Option<Registration> {
         let mut state = self.lock();
         let slot = self.take_free_slot(&state)?;
-        self.keeper(slot).hold().ok()?;
+        self.liveness_of(slot).hold().ok()?;
         let generation = state.next_generation;
         state.next_generation += 1;
         state.slot_end = state.slot_end.max(slot as u32 + 1);
@@ -49,9 +49,9 @@ impl Sim {
         Some(Registration { sim: self, slot, generation })
     }
 
-    fn take_free_slot(&self, state: &Guard) -> Option<usize> {
+    fn take_free_slot(&self, state: &StateGuard) -> Option<usize> {
         let mut free = (0..MAX_PROCESSES).filter(|&slot| state.slots[slot].generation == 0);
-        free.find(|&slot| !self.keeper(slot).is_held())
+        free.find(|&slot| !self.liveness_of(slot).is_held())
     }
 }
 
@@ -90,7 +90,7 @@ impl Registration {
         u64::from(self.sim.lock().devices[device].used_granules[domain])
     }
 
-    fn locked(&self) -> Result<Guard, ConsumeError> {
+    fn locked(&self) -> Result<StateGuard, ConsumeError> {
         let state = self.sim.lock();
         if state.slots[self.slot].generation == self.generation { Ok(state) } else { Err(ConsumeError::Lost) }
     }
@@ -101,27 +101,28 @@ impl Sim {
     pub fn is_alive(&'static self, slot: usize, generation: u64) -> bool {
         slot < MAX_PROCESSES
             && self.lock().slots[slot].generation == generation
-            && self.keeper(slot).is_held()
+            && self.liveness_of(slot).is_held()
     }
 
-    /// Gives back what dead processes hold, and takes the lock. Liveness is asked under the lock: a witness must not see a
+    /// Gives back what dead processes hold, and takes the lock. Liveness is asked under the lock: a witness must not report a
     /// process that has died meanwhile together with the one that already uses its memory.
-    pub fn swept(&'static self) -> Guard {
+    pub fn swept(&'static self) -> StateGuard {
         let mut state = self.lock();
         for (slot, _) in state.in_use(None) {
-            if !self.keeper(slot).is_held() {
+            if !self.liveness_of(slot).is_held() {
                 state.release_slot(slot);
             }
         }
         state
     }
 
-    /// Gives back what dead processes hold; `own` is a slot known to be alive. For those who need room, not a picture: the
-    /// kernel is asked without the lock, since with many processes that takes a while, and a slot that changes hands
+    /// Gives back what dead processes hold; `own` is a slot known to be alive. For callers that need memory and no consistent
+    /// picture: the kernel is asked without the lock, since with many processes that takes a while, and a slot that changes hands
     /// meanwhile is recognised by its generation.
     fn sweep(&'static self, own: Option<usize>) {
         let in_use = self.lock().in_use(own);
-        let dead: Vec<_> = in_use.into_iter().filter(|(slot, _)| !self.keeper(*slot).is_held()).collect();
+        let dead: Vec<_> =
+            in_use.into_iter().filter(|(slot, _)| !self.liveness_of(*slot).is_held()).collect();
         if dead.is_empty() {
             return;
         }
@@ -134,7 +135,7 @@ impl Sim {
     }
 }
 
-impl Guard {
+impl StateGuard {
     /// Slots in use, but for `own`, with their generations.
     fn in_use(&self, own: Option<usize>) -> Vec<(usize, u64)> {
         let others = self.processes().filter(|(slot, _)| Some(*slot) != own);
@@ -143,7 +144,7 @@ impl Guard {
 
     /// The pid of the process in `slot`, as seen from this process's pid namespace where possible.
     pub fn pid_of(&self, slot: usize) -> u32 {
-        pids::seen_from_here(&self.slots[slot])
+        pids::pid_from_here(&self.slots[slot])
     }
 
     fn try_take(&mut self, slot: usize, device: usize, domain: usize, granules: u64) -> bool {

@@ -11,10 +11,10 @@ const CONTROL_NODES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
 /// Where a machine is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
-    /// In a directory, which only those know who are told.
+    /// In a directory, which programs are given by a setting.
     Directory(PathBuf),
-    /// In `/dev`, where an installed driver has its nodes. The one with this name is the state. Who can't open `/dev/nvidiaN`
-    /// does not see that GPU.
+    /// In `/dev`, where an installed driver has its nodes. The one with this name is the state. A process that can't open
+    /// `/dev/nvidiaN` does not see that GPU.
     Nodes(&'static str),
 }
 
@@ -43,7 +43,7 @@ impl Site {
         }
     }
 
-    /// The folder below which `dev` and `proc` are.
+    /// The directory that has `dev` and `proc`.
     pub fn root(&self) -> &Path {
         match self {
             Self::Directory(dir) => dir,

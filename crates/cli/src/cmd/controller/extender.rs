@@ -1,4 +1,4 @@
-//! `cantle controller extender`
+//! `cantle controller extender`: the scheduler extender of the classic path.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -8,21 +8,19 @@ use cantle_kube::classic::{ReservationKind, serve_extender};
 use cantle_kube::{connect, listen};
 use clap::Args;
 
-use super::from_kube;
-use crate::cmd::runtime;
-use crate::cmd::up::until_signal;
-use crate::error::Outcome;
+use crate::context::{CommandResult, runtime};
+use crate::host::until_signal;
 
-/// The scheduler's extender.
+/// `cantle controller extender`
 #[derive(Args, Debug)]
 pub(crate) struct ExtenderArgs {
-    /// Where kube-scheduler calls, over HTTP; who can reach this can place pods, so it stays in the scheduler's own pod
+    /// Address for kube-scheduler's calls, over HTTP; whoever reaches it can place pods, so keep it in the scheduler's pod
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9403")]
     listen: SocketAddr,
-    /// Where /healthz, /readyz and /metrics are, over HTTP; default: nowhere
+    /// Address of /healthz, /readyz and /metrics, over HTTP [default: none]
     #[arg(long, value_name = "ADDR")]
     observe_listen: Option<SocketAddr>,
-    /// Image of the pods that reserve GPUs where NVIDIA's device plugin gives them out: cantle's own, or any with `sleep`
+    /// Image of the pods that reserve GPUs if NVIDIA's device plugin gives them out: cantle's own, or any with `sleep`
     #[arg(long, value_name = "IMAGE")]
     reservation_image: Option<String>,
     /// Priority class of those pods; it must not preempt
@@ -31,14 +29,14 @@ pub(crate) struct ExtenderArgs {
 }
 
 /// Runs until it is told to stop.
-pub(super) fn extender(kubeconfig: Option<&Path>, args: &ExtenderArgs) -> Outcome {
-    let listener = listen(args.listen).map_err(from_kube)?;
-    let observers = args.observe_listen.map(listen).transpose().map_err(from_kube)?;
+pub(super) fn extender(kubeconfig: Option<&Path>, args: &ExtenderArgs) -> CommandResult {
+    let listener = listen(args.listen)?;
+    let observers = args.observe_listen.map(listen).transpose()?;
     let kind = |image| ReservationKind { image, priority_class: args.reservation_priority_class.clone() };
     let reservation = args.reservation_image.clone().map(kind);
     runtime()?.block_on(async {
-        let client = connect(kubeconfig).await.map_err(from_kube)?;
-        serve_extender(client, listener, observers, reservation, until_signal()).await.map_err(from_kube)?;
+        let client = connect(kubeconfig).await?;
+        serve_extender(client, listener, observers, reservation, until_signal()).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

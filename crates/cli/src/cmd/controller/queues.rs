@@ -1,4 +1,4 @@
-//! `cantle controller queues`: tasks in ClearML's queues become pods.
+//! `cantle controller queues`: runs tasks of ClearML's queues as pods.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -10,44 +10,43 @@ use cantle_kube::{KubeError, connect, listen};
 use clap::Args;
 use jiff::SignedDuration;
 
-use super::from_kube;
-use crate::cmd::up::{host_name, until_signal};
-use crate::cmd::{Context, runtime};
 use crate::connect::address;
-use crate::error::{CliError, Kind, Outcome};
+use crate::context::{CommandResult, Context, runtime};
+use crate::error::{CliError, ErrorKind};
+use crate::host::{host_name, until_signal};
 
 /// `cantle controller queues`
 #[derive(Args, Debug)]
 pub(crate) struct QueuesArgs {
-    /// Which queues, and what their pods look like: ClearML's values, agentk8sglue.queues and so on
+    /// The queues and the templates of their pods: ClearML's values, agentk8sglue.queues and so on
     #[arg(long, value_name = "FILE")]
     config: PathBuf,
-    /// Where the pods are made
+    /// Namespace of the pods
     #[arg(long, value_name = "NAME", env = "POD_NAMESPACE", default_value = "cantle-system")]
     namespace: String,
-    /// Name of the Lease and of the worker: another one for another set of queues
+    /// Name of the Lease and of the worker; each set of queues needs its own
     #[arg(long, value_name = "NAME", default_value = "cantle-queues")]
     name: String,
-    /// This replica's own name; default: the host's
+    /// Name of this replica [default: the name of the host]
     #[arg(long, value_name = "NAME", env = "POD_NAME")]
     identity: Option<String>,
-    /// A Secret in that namespace with access_key and secret_key, for the tasks; without it the keys are in each pod
+    /// A Secret in that namespace with access_key and secret_key for the tasks; without it each pod contains the keys
     #[arg(long, value_name = "NAME")]
     task_secret: Option<String>,
-    /// After so long without a sign of the leading replica another one takes over
+    /// Time without a sign of the leading replica after which another one takes over
     #[arg(long, value_name = "TIME", default_value = "15s")]
     lease: SignedDuration,
-    /// So long a pod may fail to get its image before its task has failed
+    /// Time that a pod may fail to pull its image before its task fails
     #[arg(long, value_name = "TIME", default_value = "5m")]
     image_grace: SignedDuration,
-    /// Where /healthz, /readyz and /metrics are, over HTTP; default: nowhere
+    /// Address of /healthz, /readyz and /metrics, over HTTP [default: none]
     #[arg(long, value_name = "ADDR")]
     observe_listen: Option<SocketAddr>,
 }
 
 /// Serves until it is told to stop.
-pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesArgs) -> Outcome {
-    let file = read(&args.config).map_err(from_kube)?;
+pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesArgs) -> CommandResult {
+    let file = read(&args.config)?;
     let (url, credentials) = address(context)?;
     let settings = QueueSettings {
         file,
@@ -59,11 +58,11 @@ pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesA
         identity: identity(args.identity)?,
         lease_duration: at_least(args.lease, "--lease", 2)?,
         image_grace: at_least(args.image_grace, "--image-grace", 0)?,
-        observers: args.observe_listen.map(listen).transpose().map_err(from_kube)?,
+        observers: args.observe_listen.map(listen).transpose()?,
     };
     runtime()?.block_on(async {
-        let client = connect(kubeconfig).await.map_err(from_kube)?;
-        serve_queues(client, settings, until_signal()).await.map_err(from_kube)?;
+        let client = connect(kubeconfig).await?;
+        serve_queues(client, settings, until_signal()).await?;
         Ok(ExitCode::SUCCESS)
     })
 }
@@ -85,6 +84,7 @@ fn identity(given: Option<String>) -> Result<String, CliError> {
 
 fn at_least(given: SignedDuration, flag: &str, seconds: u64) -> Result<Duration, CliError> {
     let duration = Duration::try_from(given).ok().filter(|given| given.as_secs() >= seconds);
-    duration
-        .ok_or_else(|| CliError::new(Kind::Usage, format!("{flag} {given}: it must be at least {seconds}s")))
+    duration.ok_or_else(|| {
+        CliError::new(ErrorKind::Usage, format!("{flag} {given}: it must be at least {seconds}s"))
+    })
 }

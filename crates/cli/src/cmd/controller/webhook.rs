@@ -1,43 +1,43 @@
-//! `cantle controller webhook`
+//! `cantle controller webhook`: the injector.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cantle_kube::inject::{Rules, Way};
-use cantle_kube::{Certificates, Lives, WebhookSettings, connect, listen, serve_webhook};
+use cantle_kube::inject::{InjectionMode, Rules};
+use cantle_kube::{CertificateLifetimes, Certificates, WebhookSettings, connect, listen, serve_webhook};
 use clap::Args;
 use jiff::SignedDuration;
 
-use super::{PathArg, from_kube};
-use crate::cmd::runtime;
-use crate::cmd::up::until_signal;
-use crate::error::{CliError, Kind, Outcome};
+use super::path::PathArg;
+use crate::context::{CommandResult, runtime};
+use crate::error::{CliError, ErrorKind};
+use crate::host::until_signal;
 
-/// The injector.
+/// `cantle controller webhook`
 #[derive(Args, Debug)]
 pub(crate) struct WebhookArgs {
-    /// Where the API server calls, over HTTPS
+    /// Address for the API server's calls, over HTTPS
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:8443")]
     listen: SocketAddr,
-    /// Where /healthz, /readyz and /metrics are, over HTTP
+    /// Address of /healthz, /readyz and /metrics, over HTTP
     #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:9402")]
     observe_listen: SocketAddr,
-    /// How pods come to their slices
+    /// How pods get slices
     #[arg(long, value_enum, default_value_t = PathArg::Dra)]
     path: PathArg,
-    /// The scheduler that asks the extender (classic path)
+    /// Name of the scheduler that asks the extender (classic path)
     #[arg(long, value_name = "NAME", default_value = "cantle-scheduler")]
     scheduler: String,
-    /// Pods that ask for nvidia.com/mig-… under limits get their instance from cantle (classic path); leave it out where
-    /// NVIDIA's device plugin gives them out
+    /// Pods that request nvidia.com/mig-… under limits get their instance from cantle (classic path); omit it if NVIDIA's
+    /// device plugin gives them out
     #[arg(long)]
     mig_resources: bool,
     /// An environment variable that pods with a slice may not set (repeatable); default: LD_PRELOAD, LD_AUDIT,
     /// LD_LIBRARY_PATH, NVIDIA_VISIBLE_DEVICES. CANTLE_* is never allowed
     #[arg(long, value_name = "NAME")]
     deny_env: Vec<String>,
-    /// Certificate in PEM, renewed by somebody else (cert-manager); without it cantle is its own authority
+    /// Certificate in PEM, renewed by another program (cert-manager); without it cantle is its own authority
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
     /// The certificate's key in PEM
@@ -47,16 +47,16 @@ pub(crate) struct WebhookArgs {
     own: Own,
 }
 
-/// An authority of our own.
+/// cantle's own certificate authority.
 #[derive(Args, Debug)]
 struct Own {
     /// Namespace of the service and of the Secret
     #[arg(long, value_name = "NAME", default_value = "cantle-system")]
     namespace: String,
-    /// The service by which the API server calls
+    /// Service that the API server calls
     #[arg(long, value_name = "NAME", default_value = "cantle-webhook")]
     service: String,
-    /// Another name or address that it calls (repeatable)
+    /// Another name or address that the API server calls (repeatable)
     #[arg(long, value_name = "HOST")]
     host: Vec<String>,
     /// The Secret in which replicas share the certificate authority; it must exist
@@ -65,13 +65,13 @@ struct Own {
     /// The MutatingWebhookConfiguration whose caBundle is kept up to date
     #[arg(long, value_name = "NAME", default_value = "cantle-webhook")]
     configuration: String,
-    /// How long a certificate authority lasts; it is renewed when a third is left
+    /// Lifetime of a certificate authority; it is renewed when a third is left
     #[arg(long, value_name = "TIME", default_value = "8760h")]
     ca_life: SignedDuration,
-    /// How long a certificate lasts; it is renewed when half is left
+    /// Lifetime of a certificate; it is renewed when half is left
     #[arg(long, value_name = "TIME", default_value = "24h")]
     cert_life: SignedDuration,
-    /// How long API servers have to learn a new authority before it signs
+    /// Time that API servers have to learn a new authority before it signs
     #[arg(long, value_name = "TIME", default_value = "5m")]
     ca_settle: SignedDuration,
 }
@@ -82,14 +82,14 @@ impl WebhookArgs {
             return Ok(Certificates::Files { cert: cert.clone(), key: key.clone() });
         }
         let own = &self.own;
-        let lives = Lives {
+        let lifetimes = CertificateLifetimes {
             authority_s: own.ca_life.as_secs(),
             leaf_s: own.cert_life.as_secs(),
             settle_s: own.ca_settle.as_secs(),
         };
-        if !lives.fit() {
+        if !lifetimes.fit() {
             let text = "--cert-life and --ca-settle together must be at most a third of --ca-life";
-            return Err(CliError::new(Kind::Usage, text));
+            return Err(CliError::new(ErrorKind::Usage, text));
         }
         let service = format!("{}.{}.svc", own.service, own.namespace);
         let names = [service.clone(), format!("{service}.cluster.local")].into_iter().chain(own.host.clone());
@@ -98,30 +98,30 @@ impl WebhookArgs {
             secret: own.secret.clone(),
             configuration: own.configuration.clone(),
             names: names.collect(),
-            lives,
+            lifetimes,
         })
     }
 }
 
 /// Runs until it is told to stop.
-pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> Outcome {
+pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandResult {
     let certificates = args.certificates()?;
     let mut rules = Rules::default();
     if !args.deny_env.is_empty() {
         rules.denied_env = args.deny_env;
     }
     if args.path == PathArg::Classic {
-        rules.way = Way::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
+        rules.mode = InjectionMode::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
     }
     let settings = WebhookSettings {
-        calls: listen(args.listen).map_err(from_kube)?,
-        observers: listen(args.observe_listen).map_err(from_kube)?,
+        calls: listen(args.listen)?,
+        observers: listen(args.observe_listen)?,
         certificates,
         rules,
     };
     runtime()?.block_on(async {
-        let client = connect(kubeconfig).await.map_err(from_kube)?;
-        serve_webhook(client, settings, until_signal()).await.map_err(from_kube)?;
+        let client = connect(kubeconfig).await?;
+        serve_webhook(client, settings, until_signal()).await?;
         Ok(ExitCode::SUCCESS)
     })
 }

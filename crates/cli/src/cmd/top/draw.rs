@@ -1,11 +1,11 @@
-//! Rows as styled lines: the same for `--once` and for the screen. Everything can be read without colour.
+//! Rows as styled lines: the same for `--once` and for the screen. Everything can be read without colors.
 
 use cantle_clearml::cantle::{GpuView, ProcessView, SliceView, TaskView};
 use cantle_model::{Bytes, Enforcement, GpuMode, Milli, TaskStatus, counted};
 use ratatui::style::{Color, Modifier, Style as Look};
 use ratatui::text::{Line, Span};
 
-use super::rows::{Picture, Row, used_bytes};
+use super::rows::{Picture, TopRow, used_bytes};
 
 /// What the terminal can show.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +16,7 @@ pub(crate) struct Style {
 
 /// Cells of a GPU's bar.
 const BAR: usize = 24;
-/// Slices of one GPU are told apart by these, in turn.
+/// Colors that distinguish the slices of a GPU, in turn.
 const COLORS: [Color; 6] =
     [Color::Cyan, Color::Yellow, Color::Green, Color::Magenta, Color::Blue, Color::LightRed];
 
@@ -63,15 +63,15 @@ pub(crate) fn summary(picture: &Picture) -> Line<'static> {
 }
 
 /// One row.
-pub(crate) fn row(row: &Row, style: Style) -> Line<'static> {
+pub(crate) fn row(row: &TopRow, style: Style) -> Line<'static> {
     match row {
-        Row::Gpu { node, gpu } => gpu_line(node, gpu, style),
-        Row::Slice { slice, at, last, task } => slice_line(slice, *at, *last, task.as_ref(), style),
-        Row::Process { process, last, .. } => process_line(process, *last, style),
-        Row::Waiting(count) => {
+        TopRow::Gpu { node, gpu } => gpu_line(node, gpu, style),
+        TopRow::Slice { slice, at, last, task } => slice_line(slice, *at, *last, task.as_ref(), style),
+        TopRow::Process { process, last, .. } => process_line(process, *last, style),
+        TopRow::Waiting(count) => {
             Line::styled(format!("waiting: {count}"), Look::new().add_modifier(Modifier::BOLD))
         }
-        Row::Task(task) => waiting_line(task),
+        TopRow::Task(task) => waiting_line(task),
     }
 }
 
@@ -150,7 +150,7 @@ fn slice_line(
     line
 }
 
-/// Its memory stands below that of its slice.
+/// Its memory is aligned with that of its slice.
 fn process_line(process: &ProcessView, last: bool, style: Style) -> Line<'static> {
     let stem = if last { " " } else { style.glyphs().stem };
     let pid = format!("pid {}", process.pid);
@@ -164,7 +164,7 @@ fn waiting_line(task: &TaskView) -> Line<'static> {
     Line::raw(format!("  {:<32} {queue:<12} {reason}", clip(&task.name, 32)))
 }
 
-/// A line for stdout: with the terminal's colours, if it wants them.
+/// A line for stdout: with the terminal's colors, if it wants them.
 pub(crate) fn to_text(line: &Line<'_>, style: Style) -> String {
     let mut text = String::new();
     for span in &line.spans {

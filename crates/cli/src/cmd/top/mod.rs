@@ -1,4 +1,4 @@
-//! `cantle top`: GPUs, the slices on them, the tasks in those, and what waits, live.
+//! `cantle top`: GPUs, their slices, the tasks in those, and the waiting tasks, live.
 
 mod draw;
 mod rows;
@@ -6,26 +6,36 @@ mod screen;
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::{GetNodes, GetTasks};
-use cantle_model::TaskStatus;
+use clap::Args;
 
 use self::draw::Style;
-pub(crate) use self::rows::Sort;
-use self::rows::{Picture, View};
-use super::Context;
-use crate::args::TopArgs;
-use crate::connect::Server;
-use crate::error::{CliError, Outcome};
+use self::rows::{Picture, Sort, ViewOptions};
+use crate::connect::Connection;
+use crate::context::{CommandResult, Context};
 
-/// Waiting and running tasks that are asked for; more than fit on any screen.
-const TASKS: u64 = 1000;
+/// `cantle top`
+#[derive(Args, Debug)]
+pub(crate) struct TopArgs {
+    /// Print once and exit, for scripts
+    #[arg(long)]
+    once: bool,
+    /// Draw with ASCII characters only
+    #[arg(long)]
+    ascii: bool,
+    /// Only GPUs, tasks and queues with this text in their name
+    #[arg(long, value_name = "TEXT")]
+    filter: Option<String>,
+    /// Order of the GPUs
+    #[arg(long, value_enum, value_name = "ORDER", default_value_t = Sort::Node)]
+    sort: Sort,
+}
 
-/// Prints once, or stays until it is told to go.
-pub(crate) fn top(context: &Context, args: &TopArgs) -> Outcome {
-    let server = Server::find(context)?;
+/// Prints once, or stays until the user leaves.
+pub(crate) fn top(context: &Context, args: &TopArgs) -> CommandResult {
+    let server = Connection::open(context)?;
     let style = Style { ascii: args.ascii, color: context.printer.color };
-    let view = View { filter: args.filter.clone().unwrap_or_default(), sort: args.sort };
-    let picture = look(&server)?;
+    let view = ViewOptions { filter: args.filter.clone().unwrap_or_default(), sort: args.sort };
+    let picture = Picture::fetch(&server)?;
     if args.once {
         let mut lines = vec![draw::summary(&picture)];
         lines.extend(rows::rows(&picture, &view).iter().map(|row| draw::row(row, style)));
@@ -34,11 +44,4 @@ pub(crate) fn top(context: &Context, args: &TopArgs) -> Outcome {
     }
     screen::run(&server, picture, view, style)?;
     Ok(ExitCode::SUCCESS)
-}
-
-fn look(server: &Server) -> Result<Picture, CliError> {
-    let nodes = server.call(&GetNodes {})?.nodes;
-    let status = vec![TaskStatus::InProgress, TaskStatus::Queued];
-    let tasks = server.call(&GetTasks { status, limit: Some(TASKS), ..GetTasks::default() })?.tasks;
-    Ok(Picture { nodes, tasks })
 }

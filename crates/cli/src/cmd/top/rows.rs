@@ -1,10 +1,16 @@
-//! What is shown, in which order. Nothing here knows about terminals.
+//! What is shown, and in which order. Nothing here knows about terminals.
 
-use cantle_clearml::cantle::{GpuView, NodeView, ProcessView, SliceView, TaskView};
+use cantle_clearml::cantle::{GetNodes, GetTasks, GpuView, NodeView, ProcessView, SliceView, TaskView};
 use cantle_model::TaskStatus;
 use clap::ValueEnum;
 
-/// What the server said.
+use crate::connect::Connection;
+use crate::error::CliError;
+
+/// Maximum number of waiting and running tasks; more than fit on any screen.
+const TASKS: u64 = 1000;
+
+/// What the server reported.
 #[derive(Debug, Default)]
 pub(crate) struct Picture {
     pub(crate) nodes: Vec<NodeView>,
@@ -12,28 +18,38 @@ pub(crate) struct Picture {
     pub(crate) tasks: Vec<TaskView>,
 }
 
-/// Which GPUs come first.
+impl Picture {
+    /// Asks the server.
+    pub(crate) fn fetch(server: &Connection) -> Result<Self, CliError> {
+        let nodes = server.call(&GetNodes {})?.nodes;
+        let status = vec![TaskStatus::InProgress, TaskStatus::Queued];
+        let tasks = server.call(&GetTasks { status, limit: Some(TASKS), ..GetTasks::default() })?.tasks;
+        Ok(Self { nodes, tasks })
+    }
+}
+
+/// Order of the GPUs.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sort {
-    /// As they are in their nodes
+    /// By node and index
     Node,
-    /// Most memory used
+    /// By used memory, highest first
     Used,
-    /// Most given out
+    /// By allocated share, highest first
     Given,
 }
 
 /// How the user wants to see it.
 #[derive(Debug, Clone)]
-pub(crate) struct View {
-    /// Only what has this in a name.
+pub(crate) struct ViewOptions {
+    /// Show only what has this text in a name.
     pub(crate) filter: String,
     pub(crate) sort: Sort,
 }
 
 /// One line of the list.
 #[derive(Debug, Clone)]
-pub(crate) enum Row {
+pub(crate) enum TopRow {
     Gpu {
         node: String,
         gpu: GpuView,
@@ -50,12 +66,12 @@ pub(crate) enum Row {
         /// Is its slice the last one of the GPU?
         last: bool,
     },
-    /// Heads the waiting tasks, of which there are so many.
+    /// The heading of the waiting tasks, with their number.
     Waiting(usize),
     Task(TaskView),
 }
 
-impl Row {
+impl TopRow {
     /// The task that can be stopped from here.
     pub(crate) fn task(&self) -> Option<&str> {
         match self {
@@ -73,7 +89,7 @@ pub(crate) fn used_bytes(gpu: &GpuView) -> u64 {
 }
 
 /// GPUs with their slices, then the tasks that wait.
-pub(crate) fn rows(picture: &Picture, view: &View) -> Vec<Row> {
+pub(crate) fn rows(picture: &Picture, view: &ViewOptions) -> Vec<TopRow> {
     let find = |id: &str| picture.tasks.iter().find(|task| task.id == id).cloned();
     let alive = picture.nodes.iter().filter(|node| node.alive);
     let mut gpus: Vec<(&str, &GpuView)> =
@@ -91,20 +107,20 @@ pub(crate) fn rows(picture: &Picture, view: &View) -> Vec<Row> {
         if !named && !tasks.iter().flatten().any(|task| is_about(task, &filter)) {
             continue;
         }
-        rows.push(Row::Gpu { node: node.to_owned(), gpu: gpu.clone() });
+        rows.push(TopRow::Gpu { node: node.to_owned(), gpu: gpu.clone() });
         for (at, (slice, task)) in gpu.slices.iter().zip(tasks).enumerate() {
             let last = at + 1 == gpu.slices.len();
-            rows.push(Row::Slice { slice: slice.clone(), at, last, task });
-            let process = |&process| Row::Process { process, task: slice.task.clone(), last };
+            rows.push(TopRow::Slice { slice: slice.clone(), at, last, task });
+            let process = |&process| TopRow::Process { process, task: slice.task.clone(), last };
             rows.extend(slice.processes.iter().map(process));
         }
     }
-    // The server gives the newest first; who waits longest is of most interest.
+    // The server lists the newest first; those that wait longest are of most interest.
     let waiting = picture.tasks.iter().rev().filter(|task| task.state == TaskStatus::Queued);
     let waiting: Vec<_> = waiting.filter(|task| is_about(task, &filter)).collect();
     if !waiting.is_empty() {
-        rows.push(Row::Waiting(waiting.len()));
-        rows.extend(waiting.into_iter().cloned().map(Row::Task));
+        rows.push(TopRow::Waiting(waiting.len()));
+        rows.extend(waiting.into_iter().cloned().map(TopRow::Task));
     }
     rows
 }

@@ -13,17 +13,16 @@ use ratatui::widgets::{List, ListState};
 use tokio::time::Instant;
 
 use super::draw::{self, Style};
-use super::look;
-use super::rows::{Picture, Row, Sort, View, rows};
-use crate::connect::Server;
-use crate::error::{CliError, Kind, as_kind};
+use super::rows::{Picture, Sort, TopRow, ViewOptions, rows};
+use crate::connect::Connection;
+use crate::error::{CliError, ErrorKind, as_kind};
 
-/// Between two looks at the server.
+/// Between two polls of the server.
 const EVERY: Duration = Duration::from_secs(1);
 const KEYS: &str = "q quit   ↑↓ select   / filter   o order   s stop the task";
 const KEYS_ASCII: &str = "q quit   j/k select   / filter   o order   s stop the task";
 
-/// What a key means depends on what was asked.
+/// What is shown decides what a key means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mode {
     List,
@@ -32,9 +31,9 @@ enum Mode {
     Confirm(String, String),
 }
 
-/// What a key asks for.
+/// What a key triggers.
 #[derive(Debug, PartialEq, Eq)]
-enum Wish {
+enum KeyAction {
     Nothing,
     Quit,
     Stop(String),
@@ -42,18 +41,24 @@ enum Wish {
 
 struct Screen {
     picture: Picture,
-    view: View,
+    view: ViewOptions,
     style: Style,
     mode: Mode,
     selected: ListState,
-    /// Last trouble or success, until the next.
+    /// The last error or success, until the next.
     note: String,
 }
 
-/// Shows it until the user leaves. The terminal is as it was afterwards, also after an error.
-pub(crate) fn run(server: &Server, picture: Picture, view: View, style: Style) -> Result<(), CliError> {
+/// Shows the screen until the user leaves. Afterwards the terminal is as before, also after an error.
+pub(crate) fn run(
+    server: &Connection,
+    picture: Picture,
+    view: ViewOptions,
+    style: Style,
+) -> Result<(), CliError> {
     if !crate::out::on_terminal() {
-        return Err(CliError::new(Kind::Usage, "top needs a terminal; write cantle top --once for scripts"));
+        return Err(CliError::new(ErrorKind::Usage, "top needs a terminal")
+            .with_hint("write cantle top --once for scripts"));
     }
     let mut terminal = ratatui::init();
     let ended = live(server, &mut terminal, Screen::new(picture, view, style));
@@ -61,8 +66,8 @@ pub(crate) fn run(server: &Server, picture: Picture, view: View, style: Style) -
     ended
 }
 
-fn live(server: &Server, terminal: &mut DefaultTerminal, mut screen: Screen) -> Result<(), CliError> {
-    let failed = as_kind::<std::io::Error>(Kind::Failed);
+fn live(server: &Connection, terminal: &mut DefaultTerminal, mut screen: Screen) -> Result<(), CliError> {
+    let failed = as_kind::<std::io::Error>(ErrorKind::Failed);
     let mut next = Instant::now() + EVERY;
     loop {
         terminal.draw(|frame| screen.draw(frame)).map_err(&failed)?;
@@ -70,19 +75,18 @@ fn live(server: &Server, terminal: &mut DefaultTerminal, mut screen: Screen) -> 
             && let Event::Key(key) = event::read().map_err(&failed)?
         {
             match screen.key(key) {
-                Wish::Nothing => {}
-                Wish::Quit => return Ok(()),
-                Wish::Stop(task) => {
+                KeyAction::Nothing => {}
+                KeyAction::Quit => return Ok(()),
+                KeyAction::Stop(task) => {
                     let stopped = server.about(&task, &Stop { task: task.clone(), ..Stop::default() });
-                    screen.note =
-                        stopped.map_or_else(|e| e.text().to_owned(), |_| format!("asked {task} to stop"));
+                    screen.note = stopped.map_or_else(|e| e.to_string(), |_| format!("asked {task} to stop"));
                 }
             }
         }
         if Instant::now() >= next {
-            match look(server) {
+            match Picture::fetch(server) {
                 Ok(picture) => screen.picture = picture,
-                Err(error) => error.text().clone_into(&mut screen.note),
+                Err(error) => screen.note = error.to_string(),
             }
             next = Instant::now() + EVERY;
         }
@@ -90,31 +94,31 @@ fn live(server: &Server, terminal: &mut DefaultTerminal, mut screen: Screen) -> 
 }
 
 impl Screen {
-    fn new(picture: Picture, view: View, style: Style) -> Self {
+    fn new(picture: Picture, view: ViewOptions, style: Style) -> Self {
         let selected = ListState::default().with_selected(Some(0));
         Self { picture, view, style, mode: Mode::List, selected, note: String::new() }
     }
 
-    fn key(&mut self, key: KeyEvent) -> Wish {
+    fn key(&mut self, key: KeyEvent) -> KeyAction {
         if key.kind != KeyEventKind::Press {
-            return Wish::Nothing;
+            return KeyAction::Nothing;
         }
         if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) {
-            return Wish::Quit;
+            return KeyAction::Quit;
         }
         match self.mode.clone() {
             Mode::List => self.list_key(key.code),
             Mode::Filter => self.filter_key(key.code),
             Mode::Confirm(task, _) => {
                 self.mode = Mode::List;
-                if key.code == KeyCode::Char('y') { Wish::Stop(task) } else { Wish::Nothing }
+                if key.code == KeyCode::Char('y') { KeyAction::Stop(task) } else { KeyAction::Nothing }
             }
         }
     }
 
-    fn list_key(&mut self, code: KeyCode) -> Wish {
+    fn list_key(&mut self, code: KeyCode) -> KeyAction {
         match code {
-            KeyCode::Char('q') | KeyCode::Esc => return Wish::Quit,
+            KeyCode::Char('q') | KeyCode::Esc => return KeyAction::Quit,
             KeyCode::Down | KeyCode::Char('j') => self.selected.select_next(),
             KeyCode::Up | KeyCode::Char('k') => self.selected.select_previous(),
             KeyCode::Char('/') => self.mode = Mode::Filter,
@@ -131,10 +135,10 @@ impl Screen {
             },
             _ => {}
         }
-        Wish::Nothing
+        KeyAction::Nothing
     }
 
-    fn filter_key(&mut self, code: KeyCode) -> Wish {
+    fn filter_key(&mut self, code: KeyCode) -> KeyAction {
         match code {
             KeyCode::Enter => self.mode = Mode::List,
             KeyCode::Esc => {
@@ -147,7 +151,7 @@ impl Screen {
             KeyCode::Char(c) => self.view.filter.push(c),
             _ => {}
         }
-        Wish::Nothing
+        KeyAction::Nothing
     }
 
     fn selected_task(&self) -> Option<(String, String)> {
@@ -161,7 +165,7 @@ impl Screen {
         let areas = Layout::vertical([Constraint::Length(2), Constraint::Fill(1), Constraint::Length(1)]);
         let [head, body, foot] = areas.areas(frame.area());
         frame.render_widget(draw::summary(&self.picture), head);
-        let rows: Vec<Row> = rows(&self.picture, &self.view);
+        let rows: Vec<TopRow> = rows(&self.picture, &self.view);
         let lines = rows.iter().map(|row| draw::row(row, self.style));
         let list = List::new(lines).highlight_style(Look::new().add_modifier(Modifier::REVERSED));
         frame.render_stateful_widget(list, body, &mut self.selected);
@@ -194,11 +198,11 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     fn screen() -> Screen {
-        let view = View { filter: String::new(), sort: Sort::Node };
+        let view = ViewOptions { filter: String::new(), sort: Sort::Node };
         Screen::new(picture(), view, Style { ascii: true, color: false })
     }
 
-    fn press(screen: &mut Screen, code: KeyCode) -> Wish {
+    fn press(screen: &mut Screen, code: KeyCode) -> KeyAction {
         screen.key(KeyEvent::new(code, KeyModifiers::NONE))
     }
 
@@ -208,11 +212,11 @@ mod tests {
         press(&mut screen, KeyCode::Char('s'));
         assert_eq!(screen.note, "select a task first", "the first row is a GPU");
         press(&mut screen, KeyCode::Down);
-        assert_eq!(press(&mut screen, KeyCode::Char('s')), Wish::Nothing);
+        assert_eq!(press(&mut screen, KeyCode::Char('s')), KeyAction::Nothing);
         assert_eq!(screen.foot(), "stop half? y: yes, any other key: no");
-        assert_eq!(press(&mut screen, KeyCode::Char('n')), Wish::Nothing);
+        assert_eq!(press(&mut screen, KeyCode::Char('n')), KeyAction::Nothing);
         press(&mut screen, KeyCode::Char('s'));
-        assert_eq!(press(&mut screen, KeyCode::Char('y')), Wish::Stop("task-half".into()));
+        assert_eq!(press(&mut screen, KeyCode::Char('y')), KeyAction::Stop("task-half".into()));
     }
 
     #[test]
@@ -220,11 +224,11 @@ mod tests {
         let mut screen = screen();
         press(&mut screen, KeyCode::Char('/'));
         for letter in "quarter".chars() {
-            assert_eq!(press(&mut screen, KeyCode::Char(letter)), Wish::Nothing);
+            assert_eq!(press(&mut screen, KeyCode::Char(letter)), KeyAction::Nothing);
         }
         press(&mut screen, KeyCode::Enter);
         assert_eq!(screen.view.filter, "quarter");
-        assert_eq!(press(&mut screen, KeyCode::Char('q')), Wish::Quit);
+        assert_eq!(press(&mut screen, KeyCode::Char('q')), KeyAction::Quit);
     }
 
     #[test]

@@ -13,13 +13,13 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, ResourceExt as _};
 use tokio::time::{sleep, timeout};
 
-use super::pod::{Kind, node_of};
-use super::rules::{Seen, settle};
 use crate::KubeError;
-use crate::classic::book::{Book, change};
 use crate::classic::changes::Changes;
-use crate::names::{RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
-use crate::phase::has_ended;
+use crate::classic::record::change;
+use cantle_kube_model::classic::record::NodeRecord;
+use cantle_kube_model::classic::reserve::{ReservationKind, SeenPod, node_of, settle};
+use cantle_kube_model::names::{RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
+use cantle_kube_model::phase::has_ended;
 
 /// Time passes without a change too: what nobody used is given back.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
@@ -30,14 +30,14 @@ const TOGETHER: Duration = Duration::from_millis(50);
 #[derive(Clone)]
 pub(in crate::classic) struct Reserver {
     pub(in crate::classic) client: Client,
-    pub(in crate::classic) kind: Kind,
+    pub(in crate::classic) kind: ReservationKind,
     pub(in crate::classic) nodes: Store<Node>,
     /// Those of the reservations' namespace.
     pub(in crate::classic) pods: Store<Pod>,
 }
 
 impl Reserver {
-    /// Looks after them, for ever.
+    /// Looks after them, without end.
     pub(in crate::classic) async fn run(&self, mut changes: Changes) -> Infallible {
         loop {
             let _ = timeout(LOOK_EVERY, changes.next()).await;
@@ -50,7 +50,7 @@ impl Reserver {
                     continue;
                 }
                 if let Err(error) = self.look_at(&node, &pods).await {
-                    tracing::warn!(node = node.name_any(), %error, "reservations are looked through later");
+                    tracing::warn!(node = node.name_any(), %error, "reservations are checked again later");
                 }
             }
         }
@@ -63,16 +63,17 @@ impl Reserver {
             .filter(|pod| node_of(pod) == Some(&name))
             .map(|pod| (pod.name_any(), Arc::clone(pod)))
             .collect();
-        let seen: BTreeMap<String, Seen> = here.iter().map(|(name, pod)| (name.clone(), seen(pod))).collect();
+        let seen: BTreeMap<String, SeenPod> =
+            here.iter().map(|(name, pod)| (name.clone(), seen(pod))).collect();
         let now_ms = Timestamp::now().as_millisecond();
         // What is known of the node may be old; if there is nothing to do by that, the next change is waited for.
-        let known = Book::of(node)?;
-        let mut book = known.clone();
-        if settle(&mut book, &seen, now_ms) == Default::default() && book == known {
+        let known = NodeRecord::of(node)?;
+        let mut record = known.clone();
+        if settle(&mut record, &seen, now_ms) == Default::default() && record == known {
             return Ok(());
         }
         let nodes: Api<Node> = Api::all(self.client.clone());
-        let steps = change(&nodes, &name, |book| Ok(settle(book, &seen, now_ms))).await?;
+        let steps = change(&nodes, &name, |record| Ok(settle(record, &seen, now_ms))).await?;
         for (pod, devices) in &steps.create {
             self.create(pod, node, *devices).await?;
         }
@@ -97,7 +98,7 @@ impl Reserver {
     }
 
     async fn delete(&self, pod: &Pod) -> Result<(), KubeError> {
-        // Not one that was made anew under the same name.
+        // Not one that was created again under the same name.
         let preconditions = Some(Preconditions { uid: pod.uid(), resource_version: None });
         let deleting = DeleteParams { preconditions, ..DeleteParams::default() };
         match self.api().delete(&pod.name_any(), &deleting).await {
@@ -109,24 +110,24 @@ impl Reserver {
     }
 
     /// Why the GPUs that are asked for on this node are not there yet.
-    pub(in crate::classic) fn why_not_yet(&self, node: &str, book: &Book) -> String {
+    pub(in crate::classic) fn why_not_yet(&self, node: &str, record: &NodeRecord) -> String {
         let said = |name: &String| {
             let pod = self.pods.get(&ObjectRef::new(name).within(RESERVATION_NAMESPACE))?;
             let status = pod.status.as_ref()?;
             if has_ended(&pod) {
-                // The kubelet's, of what the plugin said.
+                // The kubelet's message about what the plugin answered.
                 return status.message.clone();
             }
             let mut conditions = status.conditions.iter().flatten();
             conditions.find(|c| c.type_ == "PodScheduled" && c.status == "False")?.message.clone()
         };
-        let why = book.reservations.keys().find_map(said);
+        let why = record.reservations.keys().find_map(said);
         let why = why.unwrap_or_else(|| "it has not started yet".to_owned());
         format!("a pod in {RESERVATION_NAMESPACE} is to reserve a GPU of {node} first: {why}")
     }
 }
 
-fn seen(pod: &Pod) -> Seen {
+fn seen(pod: &Pod) -> SeenPod {
     let made_ms = pod.creation_timestamp().map_or(0, |made| made.0.as_millisecond());
-    Seen { ended: has_ended(pod), deleting: pod.metadata.deletion_timestamp.is_some(), made_ms }
+    SeenPod { ended: has_ended(pod), deleting: pod.metadata.deletion_timestamp.is_some(), made_ms }
 }

@@ -2,7 +2,7 @@ use cantle_clearml::cantle::NodeView;
 use cantle_model::MigInstance;
 
 use super::*;
-use crate::cmd::top::rows::{Sort, View, rows};
+use crate::cmd::top::rows::{Sort, ViewOptions, rows};
 
 const GIB: u64 = 1 << 30;
 
@@ -68,7 +68,7 @@ pub(crate) fn picture() -> Picture {
 }
 
 fn text(picture: &Picture, filter: &str, sort: Sort, style: Style) -> Vec<String> {
-    let view = View { filter: filter.to_owned(), sort };
+    let view = ViewOptions { filter: filter.to_owned(), sort };
     rows(picture, &view).iter().map(|found| to_text(&row(found, style), style)).collect()
 }
 

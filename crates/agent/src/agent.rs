@@ -1,0 +1,280 @@
+//! The loop, and what goes from one part of the agent to another.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_clearml::WireError;
+use cantle_model::LeaseId;
+use cantle_node::{GpuClaim, own_holder};
+use cantle_runtime::alive;
+use cantle_sched::Eviction;
+use tokio::sync::watch;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until, timeout};
+
+use crate::backoff::Backoff;
+use crate::claims::{Claims, Handover};
+use crate::entry::{Entry, OwnTasks};
+use crate::environment::Environment;
+use crate::executor::{Departure, Executor, Update};
+use crate::planner::{History, PlanInputs, Planner, fleet};
+use crate::reporter::{self, Reporter};
+use crate::task_record::{TaskFiles, TaskRecord};
+use crate::{AgentConfig, AgentError, setup};
+
+/// How long a pass may take to end when the daemon is to stop.
+const FINISH_PASS: Duration = Duration::from_secs(5);
+/// After the grace period of a task, for its supervisor to write down how it ended.
+const SUPERVISOR_EXTRA: Duration = Duration::from_secs(3);
+/// For the last reports to the server.
+const GOODBYE: Duration = Duration::from_secs(10);
+
+/// The parts, and what they work with.
+pub(crate) struct Agent {
+    env: Arc<Environment>,
+    planner: Planner,
+    claims: Claims,
+    executor: Executor,
+    reporter: Reporter,
+    backoff: Backoff,
+    /// The GPUs are this agent's.
+    claim: GpuClaim,
+}
+
+/// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
+/// returns. `ready` is called once, when tasks can come.
+///
+/// # Errors
+/// At the start only: what was given does not fit this machine or this server. Later failures are logged, reported and
+/// retried.
+pub async fn daemon(
+    config: AgentConfig,
+    mut stop: watch::Receiver<bool>,
+    ready: impl FnOnce(),
+) -> Result<(), AgentError> {
+    let mut agent = setup::set_up(config).await?;
+    let metrics = match &agent.env.config.metrics_listen {
+        Some(listen) => Some(agent.env.meter.serve(listen).await?),
+        None => None,
+    };
+    agent.adopt()?;
+    agent.claims.remove_leftovers(&agent.env).await?;
+    ready();
+    agent.run(&mut stop).await;
+    agent.stop_everything().await;
+    if let Some(metrics) = metrics {
+        metrics.abort();
+    }
+    Ok(agent.claim.release(&agent.env.node)?)
+}
+
+impl Agent {
+    pub(crate) fn new(env: Environment, claim: GpuClaim, history: History) -> Self {
+        Self {
+            env: Arc::new(env),
+            planner: Planner::new(history),
+            claims: Claims::default(),
+            executor: Executor::new(),
+            reporter: Reporter::default(),
+            backoff: Backoff::default(),
+            claim,
+        }
+    }
+
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) {
+        let mut poll = interval(self.env.config.poll);
+        poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => return,
+                Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
+                _ = poll.tick() => {}
+            }
+            // What happened together is handled together, before anything new is planned.
+            while let Some((lease, update)) = self.executor.try_next_update() {
+                self.handle(&lease, update);
+            }
+            let mut pass = std::pin::pin!(self.pass());
+            tokio::select! {
+                biased;
+                () = &mut pass => {}
+                // Its result borrows a lock, which must not be held over the wait below.
+                () = async { drop(stop.wait_for(|stop| *stop).await) } => {
+                    // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
+                    // disk, as if we had been killed.
+                    let _ = timeout(FINISH_PASS, pass).await;
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes over every job of this server that no living daemon answers for: its task runs on under its limits. Needs no
+    /// server.
+    ///
+    /// # Errors
+    /// Names the file that can't be read.
+    fn adopt(&mut self) -> Result<(), AgentError> {
+        // First the leases: what no living process holds now can't be started under its lease any more.
+        self.env.node.lock()?.sweep()?;
+        for (dir, job) in TaskFiles::all(&self.env.jobs_dir)? {
+            if job.server == self.env.config.server && !alive(&job.daemon) {
+                self.adopt_job(dir, job)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn adopt_job(&mut self, dir: TaskFiles, mut job: TaskRecord) -> Result<(), AgentError> {
+        job.daemon = own_holder();
+        dir.write(&job)?;
+        let has_ended = dir.outcome()?.is_some();
+        // What the server wants it repeats; the task may be in its abort callback.
+        let stop = dir.stop()?.filter(|stop| !stop.is_told());
+        let entry = Entry { dir, job, stop };
+        if has_ended {
+            self.reporter.take(entry);
+        } else if let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) {
+            // The runtime knows the task: it was started.
+            self.start(Some(Handover::Adopt { entry, running: Box::new(running) }));
+        } else {
+            self.claims.adopt(entry);
+        }
+        Ok(())
+    }
+
+    /// Gives an update to the part that has the task.
+    fn handle(&mut self, lease: &LeaseId, update: Update) {
+        match (update, self.reporter.entry(lease)) {
+            // The task was faster.
+            (Update::PreStopEnded(how), Some(ended)) => self.env.note_in_task_log("stop", ended, &how),
+            (update, _) => {
+                let departure = self.executor.handle(&self.env, lease, update);
+                self.pass_on(departure);
+            }
+        }
+    }
+
+    /// From the claims to the executor.
+    fn start(&mut self, handover: Option<Handover>) {
+        if let Some(handover) = handover {
+            let departure = self.executor.take(&self.env, handover);
+            self.pass_on(departure);
+        }
+    }
+
+    /// From the executor to the others.
+    fn pass_on(&mut self, departure: Option<Departure>) {
+        match departure {
+            Some(Departure::Returned(entry, why)) => self.claims.take_back(entry, why),
+            Some(Departure::Ended(entry)) => self.reporter.take(entry),
+            None => {}
+        }
+    }
+
+    /// Everything there is to do now. A server that is away never holds up local work.
+    async fn pass(&mut self) {
+        self.executor.scan(&self.env);
+        if !self.backoff.is_due() {
+            return;
+        }
+        let passed = self.pass_online().await;
+        self.env.meter.counts().server_up = !passed.as_ref().is_err_and(WireError::is_temporary);
+        match passed {
+            Ok(()) => self.backoff.answered(),
+            Err(error) if error.is_temporary() => self.backoff.failed(&error),
+            Err(error) => {
+                // The server works but refuses; each call that may be refused is handled where it is made.
+                tracing::error!(%error, "unexpected answer");
+                self.backoff.failed(&error);
+            }
+        }
+    }
+
+    async fn pass_online(&mut self) -> Result<(), WireError> {
+        reporter::forward_logs(&self.env, self.executor.entries().collect()).await?;
+        self.reporter.deliver(&self.env).await?;
+        self.executor.handle_aborts(&self.env).await?;
+        for lease in self.claims.unsettled() {
+            let handover = self.claims.settle(&self.env, &lease).await?;
+            self.start(handover);
+        }
+        self.start_claimed().await?;
+        self.start_waiting().await?;
+        self.reporter.report(&self.env, &self.executor.running(), self.planner.waits()).await?;
+        self.env.journal.flush(&self.env.server).await
+    }
+
+    /// Starts what is claimed: freshly, or again after the server was away.
+    async fn start_claimed(&mut self) -> Result<(), WireError> {
+        for lease in self.claims.claimed() {
+            let handover = self.claims.announce(&self.env, &lease).await?;
+            self.start(handover);
+        }
+        Ok(())
+    }
+
+    /// Starts whatever can start now, and asks to stop tasks for those that could start then.
+    async fn start_waiting(&mut self) -> Result<(), WireError> {
+        let fleet = fleet::read_fleet(&self.env).await?;
+        self.executor.handle_evictions(&self.env, &fleet).await?;
+        let Some(inputs) = self.planner.read(&self.env, fleet).await? else { return Ok(()) };
+        let (reserved, evictions) = self.place(&inputs).unwrap_or_else(|error| {
+            tracing::error!(%error, "nothing new is started");
+            Default::default()
+        });
+        self.claims.claim(&self.env, reserved).await?;
+        self.start_claimed().await?;
+        if let Some(fleet) = fleet::request_evictions(&self.env, evictions, &inputs.fleet).await? {
+            self.executor.handle_evictions(&self.env, &fleet).await?;
+        }
+        Ok(())
+    }
+
+    /// Plans, and writes down each placement while nobody else can decide about the GPUs.
+    fn place(&mut self, inputs: &PlanInputs) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
+        let mut own = self.own_tasks();
+        let locked = self.env.node.lock()?;
+        let leases = locked.sweep()?;
+        let plan = self.planner.plan(&self.env, inputs, leases, &own)?;
+        let reserved = self.claims.reserve(&self.env, &locked, plan.starts, &mut own)?;
+        Ok((reserved, plan.evictions))
+    }
+
+    fn own_tasks(&self) -> OwnTasks {
+        let mut own = OwnTasks::default();
+        self.claims.entries().chain(self.executor.entries()).for_each(|entry| own.add(entry, false));
+        self.reporter.entries().for_each(|entry| own.add(entry, true));
+        own
+    }
+
+    /// The end of the daemon: its tasks end with it, as with ClearML's agent.
+    async fn stop_everything(&mut self) {
+        let until = Instant::now() + self.env.config.stop_grace + SUPERVISOR_EXTRA;
+        while self.executor.is_busy() && Instant::now() < until {
+            self.executor.stop_all(&self.env);
+            tokio::select! {
+                Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
+                () = sleep_until(until) => {}
+            }
+        }
+        match timeout(GOODBYE, self.say_goodbye()).await {
+            Ok(Ok(())) => {}
+            // What is not delivered is on disk; the next daemon delivers it.
+            Ok(Err(error)) => tracing::warn!(%error, "not everything could be reported"),
+            Err(_) => tracing::warn!("not everything could be reported in time"),
+        }
+    }
+
+    /// The last reports: results, tasks that were not started after all, and that this agent is gone.
+    async fn say_goodbye(&mut self) -> Result<(), WireError> {
+        self.reporter.deliver(&self.env).await?;
+        for lease in self.claims.claimed() {
+            let handover = self.claims.give_up(&self.env, &lease).await?;
+            self.start(handover);
+        }
+        reporter::report_node(&self.env, Vec::new()).await?;
+        self.env.journal.flush(&self.env.server).await?;
+        reporter::unregister(&self.env).await
+    }
+}

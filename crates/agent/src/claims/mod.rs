@@ -1,0 +1,222 @@
+//! From a placement to a task that the server knows as started: lease, claim, start. In this order, so that a task is never
+//! taken from its queue without a place, and no place is ever taken without a lease on disk.
+
+mod announce;
+mod put_back;
+
+use std::collections::BTreeSet;
+
+use cantle_clearml::{WireError, queues, tasks};
+use cantle_model::{LeaseId, QueueId};
+use cantle_node::{Command, Locked, NodeError, mig, new_lease, own_holder};
+use cantle_runtime::RunningTask;
+use cantle_sched::Start;
+use tokio::time::Instant;
+use tracing::{Instrument as _, info_span};
+
+use crate::AgentError;
+use crate::entry::{Entry, Found, OwnTasks, Tasks};
+use crate::environment::Environment;
+use crate::meter::count;
+use crate::task_record::{TaskFiles, TaskRecord};
+use crate::worker_id::child_worker;
+
+/// The tasks that have a lease and are not started.
+#[derive(Default)]
+pub(crate) struct Claims {
+    tasks: Tasks<Pending>,
+}
+
+struct Pending {
+    entry: Entry,
+    state: ClaimState,
+}
+
+/// How far a task is that is not started.
+enum ClaimState {
+    /// It has a lease since then. Whether it was taken from its queue is not known: the claim was not sent yet, or the
+    /// answer got lost.
+    Reserved(Instant),
+    /// Taken from its queue.
+    Claimed,
+    /// Taken from its queue and not started, for this reason: it goes back.
+    Returning(String),
+}
+
+/// A task that goes from the claims to the executor.
+pub(crate) enum Handover {
+    /// The server knows that it starts: from here on it ends with an outcome.
+    Start { entry: Entry, task: Box<tasks::Task>, command: Result<Command, NodeError> },
+    /// A former agent started it.
+    Adopt { entry: Entry, running: Box<RunningTask> },
+}
+
+impl Claims {
+    /// Writes a lease and a job for each placement; gives the leases.
+    ///
+    /// # Errors
+    /// Names what can't be written. Placements before it stay reserved.
+    pub(crate) fn reserve(
+        &mut self,
+        env: &Environment,
+        locked: &Locked<'_>,
+        placements: Vec<Start>,
+        own: &mut OwnTasks,
+    ) -> Result<Vec<LeaseId>, AgentError> {
+        let mut reserved = Vec::new();
+        for placement in placements {
+            let entry = reserve(env, locked, placement, &own.workers)?;
+            own.add(&entry, false);
+            reserved.push(entry.job.lease.clone());
+            self.add(entry, ClaimState::Reserved(Instant::now()));
+        }
+        Ok(reserved)
+    }
+
+    /// Takes reserved tasks from their queues. Nobody else gets them then.
+    pub(crate) async fn claim(&mut self, env: &Environment, reserved: Vec<LeaseId>) -> Result<(), WireError> {
+        let mut reserved = reserved.into_iter();
+        while let Some(lease) = reserved.next() {
+            let Some(found) = self.tasks.find(&lease) else { continue };
+            let span = info_span!("claim", task = found.get().entry.job.task.0, %lease);
+            if let Err(error) = claim(env, found).instrument(span).await {
+                // The server knows nothing of the others yet.
+                for lease in reserved {
+                    if let Some(found) = self.tasks.find(&lease) {
+                        found.remove().release(env);
+                    }
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// A task that a former agent left and that does not run.
+    pub(crate) fn adopt(&mut self, entry: Entry) {
+        let state = if entry.job.claimed {
+            ClaimState::Returning("the agent died before it started the task".to_owned())
+        } else {
+            ClaimState::Reserved(Instant::now())
+        };
+        self.add(entry, state);
+    }
+
+    /// A task that lost its place before it started, for this reason. Nothing is wrong with it: it gets another place.
+    pub(crate) fn take_back(&mut self, entry: Entry, why: String) {
+        self.add(entry, ClaimState::Returning(why));
+    }
+
+    fn add(&mut self, entry: Entry, state: ClaimState) {
+        self.tasks.insert(entry.job.lease.clone(), Pending { entry, state });
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.tasks.values().map(|task| &task.entry)
+    }
+
+    /// Leases of the tasks that are ours and not started.
+    pub(crate) fn claimed(&self) -> Vec<LeaseId> {
+        self.tasks.leases_where(|task| matches!(task.state, ClaimState::Claimed))
+    }
+
+    /// Leases of the tasks for which [`Claims::settle`] has something to do.
+    pub(crate) fn unsettled(&self) -> Vec<LeaseId> {
+        self.tasks.leases_where(Pending::is_unsettled)
+    }
+
+    /// Removes containers that a former daemon made and did not live to write down: their tasks start again.
+    /// Containers of others on the same engine stay.
+    ///
+    /// # Errors
+    /// If the engine does not answer.
+    pub(crate) async fn remove_leftovers(&self, env: &Environment) -> Result<(), AgentError> {
+        let Some(engine) = &env.engine else { return Ok(()) };
+        for leftover in engine.leftovers().await? {
+            if self.tasks.get(&leftover.lease).is_some_and(Pending::is_unsettled) {
+                tracing::info!(lease = %leftover.lease, "removing a container that was made and not started by us");
+                engine.remove(&leftover.id).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Pending {
+    const fn is_unsettled(&self) -> bool {
+        matches!(self.state, ClaimState::Reserved(_) | ClaimState::Returning(_))
+    }
+
+    /// Drops a lease under which nothing was started.
+    fn release(self, env: &Environment) {
+        if let Err(error) = self.entry.dir.remove() {
+            tracing::error!(%error, "a dropped job stays on disk");
+        }
+        env.free(&self.entry.job.lease);
+    }
+}
+
+fn reserve(
+    env: &Environment,
+    locked: &Locked<'_>,
+    mut placement: Start,
+    taken_workers: &BTreeSet<String>,
+) -> Result<Entry, AgentError> {
+    mig::name_given(env.driver.as_ref(), &mut placement.slices)?;
+    let served = env.queues.iter().find(|queue| queue.spec.name == placement.queue);
+    let queue = served.map_or_else(|| QueueId(placement.queue.clone()), |queue| queue.id.clone());
+    let (task, slices) = (placement.task, placement.slices);
+    let lease = new_lease(task.clone(), String::new(), Some(placement.queue), slices.clone());
+    locked.put(&lease)?;
+    let job = TaskRecord {
+        lease: lease.id,
+        worker: child_worker(env, &slices, &task, taken_workers),
+        task,
+        name: String::new(),
+        queue,
+        server: env.config.server.clone(),
+        node: env.node_name.clone(),
+        daemon: own_holder(),
+        slices,
+        claimed: false,
+        command: None,
+    };
+    let dir = TaskFiles::create(&env.jobs_dir, &job)?;
+    Ok(Entry { dir, job, stop: None })
+}
+
+async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), WireError> {
+    let job = &found.get().entry.job;
+    let (queue, task) = (job.queue.0.clone(), job.task.0.clone());
+    let request = queues::GetNextTask { queue: queue.clone(), task: Some(task.clone()), get_task_info: None };
+    match env.server.call(&request).await {
+        Ok(queues::NextTask { entry: Some(got), .. }) if got.task == task => {
+            let claimed = found.get_mut();
+            claimed.state = ClaimState::Claimed;
+            // Before the server hears that it is started: an agent that finds it so later must know that it was for us.
+            claimed.entry.job.claimed = true;
+            if let Err(error) = claimed.entry.dir.write(&claimed.entry.job) {
+                tracing::error!(%error, "that a task is ours is not on disk");
+            }
+            let served = env.queues.iter().find(|served| served.id.0 == queue);
+            let name = served.map_or(queue, |served| served.spec.name.clone());
+            count(&mut env.meter.counts().placements, name);
+            Ok(())
+        }
+        Ok(queues::NextTask { entry: Some(other), .. }) => {
+            // ClearML's own server gives the first task, whichever that is by now. The plan was not made for it.
+            found.remove().release(env);
+            put_back::put_in_front(env, &queue, &other.task).await
+        }
+        Ok(queues::NextTask { entry: None, .. }) => {
+            found.remove().release(env);
+            Ok(())
+        }
+        Err(error) if error.is_temporary() => Err(error),
+        Err(error) => {
+            tracing::warn!(%task, %error, "not claimed");
+            found.remove().release(env);
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! Tasks between a queue and a start, where an answer of the server got lost or a former daemon died.
+
+use std::time::Duration;
+
+use cantle_clearml::queues::START_GRACE;
+use cantle_clearml::{Listing, StatusReason, WireError, cantle, queues, tasks};
+use cantle_model::{LeaseId, TaskStatus};
+
+use super::{ClaimState, Claims, Handover, Pending};
+use crate::entry::Found;
+use crate::environment::Environment;
+use crate::queues::read_backlog;
+use crate::task_record::TaskRecord;
+
+impl Claims {
+    /// Brings a task of [`Claims::unsettled`] to a known state, if that can be done now.
+    pub(crate) async fn settle(
+        &mut self,
+        env: &Environment,
+        lease: &LeaseId,
+    ) -> Result<Option<Handover>, WireError> {
+        let Some(found) = self.tasks.find(lease) else { return Ok(None) };
+        let Pending { entry, state } = found.get();
+        match state {
+            ClaimState::Returning(why) => {
+                let why = why.clone();
+                put_back(env, found, &why).await
+            }
+            ClaimState::Reserved(since) if is_settled(env, &entry.job, since.elapsed()).await? => {
+                found.remove().release(env);
+                Ok(None)
+            }
+            ClaimState::Reserved(_) | ClaimState::Claimed => Ok(None),
+        }
+    }
+
+    /// Gives back a claimed task, because the agent stops.
+    pub(crate) async fn give_up(
+        &mut self,
+        env: &Environment,
+        lease: &LeaseId,
+    ) -> Result<Option<Handover>, WireError> {
+        let Some(found) = self.tasks.find(lease) else { return Ok(None) };
+        put_back(env, found, "the agent stopped before it started the task").await
+    }
+}
+
+/// Was the task really taken out of its queue when no answer came? If so it goes back to the front.
+async fn is_settled(env: &Environment, job: &TaskRecord, reserved_for: Duration) -> Result<bool, WireError> {
+    let (queue, task) = (&job.queue.0, &job.task.0);
+    let backlog = read_backlog(env).await?;
+    let is_queued = backlog.values().flat_map(|queue| &queue.waiting).any(|queued| queued.task == *task);
+    let is_taken = matches!(status(env, task).await?, Some((TaskStatus::Queued, _)));
+    if is_queued || !is_taken {
+        return Ok(true);
+    }
+    if reserved_for < START_GRACE {
+        return Ok(false);
+    }
+    put_in_front(env, queue, task).await?;
+    Ok(true)
+}
+
+/// Claimed and not started: it goes back where it came from, unless somebody has decided otherwise.
+pub(super) async fn put_back(
+    env: &Environment,
+    found: Found<'_, Pending>,
+    why: &str,
+) -> Result<Option<Handover>, WireError> {
+    let entry = &found.get().entry;
+    match entry.dir.disarm() {
+        Ok(true) => {}
+        Ok(false) => {
+            // A former agent has started it after all.
+            let Some(running) = cantle_runtime::adopt(entry.dir.task_directory()) else { return Ok(None) };
+            return Ok(Some(Handover::Adopt { entry: found.remove().entry, running: Box::new(running) }));
+        }
+        Err(error) => {
+            tracing::error!(%error, "a job can't be taken back yet");
+            return Ok(None);
+        }
+    }
+    let (queue, task) = (&entry.job.queue.0, &entry.job.task.0);
+    let why = StatusReason::PutBack(why).to_string();
+    match status(env, task).await? {
+        Some((TaskStatus::Queued, _)) => put_in_front(env, queue, task).await?,
+        Some((TaskStatus::InProgress, _)) if !is_elsewhere(env, &entry.job).await? => {
+            requeue(env, queue, task, &why).await?;
+        }
+        // A former agent died between the two steps of it.
+        Some((TaskStatus::Stopped, reason)) if StatusReason::parse(&reason).is_put_back() => {
+            enqueue_in_front(env, queue, task, &why).await?;
+        }
+        _ => {}
+    }
+    env.note("requeue", Some(task), None, why);
+    found.remove().release(env);
+    Ok(None)
+}
+
+/// Has another node started the task, after the server gave it back? A server without `cantle.*` can't say.
+async fn is_elsewhere(env: &Environment, job: &TaskRecord) -> Result<bool, WireError> {
+    let request = cantle::GetTasks { id: vec![job.task.0.clone()], ..cantle::GetTasks::default() };
+    let found = env.server.call_extended(&request).await?;
+    let node = found.and_then(|found| found.tasks.into_iter().next()?.node);
+    // The job names our node: an agent that is gone may have taken the task under another name.
+    Ok(node.is_some_and(|node| node != job.node))
+}
+
+/// Back into its queue, although the server has it as running already.
+async fn requeue(env: &Environment, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
+    let reason = Some(why.to_owned());
+    let stopped = tasks::Stopped {
+        task: task.to_owned(),
+        force: true,
+        status_reason: reason.clone(),
+        status_message: reason,
+    };
+    env.server.call(&stopped).await?;
+    enqueue_in_front(env, queue, task, why).await
+}
+
+async fn enqueue_in_front(env: &Environment, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
+    let reason = Some(why.to_owned());
+    let enqueue = tasks::Enqueue {
+        task: task.to_owned(),
+        queue: Some(queue.to_owned()),
+        status_reason: reason.clone(),
+        status_message: reason,
+        ..tasks::Enqueue::default()
+    };
+    env.server.call(&enqueue).await?;
+    move_to_front(env, queue, task).await
+}
+
+/// A task's status, and why it has it.
+async fn status(env: &Environment, task: &str) -> Result<Option<(TaskStatus, String)>, WireError> {
+    let list = Listing::fields(vec![task.to_owned()], &["id", "status", "status_reason"]);
+    let found = env.server.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?.tasks;
+    let found = found.into_iter().find(|found| found.id == task);
+    Ok(found.and_then(|found| Some((found.status?, found.status_reason))))
+}
+
+/// Puts a task that was taken out of `queue` back as the next one.
+pub(super) async fn put_in_front(env: &Environment, queue: &str, task: &str) -> Result<(), WireError> {
+    let add = queues::AddTask { queue: queue.to_owned(), task: task.to_owned() };
+    match env.server.call(&add).await {
+        Err(error) if error.is_temporary() => return Err(error),
+        // It is in a queue already, or gone: then somebody has decided.
+        Err(error) => tracing::info!(%task, %error, "not put back"),
+        Ok(_) => move_to_front(env, queue, task).await?,
+    }
+    Ok(())
+}
+
+async fn move_to_front(env: &Environment, queue: &str, task: &str) -> Result<(), WireError> {
+    let front = queues::MoveTaskToFront { queue: queue.to_owned(), task: task.to_owned() };
+    env.server.call(&front).await.map(|_| ())
+}

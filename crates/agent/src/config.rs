@@ -1,0 +1,209 @@
+//! The settings of an agent.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cantle_clearml::Credentials;
+use cantle_driver::Installation;
+use cantle_model::{GpuList, QueueSpec};
+use cantle_node::mig::{Adopt, WholeGpu};
+use cantle_node::{Docker, NodeStore, Watch};
+use cantle_runtime::BackendChoice;
+use cantle_sched::Policy;
+
+use crate::{AbortCommand, Schedule};
+
+/// What the agent allocates to its tasks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AllocationMode {
+    /// All its GPUs, to one task at a time.
+    #[default]
+    AllGpus,
+    /// To each what its queue's spec says (`--dynamic-gpus`).
+    Slices,
+    /// No GPU; one task at a time (`--cpu-only`).
+    NoGpu,
+    /// No GPU; a limited number of tasks at a time, any number if `None` (`--services-mode`).
+    Services {
+        /// At least 1.
+        at_once: Option<usize>,
+    },
+}
+
+impl AllocationMode {
+    /// Does the agent neither read nor claim any GPU?
+    pub(crate) const fn is_gpuless(self) -> bool {
+        matches!(self, Self::NoGpu | Self::Services { .. })
+    }
+
+    /// How many tasks run at once, where that is not a matter of GPUs.
+    pub(crate) const fn at_once(self) -> Option<usize> {
+        match self {
+            Self::AllGpus | Self::Slices => None,
+            Self::NoGpu => Some(1),
+            Self::Services { at_once } => at_once,
+        }
+    }
+}
+
+/// Settings of [`crate::daemon`].
+#[derive(Clone, Debug)]
+pub struct AgentConfig {
+    /// Address of the server, e.g. `http://127.0.0.1:8008`.
+    pub server: String,
+    /// Key pair for it.
+    pub credentials: Credentials,
+    /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
+    pub name: String,
+    /// A worker id to use as it is (`CLEARML_WORKER_ID`), instead of one made of name and GPUs.
+    pub worker_id: Option<String>,
+    /// Queues in order of priority, and what their tasks get.
+    pub queues: Vec<QueueSpec>,
+    /// Make queues that do not exist.
+    pub create_queues: bool,
+    /// The GPUs to use.
+    pub gpus: GpuList,
+    /// `--gpus` as it was written: worker ids repeat it.
+    pub gpus_text: Option<String>,
+    /// What tasks get.
+    pub allocation_mode: AllocationMode,
+    /// Which of the agents without GPUs of this name it is.
+    pub cpu_slot: usize,
+    /// Order of queues, backfill, placement.
+    pub policy: Policy,
+    /// Where the GPUs come from.
+    pub installation: Installation,
+    /// cantle's libraries (`shim/`, `sim/`).
+    pub lib_dir: PathBuf,
+    /// Where the agent keeps what must outlive it.
+    pub state_dir: PathBuf,
+    /// The cantle binary, which is also each task's supervisor ([`cantle_runtime::TASK_INIT_COMMAND`]).
+    pub program: PathBuf,
+    /// How often queues and tasks are read.
+    pub poll: Duration,
+    /// How long a task may take to end after SIGTERM.
+    pub stop_grace: Duration,
+    /// At which hours tasks are taken.
+    pub schedule: Schedule,
+    /// The longest time that a stop waits for a task's abort callback, if the task has one.
+    pub abort_callback_max: Duration,
+    /// What is run for a plain command before it is stopped.
+    pub abort_command: Option<AbortCommand>,
+    /// How often a running task is reported as alive.
+    pub ping_every: Duration,
+    /// Tags that status reports carry.
+    pub report_tags: Vec<String>,
+    /// More arguments for `clearml-agent execute`, which runs code of ClearML's SDK.
+    pub sdk_words: Vec<String>,
+    /// Set for every task, besides what every task gets.
+    pub task_env: BTreeMap<String, OsString>,
+    /// Run tasks in containers.
+    pub docker: Option<Docker>,
+    /// Which enforcement is accepted.
+    pub wish: BackendChoice,
+    /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
+    pub mig: Option<GpuList>,
+    /// What happens to MIG instances that others have made.
+    pub mig_adopt: Adopt,
+    /// What a task gets that wants whole GPUs where some are in MIG mode.
+    pub whole_gpu: WholeGpu,
+    /// What happens to a task that holds GPU memory outside its slice.
+    pub watch: Watch,
+    /// Where the agent's metrics can be read, e.g. `127.0.0.1:9401`; nowhere if `None`.
+    pub metrics_listen: Option<String>,
+}
+
+impl AgentConfig {
+    /// The defaults: every GPU, all of them for one task at a time, no queue yet.
+    #[must_use]
+    pub fn new(server: String, credentials: Credentials, installation: Installation) -> Self {
+        Self {
+            server,
+            credentials,
+            name: "node".to_owned(),
+            worker_id: None,
+            queues: Vec::new(),
+            create_queues: false,
+            gpus: GpuList::All,
+            gpus_text: None,
+            allocation_mode: AllocationMode::default(),
+            cpu_slot: 0,
+            policy: Policy::default(),
+            installation,
+            lib_dir: PathBuf::from("lib"),
+            state_dir: PathBuf::from("."),
+            program: PathBuf::from("/proc/self/exe"),
+            poll: Duration::from_millis(500),
+            stop_grace: Duration::from_secs(10),
+            schedule: Schedule::Always,
+            abort_callback_max: Duration::from_secs(1800),
+            abort_command: None,
+            ping_every: Duration::from_secs(60),
+            report_tags: Vec::new(),
+            sdk_words: Vec::new(),
+            task_env: BTreeMap::new(),
+            docker: None,
+            wish: BackendChoice::Auto,
+            mig: None,
+            mig_adopt: Adopt::default(),
+            whole_gpu: WholeGpu::default(),
+            watch: Watch::default(),
+            metrics_listen: None,
+        }
+    }
+
+    /// Worker id as ClearML's agent makes it: `<name>:dgpu0-2`, `<name>:gpu0,1`, `<name>:0` if no GPU was named,
+    /// `<name>:cpu:0` if there is to be none, or what was forced.
+    #[must_use]
+    pub fn worker(&self) -> String {
+        if let Some(id) = &self.worker_id {
+            return id.clone();
+        }
+        if self.allocation_mode.is_gpuless() {
+            return format!("{}:cpu:{}", self.name, self.cpu_slot);
+        }
+        let dynamic = self.allocation_mode == AllocationMode::Slices;
+        if self.gpus_text.is_none() && !dynamic {
+            return format!("{}:0", self.name);
+        }
+        // A MIG GPU is written 0:1; in an id the colon has a meaning already.
+        let gpus = self.gpus_text.as_deref().unwrap_or("all").replace(':', ".");
+        let kind = if dynamic { "dgpu" } else { "gpu" };
+        format!("{}:{kind}{gpus}", self.name)
+    }
+
+    /// Where its leases are. Agents without GPUs have a store of their own: if one of their tasks uses a GPU nevertheless,
+    /// that use is foreign to the agents that allocate the GPU.
+    pub(crate) fn node_dir(&self) -> PathBuf {
+        if self.allocation_mode.is_gpuless() {
+            NodeStore::gpuless_dir(&self.installation)
+        } else {
+            NodeStore::dir_for(&self.installation)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn worker_ids_are_clearmls() {
+        let keys = Credentials { access_key: String::new(), secret_key: String::new() };
+        let mut config = AgentConfig::new(String::new(), keys, Installation::of_this_machine());
+        config.name = "node1".to_owned();
+        assert_eq!(config.worker(), "node1:0");
+        config.gpus_text = Some("0,1".to_owned());
+        assert_eq!(config.worker(), "node1:gpu0,1");
+        (config.gpus_text, config.allocation_mode) = (Some("0, 1".to_owned()), AllocationMode::Slices);
+        assert_eq!(config.worker(), "node1:dgpu0, 1");
+        config.gpus_text = Some("0:0,0:1".to_owned());
+        assert_eq!(config.worker(), "node1:dgpu0.0,0.1");
+        (config.allocation_mode, config.cpu_slot) = (AllocationMode::NoGpu, 1);
+        assert_eq!(config.worker(), "node1:cpu:1");
+        config.worker_id = Some("mine".to_owned());
+        assert_eq!(config.worker(), "mine");
+    }
+}

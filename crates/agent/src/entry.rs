@@ -1,0 +1,118 @@
+//! One task under one lease, and the tables in which the parts of the agent keep theirs.
+
+use std::collections::BTreeSet;
+use std::collections::btree_map::{BTreeMap, Entry as Slot, OccupiedEntry};
+
+use cantle_clearml::{cantle, tasks};
+use cantle_model::LeaseId;
+use cantle_node::{Command, NodeError};
+
+use crate::command;
+use crate::environment::Environment;
+use crate::task_record::{Outcome, Stop, TaskFiles, TaskRecord};
+
+/// A task under a lease. The claims pass it to the executor and that to the reporter; whoever has it decides about it.
+pub(crate) struct Entry {
+    /// Its files.
+    pub(crate) dir: TaskFiles,
+    /// What its `job.json` says.
+    pub(crate) job: TaskRecord,
+    /// Why it is being stopped.
+    pub(crate) stop: Option<Stop>,
+}
+
+impl Entry {
+    /// Writes down what will be run. This comes before the server is told that the task runs: a job without a command
+    /// counts as one that the server never heard of.
+    pub(crate) fn write_command(
+        &mut self,
+        env: &Environment,
+        task: &tasks::Task,
+    ) -> Result<Command, NodeError> {
+        let command = command::of_task(task, &env.config, env.worker_of(&self.job))?;
+        self.job.name.clone_from(&task.name);
+        self.job.command = Some(command.clone());
+        self.dir.write(&self.job)?;
+        Ok(command)
+    }
+
+    /// What `cantle.report_task` says about it.
+    pub(crate) fn report(&self, env: &Environment, outcome: Option<&Outcome>) -> cantle::ReportTask {
+        cantle::ReportTask {
+            task: self.job.task.0.clone(),
+            node: env.node_name.clone(),
+            lease: self.job.lease.0.clone(),
+            slices: self.job.slices.clone(),
+            quota_milli: None,
+            exit_code: outcome.and_then(|outcome| outcome.code),
+            message: outcome.and_then(|outcome| outcome.message.clone()),
+        }
+    }
+}
+
+/// The tasks that one part of the agent has, by lease.
+pub(crate) struct Tasks<T>(BTreeMap<LeaseId, T>);
+
+/// A task in its table: to be read, changed or taken out.
+pub(crate) type Found<'a, T> = OccupiedEntry<'a, LeaseId, T>;
+
+impl<T> Default for Tasks<T> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<T> Tasks<T> {
+    pub(crate) fn insert(&mut self, lease: LeaseId, task: T) {
+        self.0.insert(lease, task);
+    }
+
+    /// The task that a message is about. It may be gone: then there is nothing to do.
+    pub(crate) fn find(&mut self, lease: &LeaseId) -> Option<Found<'_, T>> {
+        match self.0.entry(lease.clone()) {
+            Slot::Occupied(found) => Some(found),
+            Slot::Vacant(_) => {
+                tracing::debug!(%lease, "a message about a task that is gone");
+                None
+            }
+        }
+    }
+
+    pub(crate) fn get(&self, lease: &LeaseId) -> Option<&T> {
+        self.0.get(lease)
+    }
+
+    pub(crate) fn values(&self) -> impl Iterator<Item = &T> {
+        self.0.values()
+    }
+
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.0.values_mut()
+    }
+
+    /// The leases of the tasks that match.
+    pub(crate) fn leases_where(&self, matches: impl Fn(&T) -> bool) -> Vec<LeaseId> {
+        self.0.iter().filter(|(_, task)| matches(task)).map(|(lease, _)| lease.clone()).collect()
+    }
+}
+
+/// What this agent answers for, whichever part of it has the task.
+#[derive(Default)]
+pub(crate) struct OwnTasks {
+    pub(crate) leases: BTreeSet<LeaseId>,
+    /// Leases whose task is being stopped or has ended.
+    pub(crate) ending: BTreeSet<LeaseId>,
+    /// Worker ids that its tasks have.
+    pub(crate) workers: BTreeSet<String>,
+}
+
+impl OwnTasks {
+    pub(crate) fn add(&mut self, entry: &Entry, has_ended: bool) {
+        let lease = &entry.job.lease;
+        self.leases.insert(lease.clone());
+        if has_ended || entry.stop.is_some() {
+            self.ending.insert(lease.clone());
+        }
+        self.workers.extend(entry.job.worker.clone());
+    }
+}

@@ -1,0 +1,76 @@
+//! From a task that is announced to processes that run. What takes long (a container's image, an engine that hangs) happens
+//! outside the loop, so that the other tasks go on.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use cantle_clearml::tasks;
+use cantle_model::Lease;
+use cantle_node::mig::{Stages, make_instances};
+use cantle_node::{Command, NodeError};
+use cantle_runtime::{ContainerOutput, ContainerSpec, RunningTask, TaskDirectory, TaskSpec, start_detached};
+use tokio::task::spawn_blocking;
+
+use crate::container::{Workers, container_spec};
+use crate::entry::Entry;
+use crate::environment::Environment;
+
+/// All that it takes to start a task outside the loop.
+pub(super) struct Launch {
+    env: Arc<Environment>,
+    stages: Stages,
+    lease: Lease,
+    task: tasks::Task,
+    command: Command,
+    /// The worker that the task is.
+    worker: String,
+}
+
+impl Launch {
+    /// # Errors
+    /// If the lease is gone or can't be read.
+    pub(super) fn new(
+        env: &Arc<Environment>,
+        entry: &Entry,
+        task: tasks::Task,
+        command: Command,
+    ) -> Result<Self, NodeError> {
+        let id = &entry.job.lease;
+        let lease = env.node.lock()?.lease(id)?.ok_or_else(|| NodeError::LeaseGone(id.clone()))?;
+        let worker = env.worker_of(&entry.job).to_owned();
+        Ok(Self { env: Arc::clone(env), stages: env.meter.mig(), lease, task, command, worker })
+    }
+
+    pub(super) fn task_id(&self) -> &str {
+        &self.task.id
+    }
+
+    /// Starts it, with its files in `dir`.
+    pub(super) async fn start(self, dir: TaskDirectory) -> Result<RunningTask, NodeError> {
+        let (env, task, task_dir) = (Arc::clone(&self.env), self.lease.task.0.clone(), dir.clone());
+        // Making a MIG instance and measuring a context take a second or more.
+        let prepared = spawn_blocking(move || self.prepare(task_dir.path())).await;
+        let (spec, container) = prepared.unwrap_or_else(|panic| {
+            Err(NodeError::Task { name: task, why: format!("its start failed: {panic}") })
+        })?;
+        Ok(match (&env.engine, container) {
+            (Some(engine), Some(container)) => {
+                engine.start(&spec, &container, ContainerOutput::TaskDirectory(dir)).await?
+            }
+            _ => start_detached(&spec, &dir, &env.config.program).await?,
+        })
+    }
+
+    /// Everything but a process, and the container, where the task gets one.
+    fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
+        let (env, driver, node) = (self.env.as_ref(), self.env.driver.as_ref(), &self.env.node);
+        make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
+        env.launcher.make_region(driver, node, &self.lease, &env.gpus)?;
+        node.link_task(&self.lease.id, dir)?;
+        let mut spec = env.launcher.spec(node, &self.lease.id, &self.lease.slices, &self.command);
+        let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else { return Ok((spec, None)) };
+        let workers = Workers { task: self.worker, agent: env.worker.clone() };
+        let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;
+        Ok((spec, Some(Box::new(container))))
+    }
+}

@@ -1,0 +1,155 @@
+//! Starts, adopts and stops tasks, and watches those that run. What takes long happens outside the agent's loop and comes
+//! back as an [`Update`].
+
+mod launch;
+mod run;
+mod scan;
+mod stop_requests;
+
+use std::sync::Arc;
+
+use cantle_model::LeaseId;
+use cantle_node::{NodeError, Watchdog};
+use cantle_runtime::{Exit, RunningTask, TaskDirectory};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use crate::claims::Handover;
+use crate::entry::{Entry, Tasks};
+use crate::environment::Environment;
+use crate::task_record::Stop;
+use launch::Launch;
+use run::Run;
+
+pub use stop_requests::AbortCommand;
+
+/// What became of something that happens outside the loop.
+pub(crate) enum Update {
+    /// The task was started, or not.
+    Started(Box<Result<RunningTask, NodeError>>),
+    /// What was run before the task is stopped has ended, this way.
+    PreStopEnded(String),
+    /// The task and all processes it left behind are gone.
+    Ended(Exit),
+}
+
+/// An update and the task it is about. The receiver is gone only when the daemon is; then the next daemon finds the task by
+/// its files.
+type UpdateSender = mpsc::UnboundedSender<(LeaseId, Update)>;
+
+/// A task that the executor is done with.
+pub(crate) enum Departure {
+    /// It lost its place before it started, for this reason: to the claims.
+    Returned(Entry, String),
+    /// It has an outcome: to the reporter.
+    Ended(Entry),
+}
+
+/// A task that has processes.
+pub(crate) struct ActiveTask<'a> {
+    pub(crate) entry: &'a Entry,
+    /// Since when it is known to run.
+    pub(crate) since: Instant,
+}
+
+/// The tasks that have processes, or will have in a moment.
+pub(crate) struct Executor {
+    tasks: Tasks<Run>,
+    updates: mpsc::UnboundedReceiver<(LeaseId, Update)>,
+    sender: UpdateSender,
+    watchdog: Watchdog,
+    /// When the driver was asked last.
+    scanned_at: Option<Instant>,
+}
+
+impl Executor {
+    pub(crate) fn new() -> Self {
+        let (sender, updates) = mpsc::unbounded_channel();
+        Self { tasks: Tasks::default(), updates, sender, watchdog: Watchdog::default(), scanned_at: None }
+    }
+
+    /// Takes a task over from the claims.
+    pub(crate) fn take(&mut self, env: &Arc<Environment>, handover: Handover) -> Option<Departure> {
+        match handover {
+            Handover::Start { entry, task, command } => {
+                let lease = entry.job.lease.clone();
+                match command.and_then(|command| Launch::new(env, &entry, *task, command)) {
+                    Ok(launch) => {
+                        self.launch(&lease, launch, entry.dir.task_directory().clone());
+                        self.tasks.insert(lease, Run::starting(entry));
+                        None
+                    }
+                    Err(error) => Some(Departure::Ended(Run::starting(entry).not_started(env, &error))),
+                }
+            }
+            Handover::Adopt { entry, running } => {
+                let lease = entry.job.lease.clone();
+                self.tasks.insert(lease, Run::adopted(env, entry, *running, &self.sender));
+                None
+            }
+        }
+    }
+
+    fn launch(&self, lease: &LeaseId, launch: Launch, dir: TaskDirectory) {
+        let (sender, lease) = (self.sender.clone(), lease.clone());
+        let span = tracing::info_span!("launch", task = launch.task_id(), %lease);
+        tokio::spawn(async move {
+            let started = launch.start(dir).instrument(span).await;
+            let _ = sender.send((lease, Update::Started(Box::new(started))));
+        });
+    }
+
+    /// Waits for the next update.
+    pub(crate) async fn next_update(&mut self) -> Option<(LeaseId, Update)> {
+        self.updates.recv().await
+    }
+
+    /// The next update, if there is one already.
+    pub(crate) fn try_next_update(&mut self) -> Option<(LeaseId, Update)> {
+        self.updates.try_recv().ok()
+    }
+
+    /// Does what an update asks for; gives the task if it goes elsewhere now.
+    pub(crate) fn handle(&mut self, env: &Environment, lease: &LeaseId, update: Update) -> Option<Departure> {
+        let mut found = self.tasks.find(lease)?;
+        match update {
+            Update::Started(started) => match *started {
+                Ok(running) => {
+                    found.get_mut().started(env, running, &self.sender);
+                    None
+                }
+                Err(error @ NodeError::PlacementLost { .. }) => {
+                    Some(Departure::Returned(found.remove().into_entry(), error.to_string()))
+                }
+                Err(error) => Some(Departure::Ended(found.remove().not_started(env, &error))),
+            },
+            Update::PreStopEnded(how) => {
+                found.get_mut().pre_stop_ended(env, &how);
+                None
+            }
+            Update::Ended(exit) => Some(Departure::Ended(found.remove().ended(env, exit))),
+        }
+    }
+
+    /// Are there tasks that have processes, or will have in a moment?
+    pub(crate) fn is_busy(&self) -> bool {
+        self.tasks.values().next().is_some()
+    }
+
+    /// Starts to stop every task that runs, because the daemon stops.
+    pub(crate) fn stop_all(&mut self, env: &Environment) {
+        for run in self.tasks.values_mut().filter(|run| run.is_running_unstopped()) {
+            run.stop(env, Stop::Shutdown);
+        }
+    }
+
+    pub(crate) fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.tasks.values().map(Run::entry)
+    }
+
+    /// The tasks that have processes, by lease.
+    pub(crate) fn running(&self) -> Vec<ActiveTask<'_>> {
+        self.tasks.values().filter_map(Run::running).collect()
+    }
+}

@@ -1,0 +1,220 @@
+//! One task from its start to its end.
+
+use std::time::Duration;
+
+use cantle_node::{NodeError, Refusals, enforced_by, got};
+use cantle_runtime::{Exit, RunningTask, Stopper};
+use tokio::time::Instant;
+
+use super::{ActiveTask, Update, UpdateSender};
+use crate::command;
+use crate::entry::Entry;
+use crate::environment::Environment;
+use crate::task_record::{Outcome, Stop};
+
+/// A task that has processes, or will have in a moment.
+pub(super) struct Run {
+    entry: Entry,
+    /// How to stop its processes; `None` until they are started.
+    stopper: Option<Stopper>,
+    /// When its start began, or since when it is known to run.
+    since: Instant,
+    pre_stop: Option<PreStop>,
+    /// What was refused to it.
+    refusals: Option<Refusals>,
+}
+
+/// The time that a task has between the request to stop it and the stop.
+pub(super) struct PreStop {
+    pub(super) until: Instant,
+    /// Why it is stopped.
+    pub(super) stop: Stop,
+}
+
+impl Run {
+    /// Its first process is about to be started.
+    pub(super) fn starting(entry: Entry) -> Self {
+        Self { entry, stopper: None, since: Instant::now(), pre_stop: None, refusals: None }
+    }
+
+    /// A former agent started it: from here on it is watched like any other.
+    pub(super) fn adopted(
+        env: &Environment,
+        entry: Entry,
+        running: RunningTask,
+        sender: &UpdateSender,
+    ) -> Self {
+        let mut run = Self::starting(entry);
+        let (task, name) = (run.entry.job.task.0.clone(), run.entry.job.name.clone());
+        run.refusals = Refusals::of(&env.node.slice_dir(&run.entry.job.lease)).map(Refusals::without_old);
+        run.watch(running, sender);
+        env.note(
+            "adopt",
+            Some(&task),
+            None,
+            format!("task {name} was started by a former agent; watching it"),
+        );
+        // The grace period that it had ended with the former daemon: nobody would kill it any more.
+        if let Some(stop) = run.entry.stop.clone() {
+            run.stop(env, stop);
+        }
+        run
+    }
+
+    /// Has [`Update::Ended`] sent when the task and everything it left behind are gone.
+    fn watch(&mut self, mut running: RunningTask, sender: &UpdateSender) {
+        self.stopper = Some(running.stopper());
+        let (lease, sender) = (self.entry.job.lease.clone(), sender.clone());
+        tokio::spawn(async move {
+            let exit = running.wait().await;
+            let _ = sender.send((lease, Update::Ended(exit)));
+        });
+    }
+
+    /// Its first process was started; the lease gets it as its leader.
+    pub(super) fn started(&mut self, env: &Environment, running: RunningTask, sender: &UpdateSender) {
+        let lease = self.entry.job.lease.clone();
+        self.refusals = Refusals::of(&env.node.slice_dir(&lease));
+        self.since = Instant::now();
+        let (leader, enforcement) = (running.leader(), running.backend().enforcement());
+        let enforced = enforced_by(running.backend());
+        self.watch(running, sender);
+        let name = &self.entry.job.name;
+        let noted = env.node.lock().and_then(|locked| match locked.lease(&lease)? {
+            Some(mut lease) => {
+                lease.name.clone_from(name);
+                lease.leader = Some(leader);
+                lease.enforcement = enforcement;
+                locked.put(&lease).map(|()| lease.slices)
+            }
+            None => Err(NodeError::LeaseGone(lease.clone())),
+        });
+        match noted {
+            Ok(slices) => {
+                let message = format!("task {name} runs: {}, {enforced}", got(&slices, &env.gpus));
+                // The lease knows the names of its MIG instances by now.
+                self.entry.job.slices = slices;
+                env.note("run", Some(&self.entry.job.task.0), None, message);
+            }
+            // Without its first process in it the lease would end when we do.
+            Err(error) => self.stop(env, Stop::Enforced(format!("its lease can't be kept: {error}"))),
+        }
+        env.journal.set_node_changed(true);
+    }
+
+    pub(super) fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
+    pub(super) fn into_entry(self) -> Entry {
+        self.entry
+    }
+
+    /// Is it running, with nobody stopping it?
+    pub(super) const fn is_running_unstopped(&self) -> bool {
+        self.stopper.is_some() && self.entry.stop.is_none()
+    }
+
+    /// Only if it has processes already.
+    pub(super) fn running(&self) -> Option<ActiveTask<'_>> {
+        self.stopper.as_ref().map(|_| ActiveTask { entry: &self.entry, since: self.since })
+    }
+
+    /// Notes what was refused to it since the last time.
+    pub(super) fn scan_refusals(&mut self, env: &Environment, now: Instant) {
+        let (Some(stopper), Some(refusals)) = (&self.stopper, &mut self.refusals) else { return };
+        let slices = &self.entry.job.slices;
+        let line = refusals.report(slices, &env.gpus, || stopper.pids(), now);
+        env.meter.refused(slices, &refusals.take_counts());
+        if let Some(line) = line {
+            env.note_in_task_log("refuse", &self.entry, &line);
+        }
+    }
+
+    /// Starts to stop it; [`Update::Ended`] follows when it is gone.
+    pub(super) fn stop(&mut self, env: &Environment, stop: Stop) {
+        self.stop_within(stop, env.config.stop_grace);
+    }
+
+    pub(super) fn stop_within(&mut self, stop: Stop, grace: Duration) {
+        let Some(stopper) = self.stopper.clone() else { return };
+        if let Err(error) = self.entry.dir.set_stop(&stop) {
+            tracing::error!(%error, "why a task is stopped is not on disk");
+        }
+        self.entry.stop = Some(stop);
+        tokio::spawn(async move { stopper.stop(grace).await });
+    }
+
+    pub(super) const fn pre_stop(&self) -> Option<&PreStop> {
+        self.pre_stop.as_ref()
+    }
+
+    /// Leaves it time before it is stopped.
+    pub(super) fn begin_pre_stop(&mut self, stop: Stop, within: Duration) {
+        // Now, so that one that ends by itself meanwhile is known to have been stopped, by every agent that sees its end.
+        if let Err(error) = self.entry.dir.set_stop(&stop) {
+            tracing::error!(%error, "why a task is stopped is not on disk");
+        }
+        self.pre_stop = Some(PreStop { until: Instant::now() + within, stop });
+    }
+
+    /// Stops it if its time is over, whatever the server says meanwhile.
+    pub(super) fn end_pre_stop(&mut self, env: &Environment, now: Instant) {
+        let is_over = self.pre_stop.as_ref().is_some_and(|pre_stop| now >= pre_stop.until);
+        if is_over {
+            self.stop_after_pre_stop(env);
+        }
+    }
+
+    /// What was run before it is stopped has ended: now it is stopped.
+    pub(super) fn pre_stop_ended(&mut self, env: &Environment, how: &str) {
+        env.note_in_task_log("stop", &self.entry, how);
+        self.stop_after_pre_stop(env);
+    }
+
+    fn stop_after_pre_stop(&mut self, env: &Environment) {
+        if self.is_running_unstopped()
+            && let Some(pre_stop) = self.pre_stop.take()
+        {
+            self.stop(env, pre_stop.stop);
+        }
+    }
+
+    /// It has not started, because of this error.
+    pub(super) fn not_started(self, env: &Environment, error: &NodeError) -> Entry {
+        let message = Some(format!("not started: {}", command::explain(error)));
+        self.settle(env, &Outcome { code: Some(i32::from(error.exit_code())), message })
+    }
+
+    /// It and everything it left behind are gone.
+    pub(super) fn ended(self, env: &Environment, exit: Exit) -> Entry {
+        let outcome = match exit {
+            Exit::Lost => Outcome {
+                code: None,
+                message: Some(
+                    "its supervisor was killed, or the machine restarted: nobody saw how it ended".to_owned(),
+                ),
+            },
+            exit => Outcome { code: Some(exit.code()), message: None },
+        };
+        self.settle(env, &outcome)
+    }
+
+    /// Writes down how it ended, then frees its slice.
+    fn settle(self, env: &Environment, outcome: &Outcome) -> Entry {
+        let Self { entry, refusals, .. } = self;
+        let refused = refusals.and_then(|mut refusals| {
+            let line = refusals.final_report(&entry.job.slices, &env.gpus, Vec::new);
+            env.meter.refused(&entry.job.slices, &refusals.take_counts());
+            line
+        });
+        if let Err(error) = entry.dir.set_outcome(outcome) {
+            tracing::error!(%error, "how a task ended is not on disk");
+        }
+        if let Some(line) = refused {
+            env.note_in_task_log("refuse", &entry, &line);
+        }
+        env.free(&entry.job.lease);
+        entry
+    }
+}

@@ -1,0 +1,281 @@
+//! Decides which waiting task starts where: reads queues and quotas from the server, and plans and audits with the
+//! scheduler.
+
+pub(crate) mod fleet;
+mod history;
+mod hours;
+mod schedule;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use cantle_clearml::queues::HEAD_LIMIT;
+use cantle_clearml::quotas::{Fleet, WaitingTask};
+use cantle_clearml::{Listing, TaskRequest, WireError, cantle, tasks};
+use cantle_decide::{decide, describe_waiting, policy_under};
+use cantle_metrics::Fallback;
+use cantle_model::{Lease, LeaseId, TaskId};
+use cantle_node::clock::now_ms;
+use cantle_node::{NodeError, capacity};
+use cantle_sched::{Plan, Queue, Reason, Wait, Waiting};
+use tokio::time::Instant;
+use tracing::field::Empty;
+use tracing::info_span;
+
+use crate::entry::OwnTasks;
+use crate::environment::Environment;
+use crate::meter::FALLBACKS;
+use crate::queues::{Backlog, Queued, Served, read_backlog};
+use hours::ForceProperty;
+
+pub(crate) use history::History;
+pub use schedule::{Hours, Schedule, ScheduleError};
+
+/// The longest time between two plans while a task waits: others' use of the GPUs changes unannounced.
+const REPLAN_EVERY: Duration = Duration::from_secs(2);
+
+/// What a plan is made from, as far as changes of it are announced.
+#[derive(PartialEq, Eq)]
+struct Announced {
+    backlog: Backlog,
+    /// `None` if they can't be read. The plan itself reads them again, under the lock, and fails then.
+    leases: Option<Vec<LeaseId>>,
+    fleet: Fleet,
+}
+
+/// What the server says that a plan is made from.
+pub(crate) struct PlanInputs {
+    /// The tasks that the plan considers.
+    backlog: Backlog,
+    /// What they ask for, by task.
+    requests: BTreeMap<String, TaskRequest>,
+    pub(crate) fleet: Fleet,
+}
+
+/// Remembers what the last plan was made from, and its result.
+pub(crate) struct Planner {
+    planned_from: Option<Announced>,
+    planned_at: Option<Instant>,
+    last_served: Option<String>,
+    force: ForceProperty,
+    history: History,
+    /// Why tasks wait that no plan considers, by task.
+    closed: BTreeMap<String, cantle::WaitReport>,
+    /// Why each task waits, by task.
+    waits: BTreeMap<String, cantle::WaitReport>,
+}
+
+impl Planner {
+    pub(crate) fn new(history: History) -> Self {
+        Self {
+            planned_from: None,
+            planned_at: None,
+            last_served: None,
+            force: ForceProperty::default(),
+            history,
+            closed: BTreeMap::new(),
+            waits: BTreeMap::new(),
+        }
+    }
+
+    /// Why tasks wait, as of the last plan.
+    pub(crate) fn waits(&self) -> Vec<cantle::WaitReport> {
+        self.waits.values().cloned().collect()
+    }
+
+    /// Reads what the next plan is made from; `None` if no task waits, or nothing has changed since the last plan.
+    pub(crate) async fn read(
+        &mut self,
+        env: &Environment,
+        fleet: Fleet,
+    ) -> Result<Option<PlanInputs>, WireError> {
+        let mut backlog = read_backlog(env).await?;
+        let is_empty = |backlog: &Backlog| backlog.values().all(|queue| queue.waiting.is_empty());
+        self.closed = if is_empty(&backlog) {
+            BTreeMap::new()
+        } else {
+            hours::close(env, &mut self.force, &mut backlog).await?
+        };
+        if is_empty(&backlog) {
+            self.set_waits(env, &Plan::default());
+            return Ok(None);
+        }
+        let leases = match env.node.leases() {
+            Ok(leases) => Some(leases.into_iter().map(|lease| lease.id).collect()),
+            Err(error) => {
+                if FALLBACKS.count(Fallback::UnreadableLeases, &error.to_string()) {
+                    tracing::warn!(%error, "leases can't be read: whether they changed is not known");
+                }
+                None
+            }
+        };
+        if !self.is_stale(Announced { backlog: backlog.clone(), leases, fleet: fleet.clone() }) {
+            return Ok(None);
+        }
+        let backlog = considered(backlog, &fleet);
+        let requests = read_requests(env, &backlog).await?;
+        Ok(Some(PlanInputs { backlog, requests, fleet }))
+    }
+
+    /// Has anything changed since the last plan that could change its result?
+    fn is_stale(&mut self, now: Announced) -> bool {
+        let is_fresh = self.planned_from.as_ref() == Some(&now)
+            && self.planned_at.is_some_and(|at| at.elapsed() < REPLAN_EVERY);
+        self.planned_from = Some(now);
+        !is_fresh
+    }
+
+    /// Plans and audits, on the node's leases as the lock's holder has read them.
+    pub(crate) fn plan(
+        &mut self,
+        env: &Environment,
+        inputs: &PlanInputs,
+        mut leases: Vec<Lease>,
+        own: &OwnTasks,
+    ) -> Result<Plan, NodeError> {
+        let waiting = inputs.backlog.values().map(|queue| queue.waiting.len()).sum::<usize>();
+        let span = info_span!("plan", waiting, placed = Empty, evictions = Empty).entered();
+        if env.config.allocation_mode.is_gpuless() {
+            // What another agent runs takes nothing from us.
+            leases.retain(|lease| own.leases.contains(&lease.id));
+        }
+        let queues = inputs.queues(env);
+        let world = capacity::describe(env.driver.as_ref(), &env.node, &env.node_name, &env.gpus, &leases);
+        let snapshot = world
+            .queues(queues)
+            .at_once(env.config.allocation_mode.at_once())
+            .last_served(self.last_served.clone())
+            .expected(self.history.mix())
+            .under_quotas(&inputs.fleet, own.ending.clone())
+            .build();
+        let began = Instant::now();
+        let policy = policy_under(&env.config.policy, &inputs.fleet);
+        let plan = decide(&snapshot, &policy, now_ms())?;
+        env.meter.counts().decisions.observe(began.elapsed().as_secs_f64());
+        self.planned_at = Some(Instant::now());
+        if let Some(queue) = plan.last_served() {
+            self.last_served = Some(queue.to_owned());
+        }
+        span.record("placed", plan.starts.len()).record("evictions", plan.evictions.len());
+        self.set_waits(env, &plan);
+        self.history.count(&snapshot, &plan.starts);
+        Ok(plan)
+    }
+
+    fn set_waits(&mut self, env: &Environment, plan: &Plan) {
+        let reported = |wait: &Wait| cantle::WaitReport {
+            task: wait.task.0.clone(),
+            reason: wait.reason.to_string(),
+            remedy: Some(wait.reason.remedy()),
+        };
+        let mut waits: BTreeMap<_, _> =
+            plan.waits.iter().map(|wait| (wait.task.0.clone(), reported(wait))).collect();
+        waits.extend(self.closed.clone());
+        if waits == self.waits {
+            return;
+        }
+        for wait in &plan.waits {
+            let known = self.waits.get(&wait.task.0);
+            // Which task is in front of it changes with every start. That it waits, and what the first ones lack, is noted.
+            let is_new = known.is_none() || !matches!(wait.reason, Reason::Behind { .. });
+            if is_new && known != waits.get(&wait.task.0) {
+                env.note("wait", Some(&wait.task.0), Some(&wait.queue), format!("waits: {}", wait.reason));
+            }
+        }
+        self.waits = waits;
+        env.journal.set_node_changed(true);
+    }
+}
+
+impl PlanInputs {
+    /// The queues as the scheduler sees them.
+    fn queues(&self, env: &Environment) -> Vec<Queue> {
+        let by_server: BTreeMap<&str, &WaitingTask> =
+            self.fleet.waiting.iter().map(|waiting| (waiting.task.as_str(), waiting)).collect();
+        let queue = |served: &Served| {
+            let waiting = self.backlog.get(&served.id).into_iter().flat_map(|queue| &queue.waiting);
+            let waiting = waiting.map(|queued| {
+                let by_server = by_server.get(queued.task.as_str()).copied();
+                let mut waiting = waiting_task(queued, self.requests.get(&queued.task), by_server);
+                if let Some(request) = served.spec.want.request_for(waiting.request.as_ref()) {
+                    waiting.isolation = env.config.whole_gpu.isolation(&request, waiting.isolation);
+                }
+                waiting
+            });
+            Queue::new(served.spec.clone(), waiting.collect())
+        };
+        env.queues.iter().map(queue).collect()
+    }
+}
+
+/// What these tasks ask for. The amount of GPU counts in `NAME=task` queues only; the kind of GPU, and CPU and memory,
+/// count everywhere.
+async fn read_requests(
+    env: &Environment,
+    backlog: &Backlog,
+) -> Result<BTreeMap<String, TaskRequest>, WireError> {
+    let waiting = backlog.values().flat_map(|queue| &queue.waiting);
+    let ids: Vec<String> = waiting.map(|queued| queued.task.clone()).collect();
+    if ids.is_empty() {
+        return Ok(BTreeMap::new());
+    }
+    let list = Listing::fields(ids, &["id", "hyperparams"]);
+    let answer = env.server.call(&tasks::GetAll { list, ..tasks::GetAll::default() }).await?;
+    let request = |task: tasks::Task| {
+        let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
+            if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{} {error}", task.id)) {
+                tracing::warn!(task = task.id, %error, "a request can't be read; it counts as none until the task is refused");
+            }
+            None
+        });
+        Some((task.id, request?))
+    };
+    Ok(answer.tasks.into_iter().filter_map(request).collect())
+}
+
+/// The tasks that a plan considers; under quotas those that the server names: the first of each project.
+fn considered(mut backlog: Backlog, fleet: &Fleet) -> Backlog {
+    let named: BTreeSet<&str> = fleet.waiting.iter().map(|waiting| waiting.task.as_str()).collect();
+    for waiting in backlog.values_mut().map(|queue| &mut queue.waiting) {
+        if fleet.projects.is_empty() {
+            waiting.truncate(HEAD_LIMIT);
+        } else {
+            waiting.retain(|queued| named.contains(queued.task.as_str()));
+        }
+    }
+    backlog
+}
+
+fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Option<&WaitingTask>) -> Waiting {
+    let mut waiting = Waiting::new(TaskId(queued.task.clone()), queued.added_ms);
+    if let Some(request) = request {
+        waiting.request.clone_from(&request.gpu);
+        waiting.isolation = request.isolation;
+    }
+    if let Some(by_server) = by_server {
+        describe_waiting(&mut waiting, by_server, request.map(TaskRequest::terms));
+    }
+    waiting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn leases_that_cannot_be_read_are_not_taken_for_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut planner = Planner::new(History::open(dir.path(), "w"));
+        let with = |leases: Option<&[&str]>| Announced {
+            backlog: Backlog::new(),
+            leases: leases.map(|leases| leases.iter().map(|&lease| LeaseId::from(lease)).collect()),
+            fleet: Fleet::default(),
+        };
+        assert!(planner.is_stale(with(Some(&[]))), "nothing was planned yet");
+        planner.planned_at = Some(Instant::now());
+        assert!(!planner.is_stale(with(Some(&[]))));
+        assert!(planner.is_stale(with(None)));
+        assert!(!planner.is_stale(with(None)), "planned again at intervals only");
+        assert!(planner.is_stale(with(Some(&["a"]))));
+    }
+}

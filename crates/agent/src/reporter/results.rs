@@ -1,0 +1,182 @@
+//! From the end of a process to a result on the server.
+
+use cantle_clearml::events::ReportedEvent;
+use cantle_clearml::quotas::GiveBack;
+use cantle_clearml::{ABORTED, DONE, WireError, accept_refusal, tasks};
+use cantle_node::clock::now_ms;
+
+use super::{Reporter, children, logs};
+use crate::entry::Entry;
+use crate::environment::Environment;
+use crate::task_record::{Outcome, Stop};
+
+/// ClearML's words for the end of a task that went with its agent.
+const SHUT_DOWN: &str = "user abort";
+
+/// What the server hears about a task that has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Report {
+    Completed,
+    Stopped(&'static str),
+    Failed(String),
+    /// Back to the front of its queue, unless the task itself has reported that it is done.
+    GivenBack(String),
+    /// The server has put the task into another state meanwhile: that state stays.
+    Nothing,
+}
+
+fn report_of(exit: &Outcome, stop: Option<&Stop>) -> Report {
+    match (stop, exit.code, &exit.message) {
+        (Some(Stop::Superseded), _, _) => Report::Nothing,
+        (Some(Stop::Enforced(why)), _, _) => Report::Failed(why.clone()),
+        // Whatever code these ended with: a program that cleans up after SIGTERM may well return 0.
+        (Some(Stop::Preempted(why)), _, _) => Report::GivenBack(why.clone()),
+        (Some(Stop::Aborted), _, _) => Report::Stopped(ABORTED),
+        (Some(Stop::Shutdown), _, _) => Report::Stopped(SHUT_DOWN),
+        (None, Some(0), _) => Report::Completed,
+        (None, Some(code), None) => Report::Failed(format!("worker execution exit code {code}")),
+        (None, _, Some(why)) => Report::Failed(why.clone()),
+        (None, None, None) => Report::Failed("nobody saw how it ended".to_owned()),
+    }
+}
+
+/// Sends on what these tasks print: they run, or wait for their image.
+pub(crate) async fn forward_logs(env: &Environment, busy: Vec<&Entry>) -> Result<(), WireError> {
+    for entry in busy {
+        forward_log(env, entry, false).await?;
+    }
+    Ok(())
+}
+
+impl Reporter {
+    /// Tells the server about every task that has ended; what it knows is forgotten here.
+    pub(crate) async fn deliver(&mut self, env: &Environment) -> Result<(), WireError> {
+        for lease in self.ended.leases_where(|_| true) {
+            let Some(found) = self.ended.find(&lease) else { continue };
+            let entry = found.get();
+            forward_log(env, entry, true).await?;
+            deliver_result(env, entry).await?;
+            children::dismiss(env, entry).await?;
+            if let Err(error) = found.remove().dir.remove() {
+                tracing::error!(%error, "a delivered task stays on disk");
+            }
+        }
+        Ok(())
+    }
+}
+
+/// One task's output from where the server has it: a piece while it runs, all of it once it has ended.
+async fn forward_log(env: &Environment, entry: &Entry, ended: bool) -> Result<(), WireError> {
+    let path = entry.dir.output_path();
+    loop {
+        let sent = entry.dir.sent_bytes();
+        let piece = match logs::next_piece(&path, sent, ended) {
+            Ok(Some(piece)) => piece,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                tracing::warn!(path = %path.display(), %error, "can't read a task's output");
+                return Ok(());
+            }
+        };
+        let (task, worker) = (entry.job.task.0.as_str(), env.worker_of(&entry.job));
+        let event = |text| ReportedEvent::log(task, worker, now_ms(), text);
+        let events: Vec<ReportedEvent> = piece.texts.into_iter().map(event).collect();
+        match env.server.add_batch(&events).await {
+            // The server may refuse a part (a deleted task's log); sending it again would not help.
+            Ok(_) => {}
+            Err(error) if error.is_temporary() => return Err(error),
+            Err(error) => tracing::warn!(%task, %error, "a piece of log was refused"),
+        }
+        if let Err(error) = entry.dir.set_sent_bytes(piece.end_bytes) {
+            tracing::warn!(%error, "a piece of log may be sent twice");
+        }
+        if !ended {
+            return Ok(());
+        }
+    }
+}
+
+async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireError> {
+    let outcome = match entry.dir.outcome() {
+        Ok(outcome) => outcome.unwrap_or(Outcome { code: None, message: None }),
+        Err(error) => Outcome { code: None, message: Some(error.to_string()) },
+    };
+    let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
+    let report = report_of(&outcome, stop.as_ref());
+    let (task, name) = (&entry.job.task.0, &entry.job.name);
+    if let Report::GivenBack(reason) = report {
+        // One call, and the server notes what came of it: there is no moment in which the task is nowhere.
+        let request = GiveBack { task: task.clone(), lease: entry.job.lease.0.clone(), reason };
+        return accept_refusal(env.server.call_extended(&request).await.map(|_| ()));
+    }
+    let details = entry.report(env, Some(&outcome));
+    accept_refusal(env.server.call_extended(&details).await.map(|_| ()))?;
+    accept_refusal(send(env, task, &report).await)?;
+    let message = match &report {
+        Report::Completed => format!("task {name} completed"),
+        Report::Stopped(why) => format!("task {name} stopped: {why}"),
+        Report::Failed(why) => format!("task {name} failed: {why}"),
+        Report::GivenBack(_) | Report::Nothing => {
+            format!("task {name} ended after the server had taken it back")
+        }
+    };
+    // The server has noted the end itself.
+    tracing::info!(%task, "{message}");
+    Ok(())
+}
+
+async fn send(env: &Environment, task: &str, report: &Report) -> Result<(), WireError> {
+    let (task, force) = (task.to_owned(), true);
+    let texts = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
+    match report {
+        Report::Completed => {
+            let (status_reason, status_message) = texts(DONE);
+            let publish = false;
+            let done = tasks::Completed { task, force, publish, status_reason, status_message };
+            env.server.call(&done).await.map(|_| ())
+        }
+        Report::Stopped(why) => {
+            let (status_reason, status_message) = texts(why);
+            let stopped = tasks::Stopped { task, force, status_reason, status_message };
+            env.server.call(&stopped).await.map(|_| ())
+        }
+        Report::Failed(why) => {
+            let (status_reason, status_message) = texts(why);
+            let failed = tasks::Failed { task, force, status_reason, status_message };
+            env.server.call(&failed).await.map(|_| ())
+        }
+        Report::GivenBack(_) | Report::Nothing => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(code: i32) -> Outcome {
+        Outcome { code: Some(code), message: None }
+    }
+
+    #[test]
+    fn ends_are_reported_in_clearmls_words() {
+        assert_eq!(report_of(&exit(0), None), Report::Completed);
+        assert_eq!(report_of(&exit(3), None), Report::Failed("worker execution exit code 3".into()));
+        assert_eq!(report_of(&exit(143), Some(&Stop::Aborted)), Report::Stopped(ABORTED));
+        assert_eq!(report_of(&exit(143), Some(&Stop::Shutdown)), Report::Stopped(SHUT_DOWN));
+        assert_eq!(report_of(&exit(0), Some(&Stop::Aborted)), Report::Stopped(ABORTED), "it cleaned up");
+        assert_eq!(report_of(&exit(0), Some(&Stop::Superseded)), Report::Nothing);
+        let lost = Outcome { code: None, message: Some("its supervisor was killed".into()) };
+        assert_eq!(report_of(&lost, None), Report::Failed("its supervisor was killed".into()));
+        let (why, preempted) = ("needed".to_owned(), Stop::Preempted("needed".into()));
+        assert_eq!(report_of(&exit(143), Some(&preempted)), Report::GivenBack(why.clone()));
+        assert_eq!(
+            report_of(&exit(0), Some(&preempted)),
+            Report::GivenBack(why),
+            "it saved its work, it is not done"
+        );
+        let enforced = Stop::Enforced("it held 3 GiB outside its slice".into());
+        assert!(
+            matches!(report_of(&exit(137), Some(&enforced)), Report::Failed(why) if why.contains("3 GiB"))
+        );
+    }
+}

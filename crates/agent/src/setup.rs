@@ -1,0 +1,151 @@
+//! From the command line to a daemon that may start: every refusal is here, before anything runs.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::sync::Arc;
+
+use cantle_clearml::{Client, workers};
+use cantle_driver::Driver;
+use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
+use cantle_node::mig::{self, Stages};
+use cantle_node::{Launcher, NodeError, NodeStore};
+use cantle_runtime::Engine;
+
+use crate::agent::Agent;
+use crate::environment::Environment;
+use crate::journal::Journal;
+use crate::meter::Meter;
+use crate::planner::History;
+use crate::queues::{default_queue, resolve};
+use crate::{AgentConfig, AgentError, AllocationMode};
+
+/// Seconds without a report after which the server may take the worker for gone; reports come every 30 s.
+pub(crate) const WORKER_TIMEOUT_S: u64 = 600;
+
+/// Refuses what can be refused without a server: GPUs that do not exist or are claimed, queues that they can't serve.
+///
+/// # Errors
+/// In one line what is wrong.
+pub fn check(config: &AgentConfig) -> Result<(), AgentError> {
+    let (driver, gpus) = fitting_gpus(config)?;
+    let node = NodeStore::open(&config.node_dir())?;
+    Ok(node.lock()?.check_claims(&config.worker(), &gpus, &mig::fixed_by_gpu(driver.as_ref(), &gpus))?)
+}
+
+/// The agent's GPUs, if they can serve its queues.
+fn fitting_gpus(config: &AgentConfig) -> Result<(Arc<dyn Driver>, Vec<Gpu>), AgentError> {
+    if config.allocation_mode.is_gpuless() {
+        return Ok((cantle_driver::no_gpus(), Vec::new()));
+    }
+    let driver = cantle_driver::open(&config.installation)?;
+    let (driver, gpus) = mig::chosen(driver, &config.gpus)?;
+    if gpus.is_empty() {
+        return Err(NodeError::NoGpu.into());
+    }
+    let given = |gpu: &&Gpu| driver.fixed_devices(&gpu.uuid).is_some_and(|devices| devices.len() > 1);
+    if let Some(gpu) = gpus.iter().find(given).filter(|_| config.allocation_mode == AllocationMode::AllGpus) {
+        let count = driver.fixed_devices(&gpu.uuid).map_or(0, <[String]>::len);
+        return Err(NodeError::SeveralInstances { index: gpu.index, count }.into());
+    }
+    if config.allocation_mode == AllocationMode::Slices {
+        cantle_sched::validate_queues(&config.queues, &gpus)?;
+    }
+    Ok((driver, gpus))
+}
+
+pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError> {
+    let (driver, mut gpus) = fitting_gpus(&config)?;
+    let engine = match &config.docker {
+        Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?.with_devices().await?),
+        None => None,
+    };
+    let worker = config.worker();
+    let node_name = node_name(&config, driver.as_ref(), &gpus)?;
+    let server = Client::new(&config.server, config.credentials.clone())?;
+    if config.queues.is_empty() {
+        config.queues.push(default_queue(&server).await?);
+    }
+    config.queues = queues_of(&config, &gpus);
+    let queues = resolve(&server, &config.queues, config.create_queues).await?;
+
+    let node = NodeStore::open(&config.node_dir())?;
+    let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
+    let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
+    let claim = node.lock()?.claim(&worker, cantle_node::own_holder(), &gpus, given)?;
+    let meter = Meter::new(&node_name);
+    if let Err(error) = make_ready(driver.as_ref(), &node, &launcher, &mut gpus, &config, &meter.mig()) {
+        claim.release(&node)?;
+        return Err(error);
+    }
+    // Whoever adopts a job must have its lease.
+    let jobs_dir =
+        config.state_dir.join(if config.allocation_mode.is_gpuless() { "cpu-jobs" } else { "jobs" });
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(&jobs_dir);
+    made.map_err(|e| AgentError::file(&jobs_dir, e))?;
+    let register = workers::Register {
+        worker: worker.clone(),
+        timeout: Some(WORKER_TIMEOUT_S),
+        queues: queues.iter().map(|queue| queue.id.0.clone()).collect(),
+        ..workers::Register::default()
+    };
+    if let Err(error) = server.call(&register).await {
+        claim.release(&node)?;
+        return Err(error.into());
+    }
+    tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
+    let history = History::open(&config.state_dir, &worker);
+    let env = Environment {
+        config,
+        node_name,
+        worker,
+        server,
+        driver,
+        node,
+        gpus,
+        queues,
+        jobs_dir,
+        launcher,
+        engine,
+        meter,
+        journal: Journal::default(),
+    };
+    Ok(Agent::new(env, claim, history))
+}
+
+/// An agent with all GPUs of the machine is the machine. Any other is a node of its own: it reports nothing about its
+/// neighbours, whichever agents there are and whichever came first.
+fn node_name(config: &AgentConfig, driver: &dyn Driver, gpus: &[Gpu]) -> Result<String, AgentError> {
+    let given = |gpu: &Gpu| driver.fixed_devices(&gpu.uuid).is_some();
+    let is_part =
+        config.allocation_mode.is_gpuless() || gpus.iter().any(given) || gpus.len() < driver.gpus()?.len();
+    Ok(if is_part { config.worker() } else { config.name.clone() })
+}
+
+/// Prepares GPUs that are ours: turns on MIG mode, removes instances that no lease holds, measures contexts.
+fn make_ready(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    launcher: &Launcher,
+    gpus: &mut [Gpu],
+    config: &AgentConfig,
+    stages: &Stages,
+) -> Result<(), AgentError> {
+    if let Some(wanted) = &config.mig {
+        mig::turn_on(driver, gpus, wanted)?;
+    }
+    // First the leases: an instance is held as long as its lease is active.
+    node.lock()?.sweep()?;
+    mig::sweep(driver, node, gpus, config.mig_adopt, stages);
+    Ok(launcher.measure(driver, gpus)?)
+}
+
+/// Without `--dynamic-gpus` a task gets all GPUs of the agent, or none, whatever queue it comes from.
+fn queues_of(config: &AgentConfig, gpus: &[Gpu]) -> Vec<QueueSpec> {
+    let all = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    let want = |queue: &QueueSpec| match config.allocation_mode {
+        AllocationMode::Slices => queue.want.clone(),
+        AllocationMode::AllGpus => QueueWant::Fixed(GpuRequest::Gpus(all)),
+        AllocationMode::NoGpu | AllocationMode::Services { .. } => QueueWant::None,
+    };
+    config.queues.iter().map(|queue| QueueSpec { name: queue.name.clone(), want: want(queue) }).collect()
+}

@@ -1,0 +1,229 @@
+//! What the agent keeps on disk about a task: for whom it runs, what came of it, and how much of its output the server has.
+//!
+//! The agent's files are in the task's directory, next to those of the runtime ([`TaskDirectory`]). They are written before
+//! the task is taken from its queue and removed when the server knows the result. In between anything may be killed: what
+//! the files say is enough to go on.
+//!
+//! ```text
+//! job.json      the task and what it was given           before the task is claimed
+//! stop.json     why the agent stops it                   before it is signalled
+//! outcome.json  how it ended                             before the server is told
+//! sent          bytes of the output that the server has
+//! ```
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cantle_model::{Holder, LeaseId, QueueId, Slice, TaskId};
+use cantle_node::{Command, NodeError};
+use cantle_runtime::TaskDirectory;
+use cantle_runtime::files::{self, Durability, FileError};
+use serde::{Deserialize, Serialize};
+
+/// The agent's files in a task's directory.
+const RECORD: &str = "job.json";
+const STOP: &str = "stop.json";
+const OUTCOME: &str = "outcome.json";
+const SENT: &str = "sent";
+
+/// A task and what it was given: what `job.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TaskRecord {
+    /// The lease it runs under; also the name of its directory.
+    pub(crate) lease: LeaseId,
+    /// The task, as the server names it.
+    pub(crate) task: TaskId,
+    /// What people call it.
+    pub(crate) name: String,
+    /// The queue it was taken from.
+    pub(crate) queue: QueueId,
+    /// The server it belongs to.
+    pub(crate) server: String,
+    /// The node for which it was taken.
+    #[serde(default)]
+    pub(crate) node: String,
+    /// The worker that it is on the server, if not the agent's own.
+    #[serde(default)]
+    pub(crate) worker: Option<String>,
+    /// The agent that answers for it.
+    pub(crate) daemon: Holder,
+    /// What it was given.
+    pub(crate) slices: Vec<Slice>,
+    /// The task was taken from its queue: nobody else gives it back.
+    pub(crate) claimed: bool,
+    /// What to execute; known as soon as the task is ours and about to be started.
+    pub(crate) command: Option<Command>,
+}
+
+/// How a task ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    /// Its exit code; 128 + N for signal N; 125 to 127 if it could not be started. None if nobody saw the end.
+    pub(crate) code: Option<i32>,
+    /// What to report beyond the code.
+    pub(crate) message: Option<String>,
+}
+
+/// Why the agent stops a task.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Stop {
+    /// Somebody asked the server to.
+    Aborted,
+    /// The server has put it into another state (deleted, reset, queued again): there is nothing to report.
+    Superseded,
+    /// The agent itself is stopping.
+    Shutdown,
+    /// Another task needs its slices, the server says: it goes back to the front of its queue; the text says why.
+    Preempted(String),
+    /// The task broke a rule; the text names it.
+    Enforced(String),
+}
+
+impl Stop {
+    /// Does the server say so, again and again?
+    pub(crate) const fn is_told(&self) -> bool {
+        matches!(self, Self::Aborted | Self::Preempted(_))
+    }
+}
+
+/// The directory of a task, with the agent's files in it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct TaskFiles(TaskDirectory);
+
+impl TaskFiles {
+    /// Writes down a task that is about to be claimed.
+    pub(crate) fn create(parent: &Path, record: &TaskRecord) -> Result<Self, NodeError> {
+        let dir = Self(TaskDirectory::create(parent.join(&record.lease.0))?);
+        dir.write(record)?;
+        // The directory is new: its own name has to last as well.
+        files::sync_directory(parent)?;
+        Ok(dir)
+    }
+
+    /// All that are in `parent`, in order of lease id. A directory without a record is what `create` left when it was killed.
+    pub(crate) fn all(parent: &Path) -> Result<Vec<(Self, TaskRecord)>, NodeError> {
+        let entries = fs::read_dir(parent).map_err(|why| FileError::new(parent, why))?;
+        let directory =
+            |entry: std::io::Result<fs::DirEntry>| Some(Self(TaskDirectory::new(entry.ok()?.path())));
+        let mut dirs: Vec<Self> = entries.filter_map(directory).collect();
+        dirs.sort();
+        let mut found = Vec::new();
+        for dir in dirs {
+            match files::read_json(&dir.0.owner_file(RECORD))? {
+                Some(record) => found.push((dir, record)),
+                None => dir.remove()?,
+            }
+        }
+        Ok(found)
+    }
+
+    /// For the runtime, which starts the task from it.
+    pub(crate) const fn task_directory(&self) -> &TaskDirectory {
+        &self.0
+    }
+
+    pub(crate) fn write(&self, record: &TaskRecord) -> Result<(), NodeError> {
+        self.save(RECORD, record)
+    }
+
+    pub(crate) fn set_outcome(&self, outcome: &Outcome) -> Result<(), NodeError> {
+        self.save(OUTCOME, outcome)
+    }
+
+    pub(crate) fn outcome(&self) -> Result<Option<Outcome>, NodeError> {
+        Ok(files::read_json(&self.0.owner_file(OUTCOME))?)
+    }
+
+    pub(crate) fn set_stop(&self, stop: &Stop) -> Result<(), NodeError> {
+        self.save(STOP, stop)
+    }
+
+    pub(crate) fn stop(&self) -> Result<Option<Stop>, NodeError> {
+        Ok(files::read_json(&self.0.owner_file(STOP))?)
+    }
+
+    /// What the task prints, as the runtime keeps it.
+    pub(crate) fn output_path(&self) -> PathBuf {
+        self.0.output()
+    }
+
+    /// How much of the output the server has. Losing the last step of it repeats a part of the log, nothing worse.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        files::read_json(&self.0.owner_file(SENT)).ok().flatten().unwrap_or(0)
+    }
+
+    pub(crate) fn set_sent_bytes(&self, bytes: u64) -> Result<(), NodeError> {
+        Ok(files::write_json(&self.0.owner_file(SENT), &bytes, Durability::Crash)?)
+    }
+
+    /// See [`TaskDirectory::disarm`].
+    pub(crate) fn disarm(&self) -> Result<bool, NodeError> {
+        Ok(self.0.disarm()?)
+    }
+
+    pub(crate) fn remove(&self) -> Result<(), NodeError> {
+        Ok(self.0.remove()?)
+    }
+
+    fn save<T: Serialize>(&self, file: &str, value: &T) -> Result<(), NodeError> {
+        Ok(files::write_json(&self.0.owner_file(file), value, Durability::PowerLoss)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(lease: &str) -> TaskRecord {
+        TaskRecord {
+            lease: LeaseId(lease.to_owned()),
+            task: TaskId::from("t"),
+            name: "train".to_owned(),
+            queue: QueueId::from("q"),
+            slices: Vec::new(),
+            server: "http://127.0.0.1:1".to_owned(),
+            node: "n".to_owned(),
+            worker: None,
+            daemon: Holder { pid: 1, start_ticks: 0 },
+            claimed: false,
+            command: None,
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_back_as_written_and_a_half_made_one_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let tasks = root.path();
+        assert_eq!(TaskFiles::all(tasks).unwrap(), Vec::new());
+        let dir = TaskFiles::create(tasks, &record("b")).unwrap();
+        let first = TaskFiles::create(tasks, &record("a")).unwrap();
+        fs::create_dir(tasks.join("c")).unwrap();
+        fs::write(tasks.join("c/job.new"), "{").unwrap();
+        assert_eq!(TaskFiles::all(tasks).unwrap(), vec![(first, record("a")), (dir.clone(), record("b"))]);
+        assert!(!tasks.join("c").exists());
+
+        assert_eq!(dir.outcome().unwrap(), None);
+        let outcome = Outcome { code: Some(3), message: None };
+        dir.set_outcome(&outcome).unwrap();
+        assert_eq!(dir.outcome().unwrap(), Some(outcome));
+        assert_eq!(dir.sent_bytes(), 0);
+        dir.set_sent_bytes(70_000).unwrap();
+        assert_eq!(dir.sent_bytes(), 70_000);
+    }
+
+    #[test]
+    fn a_damaged_file_is_an_error_that_names_it() {
+        let root = tempfile::tempdir().unwrap();
+        let dir = TaskFiles::create(root.path(), &record("a")).unwrap();
+        fs::write(dir.task_directory().owner_file(OUTCOME), "{\"code\":").unwrap();
+        assert!(dir.outcome().unwrap_err().to_string().contains("outcome.json"));
+    }
+
+    #[test]
+    fn the_agents_files_are_none_of_the_runtimes() {
+        for name in [RECORD, STOP, OUTCOME, SENT] {
+            assert!(!TaskDirectory::FILES.contains(&name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! What every command gets: the flags that all commands share and what follows from them. Nothing here knows a command.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, ValueEnum};
+
+use crate::directories::Directories;
+use crate::error::{CliError, ErrorKind, as_kind};
+use crate::out::{self, Format, Printer};
+
+/// How a command ends: well, with a task's exit code, or with an error.
+pub(crate) type CommandResult = Result<ExitCode, CliError>;
+
+/// Flags of every command.
+#[derive(Args, Debug, Clone)]
+pub(crate) struct Global {
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t = Format::Table, global = true)]
+    pub(crate) output: Format,
+    /// Omit the header of tables
+    #[arg(long, global = true)]
+    pub(crate) no_headers: bool,
+    /// Print less
+    #[arg(short, long, global = true)]
+    pub(crate) quiet: bool,
+    /// Print more, with the causes of an error (-vv: everything)
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    pub(crate) verbose: u8,
+    /// When to use colors
+    #[arg(long, value_enum, default_value_t = Color::Auto, global = true)]
+    pub(crate) color: Color,
+    /// Address of the server [default: the local one]
+    #[arg(long, value_name = "URL", env = "CANTLE_SERVER", global = true)]
+    pub(crate) server: Option<String>,
+    /// Address of the server, under ClearML's name
+    #[arg(long, value_name = "URL", env = "CLEARML_API_HOST", global = true, hide = true)]
+    pub(crate) api_host: Option<String>,
+    /// A clearml.conf with the server, its keys and the agent's settings [default: ~/clearml.conf if it exists]
+    #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
+    pub(crate) config_file: Option<PathBuf>,
+    /// Set for an agent that runs in the background
+    #[arg(long, hide = true)]
+    pub(crate) background: bool,
+    /// State directory [default: /var/lib/cantle for root, ~/.local/state/cantle otherwise]
+    #[arg(long, value_name = "DIR", env = "CANTLE_STATE_DIR", global = true)]
+    pub(crate) state: Option<PathBuf>,
+    /// Use simulated GPUs, e.g. 3xA100-40GB or 2xH100-80GB:mig,1xT4-16GB
+    #[arg(long, value_name = "SPEC", env = "CANTLE_SIM_GPUS", global = true)]
+    pub(crate) sim_gpus: Option<String>,
+    /// Directory of the machine with simulated GPUs [default: `sim` in the state directory]
+    #[arg(long, value_name = "DIR", env = "CANTLE_SIM_DIR", global = true, hide = true)]
+    pub(crate) sim_dir: Option<PathBuf>,
+    /// Directory of cantle's libraries [default: ../lib/cantle relative to the program's directory]
+    #[arg(long, value_name = "DIR", env = "CANTLE_LIB_DIR", global = true, hide = true)]
+    pub(crate) lib_dir: Option<PathBuf>,
+    /// Access key of the server [default: that of the local server]
+    #[arg(long, value_name = "KEY", env = "CLEARML_API_ACCESS_KEY", global = true, hide = true)]
+    pub(crate) access_key: Option<String>,
+    /// Secret key of the server
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "CLEARML_API_SECRET_KEY",
+        global = true,
+        hide = true,
+        hide_env_values = true
+    )]
+    pub(crate) secret_key: Option<String>,
+}
+
+/// When to use colors.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Color {
+    /// On terminals, unless NO_COLOR is set
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+impl Color {
+    /// `NO_COLOR` is a convention of its own, see no-color.org.
+    pub(crate) fn is_wanted(self) -> bool {
+        match self {
+            Self::Always => true,
+            Self::Never => false,
+            Self::Auto => out::on_terminal() && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty()),
+        }
+    }
+}
+
+impl Global {
+    /// The directories that these flags name, with the usual ones for the rest.
+    pub(crate) fn directories(&self) -> Result<Directories, CliError> {
+        Directories::new(self.state.as_deref(), self.sim_dir.as_deref(), self.lib_dir.as_deref())
+    }
+
+    /// Whether an error is printed with its causes.
+    pub(crate) const fn is_verbose(&self) -> bool {
+        self.verbose > 0
+    }
+}
+
+/// What every command gets.
+pub(crate) struct Context {
+    pub(crate) printer: Printer,
+    pub(crate) dirs: Directories,
+    pub(crate) global: Global,
+}
+
+impl Context {
+    pub(crate) fn new(global: &Global) -> Result<Self, CliError> {
+        let printer = Printer {
+            format: global.output,
+            headers: !global.no_headers,
+            quiet: global.quiet,
+            color: global.color.is_wanted(),
+        };
+        Ok(Self { printer, dirs: global.directories()?, global: global.clone() })
+    }
+}
+
+/// A single-threaded runtime: a client waits for one answer at a time, and an idle agent should cost little.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(as_kind(ErrorKind::Failed))
+}

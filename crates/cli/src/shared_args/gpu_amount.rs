@@ -1,0 +1,53 @@
+//! How much GPU a task asks for, or which MIG instance.
+
+use cantle_model::{GpuList, GpuRequest};
+use clap::Args;
+
+use super::values::{self, Gpus};
+use crate::error::{CliError, ErrorKind};
+
+/// The flags of a request for GPUs.
+#[derive(Args, Debug, Clone, Default)]
+#[group(multiple = false)]
+pub(crate) struct GpuAmount {
+    /// A part of one GPU: more than 0, at most 1, in steps of 0.001
+    #[arg(long, value_name = "F", value_parser = values::fraction)]
+    pub(crate) gpu: Option<GpuRequest>,
+    /// Number of whole GPUs; with run also an existing MIG instance: 0:1 or MIG-…
+    #[arg(long, value_name = "N", value_parser = values::gpus)]
+    pub(crate) gpus: Option<Gpus>,
+    /// Amount of memory of one GPU, e.g. 4G or 4Gi
+    #[arg(long, value_name = "M", value_parser = values::memory)]
+    pub(crate) gpu_memory: Option<GpuRequest>,
+    /// A MIG profile, e.g. 2g.10gb
+    #[arg(long, value_name = "P", value_parser = values::profile)]
+    pub(crate) mig_profile: Option<GpuRequest>,
+}
+
+impl GpuAmount {
+    /// The request that was given, if any.
+    ///
+    /// # Errors
+    /// If it names a MIG instance of this machine, which is not an amount.
+    pub(crate) fn request(&self) -> Result<Option<GpuRequest>, CliError> {
+        let count = match &self.gpus {
+            Some(Gpus::Count(count)) => Some(count),
+            Some(Gpus::Instances(_)) => {
+                let text = "--gpus names a MIG instance here, which only run and daemon take";
+                let hint = "ask for --mig-profile or --gpus N";
+                return Err(CliError::new(ErrorKind::Usage, text).with_hint(hint));
+            }
+            None => None,
+        };
+        let given = [self.gpu.as_ref(), count, self.gpu_memory.as_ref(), self.mig_profile.as_ref()];
+        Ok(given.into_iter().flatten().next().cloned())
+    }
+
+    /// What to run on: an amount of any GPU (a whole one if nothing was given), or one of the MIG instances that were named.
+    pub(crate) fn request_and_gpus(&self) -> Result<(GpuRequest, GpuList), CliError> {
+        match &self.gpus {
+            Some(Gpus::Instances(list)) => Ok((GpuRequest::Gpus(1), list.clone())),
+            _ => Ok((self.request()?.unwrap_or(GpuRequest::Gpus(1)), GpuList::All)),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Arguments that several commands share, and what their values look like. Nothing here knows a command.
+
+mod gpu_amount;
+pub(crate) mod values;
+
+pub(crate) use gpu_amount::GpuAmount;

@@ -1,0 +1,99 @@
+//! Values of flags other than text and numbers.
+
+use std::time::Duration;
+
+use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli, RequestError};
+use cantle_node::Watch;
+
+pub(crate) fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_fraction(text)
+}
+
+/// `--gpus` of a task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Gpus {
+    /// A number of whole ones.
+    Count(GpuRequest),
+    /// Existing MIG instances.
+    Instances(GpuList),
+}
+
+pub(crate) fn gpus(text: &str) -> Result<Gpus, String> {
+    if text.contains(':') || text.starts_with("MIG-") {
+        return GpuList::parse(&[text.to_owned()]).map(Gpus::Instances).map_err(|error| error.to_string());
+    }
+    GpuRequest::from_gpus(text).map(Gpus::Count).map_err(|error| error.to_string())
+}
+
+pub(crate) fn memory(text: &str) -> Result<GpuRequest, RequestError> {
+    GpuRequest::from_memory(text)
+}
+
+#[expect(
+    clippy::unnecessary_wraps,
+    reason = "clap wants a Result; which profiles exist only the driver knows"
+)]
+pub(crate) fn profile(text: &str) -> Result<GpuRequest, RequestError> {
+    Ok(GpuRequest::MigProfile(text.to_owned()))
+}
+
+pub(crate) fn compute(text: &str) -> Result<ComputeMode, String> {
+    match text {
+        "even" => Ok(ComputeMode::Even),
+        "fair" => Ok(ComputeMode::Fair),
+        "strict" => Ok(ComputeMode::Strict),
+        _ => Err(format!("\"{text}\" is not a compute mode; write even, fair or strict")),
+    }
+}
+
+pub(crate) fn watchdog(text: &str) -> Result<Watch, String> {
+    match text {
+        "warn" => Ok(Watch::Warn),
+        "kill" => Ok(Watch::Kill),
+        _ => Err(format!("--watchdog {text}: write warn or kill")),
+    }
+}
+
+/// A whole number and a unit, as `7d`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let units = [('s', 1), ('m', 60), ('h', 3600), ('d', 24 * 3600)];
+    let seconds = units.iter().find_map(|(unit, seconds)| {
+        let number: u32 = text.strip_suffix(*unit)?.parse().ok().filter(|number| *number > 0)?;
+        Some(u64::from(number) * seconds)
+    });
+    let wrong =
+        || format!("\"{text}\" is not a length of time; write a whole number with s, m, h or d, such as 7d");
+    seconds.map(Duration::from_secs).ok_or_else(wrong)
+}
+
+/// CPU cores.
+pub(crate) fn cores(text: &str) -> Result<Milli, String> {
+    text.parse().map_err(|_| format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5"))
+}
+
+pub(crate) fn bytes(text: &str) -> Result<Bytes, String> {
+    text.parse().map_err(|error: AmountError| error.to_string())
+}
+
+pub(crate) fn isolation(text: &str) -> Result<Isolation, String> {
+    match text {
+        "any" => Ok(Isolation::Any),
+        "mig" => Ok(Isolation::Mig),
+        "shared" => Ok(Isolation::Shared),
+        _ => Err(format!("\"{text}\" is not an isolation; write any, mig or shared")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time() {
+        assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
+        assert_eq!(duration("7d"), Ok(Duration::from_secs(7 * 86_400)));
+        for wrong in ["", "7", "0h", "-1h", "1.5h", "7w", "d"] {
+            assert!(duration(wrong).is_err_and(|error| error.contains("such as 7d")), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! A GPU and what can be had of it.
+
+use std::sync::Arc;
+
+use cantle_mig::{GpuGeometry, Instance, Table};
+use cantle_model::{Gpu, Slice};
+use cantle_sched::GpuState;
+
+/// A GPU and what can be had of it, as a node describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Offer {
+    /// The GPU, in the mode that it is in now.
+    pub gpu: Gpu,
+    /// Its MIG profiles and their placements, if it is in MIG mode or can change into it; none if they are not known.
+    pub table: Option<Arc<Table>>,
+    /// Does it change between shares and MIG instances by itself, when it is idle?
+    pub switches: bool,
+    /// MIG instances that exist and that no lease holds. Busy ones are somebody else's.
+    pub instances: Vec<Instance>,
+    /// Memory in bytes that is held by processes that cantle did not start.
+    pub foreign_bytes: u64,
+    /// Nothing new may start on it: it does not answer, its node is drained, or somebody else has it.
+    pub closed: bool,
+}
+
+impl Offer {
+    /// A GPU that nobody else uses, in the mode that it is in.
+    #[must_use]
+    pub const fn new(gpu: Gpu) -> Self {
+        Self { gpu, table: None, switches: false, instances: Vec::new(), foreign_bytes: 0, closed: false }
+    }
+
+    /// Can it be had in shares, or whole?
+    #[must_use]
+    pub const fn has_shares(&self) -> bool {
+        !self.gpu.mig || self.switches
+    }
+
+    /// Can MIG instances of it be had?
+    #[must_use]
+    pub const fn has_instances(&self) -> bool {
+        self.table.is_some() && (self.gpu.mig || self.switches)
+    }
+
+    /// The same GPU once it is in MIG mode, or out of it.
+    #[must_use]
+    pub fn in_mode(mut self, mig: bool) -> Self {
+        self.gpu.mig = mig;
+        self
+    }
+
+    /// The same GPU with nothing left of it: what it is used for excludes what is asked for now.
+    #[must_use]
+    pub fn exhausted(mut self) -> Self {
+        self.foreign_bytes = self.gpu.memory_bytes;
+        if let Some(table) = &self.table {
+            let mut geometry = GpuGeometry { table: Arc::clone(table), instances: Vec::new() };
+            for (profile, known) in table.profiles.iter().enumerate() {
+                known.starts.iter().for_each(|start| geometry.occupy(profile, *start));
+            }
+            self.instances = geometry.instances;
+        }
+        self
+    }
+
+    /// Does this slice of the GPU take anything of the offer? Where only some instances are offered
+    /// ([`Table::fixed`]), the others take nothing of it.
+    #[must_use]
+    pub fn counts(&self, slice: &Slice) -> bool {
+        let (Some(table), Some(mig)) = (self.table.as_ref().filter(|_| self.gpu.mig), &slice.mig) else {
+            return true;
+        };
+        let is_offered = || {
+            let profile = table.profiles.iter().find(|profile| profile.name == mig.profile);
+            profile.is_some_and(|profile| profile.starts.contains(&mig.start))
+        };
+        !table.fixed || is_offered()
+    }
+
+    /// As the scheduler counts it, in the mode that it is in.
+    pub(crate) fn into_state(self) -> GpuState {
+        let Self { gpu, table, instances, foreign_bytes, closed, .. } = self;
+        let table = table.filter(|_| gpu.mig);
+        let mut state = GpuState::new(gpu);
+        state.mig = table.map(|table| GpuGeometry { table, instances });
+        state.foreign_bytes = foreign_bytes;
+        state.usable = !closed;
+        state
+    }
+}

@@ -1,0 +1,147 @@
+//! One moment of the world, put together for the scheduler.
+
+use std::collections::BTreeSet;
+
+use cantle_model::{Fleet, Lease, LeaseId, ProjectQuota, QueueSpec, Slice};
+use cantle_sched::{Held, Host, Mix, Node, Project, Queue, Running, Snapshot, Waiting};
+
+use crate::{Offer, quota};
+
+/// Builds a [`Snapshot`]. The order in which nodes and queues are added is the order in which they are preferred.
+#[derive(Clone, Debug, Default)]
+pub struct SnapshotBuilder {
+    nodes: Vec<(String, Vec<Offer>, Option<Host>)>,
+    running: Vec<Running>,
+    queues: Vec<Queue>,
+    projects: Vec<Project>,
+    elsewhere: Vec<Held>,
+    expected: Mix,
+    last_served: Option<String>,
+    at_once: Option<usize>,
+    fleet: Option<(Fleet, BTreeSet<LeaseId>)>,
+}
+
+impl SnapshotBuilder {
+    /// A node with its GPUs in index order. Its CPU and memory are not counted.
+    #[must_use]
+    pub fn node(self, name: impl Into<String>, gpus: impl IntoIterator<Item = Offer>) -> Self {
+        self.node_with_host(name, gpus, None)
+    }
+
+    /// A node with its GPUs in index order, and what its host offers to tasks if that is counted.
+    #[must_use]
+    pub fn node_with_host(
+        mut self,
+        name: impl Into<String>,
+        gpus: impl IntoIterator<Item = Offer>,
+        host: Option<Host>,
+    ) -> Self {
+        self.nodes.push((name.into(), gpus.into_iter().collect(), host));
+        self
+    }
+
+    /// A lease on the node `node`, whoever's it is.
+    #[must_use]
+    pub fn lease(self, lease: &Lease, node: &str) -> Self {
+        self.running([Running::of_lease(lease, node, 0)])
+    }
+
+    /// Tasks that hold slices.
+    #[must_use]
+    pub fn running(mut self, running: impl IntoIterator<Item = Running>) -> Self {
+        self.running.extend(running);
+        self
+    }
+
+    /// A queue and who waits in it, the first one first.
+    #[must_use]
+    pub fn queue(self, spec: QueueSpec, waiting: Vec<Waiting>) -> Self {
+        self.queues([Queue::new(spec, waiting)])
+    }
+
+    /// Queues by priority, the first one first.
+    #[must_use]
+    pub fn queues(mut self, queues: impl IntoIterator<Item = Queue>) -> Self {
+        self.queues.extend(queues);
+        self
+    }
+
+    /// Name of the queue that was served last.
+    #[must_use]
+    pub fn last_served(mut self, queue: Option<String>) -> Self {
+        self.last_served = queue;
+        self
+    }
+
+    /// Demand that is expected, counted from the past.
+    #[must_use]
+    pub fn expected(mut self, mix: Mix) -> Self {
+        self.expected = mix;
+        self
+    }
+
+    /// How many tasks may run at once; no limit if `None`.
+    #[must_use]
+    pub const fn at_once(mut self, limit: Option<usize>) -> Self {
+        self.at_once = limit;
+        self
+    }
+
+    /// A project with a quota, below the project `parent`. `usage_ppm` is its past use in millionths of what there is.
+    #[must_use]
+    pub fn project(
+        mut self,
+        name: &str,
+        parent: Option<String>,
+        quota: &ProjectQuota,
+        usage_ppm: u32,
+    ) -> Self {
+        let mut project = Project::with_quota(name, parent, quota);
+        project.usage_ppm = usage_ppm;
+        self.projects.push(project);
+        self
+    }
+
+    /// What tasks hold where this planner decides nothing; shares and limits count it.
+    #[must_use]
+    pub fn held_elsewhere(mut self, held: impl IntoIterator<Item = Held>) -> Self {
+        self.elsewhere.extend(held);
+        self
+    }
+
+    /// What is under quotas, as the server says: whose the running tasks are, and what is held on other nodes. The leases
+    /// in `ending` will be free soon, whatever they are stopped for.
+    #[must_use]
+    pub fn under_quotas(mut self, fleet: &Fleet, ending: BTreeSet<LeaseId>) -> Self {
+        self.fleet = Some((fleet.clone(), ending));
+        self
+    }
+
+    /// The snapshot. A slice that takes nothing of what its node offers is left out.
+    #[must_use]
+    pub fn build(self) -> Snapshot {
+        let mut running = self.running;
+        for (name, gpus, _) in &self.nodes {
+            let offer_of = |slice: &Slice| gpus.iter().find(|offer| offer.gpu.uuid == slice.gpu);
+            for running in running.iter_mut().filter(|running| running.node == *name) {
+                running.slices.retain(|slice| offer_of(slice).is_none_or(|offer| offer.counts(slice)));
+            }
+        }
+        let node = |(name, gpus, host): (String, Vec<Offer>, Option<Host>)| {
+            let mut node = Node::new(name, gpus.into_iter().map(Offer::into_state).collect());
+            node.host = host;
+            node
+        };
+        let nodes = self.nodes.into_iter().map(node).collect();
+        let mut snapshot = Snapshot::new(nodes, running, self.queues);
+        snapshot.last_served = self.last_served;
+        snapshot.expected = self.expected;
+        snapshot.projects = self.projects;
+        snapshot.at_once = self.at_once;
+        snapshot.elsewhere.held = self.elsewhere;
+        if let Some((fleet, ending)) = &self.fleet {
+            quota::enter(&mut snapshot, fleet, ending);
+        }
+        snapshot
+    }
+}

@@ -1,0 +1,159 @@
+//! What a node's annotations say: its GPUs, and what of them was given to which pod.
+//!
+//! The node object is the one ledger. Every change names the version that it was made from, so of two that give out the same
+//! room the second is refused; and users, who may write what they like into their own pods, may not write into nodes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cantle_decide::Offer;
+use cantle_mig::Table;
+use cantle_model::{Gpu, Slice};
+use k8s_openapi::api::core::v1::Node;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::names::{GPUS_ANNOTATION, PLACEMENTS_ANNOTATION, RESERVATION_NAMESPACE, RESERVATIONS_ANNOTATION};
+use crate::{ObjectError, ObjectExt as _};
+
+/// A GPU that a node offers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OfferedGpu {
+    /// The GPU.
+    pub gpu: Gpu,
+    /// Its profiles, if it is in MIG mode or can change into it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table: Option<Table>,
+    /// Does it change between shares and instances by itself?
+    #[serde(default)]
+    pub switches: bool,
+    /// Who has it, where NVIDIA's device plugin gives it out; none where it is cantle's alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub holder: Option<PluginHolder>,
+    /// The plugin gives each GPU out several times (time-slicing), and nobody can ask for one of them: how many devices are all
+    /// of the node's together, which can be had at once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<u32>,
+}
+
+impl OfferedGpu {
+    /// For the scheduler.
+    #[must_use]
+    pub fn offer(&self) -> Offer {
+        let (table, switches) = (self.table.clone().map(Arc::new), self.switches);
+        Offer { table, switches, ..Offer::new(self.gpu.clone()) }
+    }
+}
+
+/// Who has a GPU that NVIDIA's device plugin gives out, as the kubelet says.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PluginHolder {
+    /// It can be had.
+    Nobody,
+    /// The pod `namespace/name`.
+    Pod(String),
+    /// Nobody can have all of it; why.
+    Barred(String),
+}
+
+impl PluginHolder {
+    /// Is it a pod of the reservations?
+    #[must_use]
+    pub fn is_reservation(&self) -> bool {
+        let Self::Pod(pod) = self else { return false };
+        pod.split_once('/').is_some_and(|(namespace, _)| namespace == RESERVATION_NAMESPACE)
+    }
+
+    /// The pod that has it and is none of cantle's, as `namespace/name`.
+    pub fn stranger(&self) -> Option<&str> {
+        match self {
+            Self::Pod(pod) if !self.is_reservation() => Some(pod),
+            _ => None,
+        }
+    }
+}
+
+/// A pod of cantle's that takes a GPU from the other device plugin.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reservation {
+    /// When it was asked for, in milliseconds since 1970.
+    pub asked_ms: i64,
+    /// Has there been a slice on a GPU of its?
+    pub used: bool,
+    /// It is being given back; nothing is placed on its GPU any more.
+    pub leaving: bool,
+}
+
+/// What a pod was given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedPod {
+    /// `namespace/name`, for people.
+    pub pod: String,
+    /// What it asked for, as in its label.
+    #[serde(rename = "ask")]
+    pub template: String,
+    /// What it got.
+    pub slices: Vec<Slice>,
+    /// When, in milliseconds since 1970.
+    pub placed_ms: i64,
+}
+
+/// What was given out on a node, by the UID of the pod.
+pub type Placements = BTreeMap<String, PlacedPod>;
+
+/// A node's GPUs and who has what of them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeRecord {
+    /// Name of the node.
+    pub node: String,
+    /// What it offers; nothing if cantle does not run there.
+    pub gpus: Vec<OfferedGpu>,
+    /// What is given out.
+    pub placements: Placements,
+    /// By the name of their pods.
+    pub reservations: BTreeMap<String, Reservation>,
+}
+
+impl NodeRecord {
+    /// As the node has it.
+    ///
+    /// # Errors
+    /// [`ObjectError`] if an annotation is not as cantle writes it.
+    pub fn of(node: &Node) -> Result<Self, ObjectError> {
+        Ok(Self {
+            node: node.name_any(),
+            gpus: read(node, GPUS_ANNOTATION)?,
+            placements: read(node, PLACEMENTS_ANNOTATION)?,
+            reservations: read(node, RESERVATIONS_ANNOTATION)?,
+        })
+    }
+
+    /// As annotations of the node; `null` where there is nothing to write down.
+    ///
+    /// # Errors
+    /// [`ObjectError`] if it can't be written as JSON.
+    pub fn annotations(&self) -> Result<Value, ObjectError> {
+        Ok(json!({
+            GPUS_ANNOTATION: text(&self.gpus, self.gpus.is_empty())?,
+            PLACEMENTS_ANNOTATION: text(&self.placements, self.placements.is_empty())?,
+            RESERVATIONS_ANNOTATION: text(&self.reservations, self.reservations.is_empty())?,
+        }))
+    }
+}
+
+/// Are the GPUs of this node another device plugin's to give?
+pub fn is_reserving(node: &Node) -> bool {
+    NodeRecord::of(node).is_ok_and(|record| record.gpus.iter().any(|offered| offered.holder.is_some()))
+}
+
+fn read<T: DeserializeOwned + Default>(node: &Node, annotation: &str) -> Result<T, ObjectError> {
+    let text = node.annotations().get(annotation).map(|text| serde_json::from_str(text));
+    Ok(text.transpose()?.unwrap_or_default())
+}
+
+/// An annotation; none where there is nothing to say.
+fn text(value: &impl Serialize, is_empty: bool) -> Result<Option<String>, ObjectError> {
+    if is_empty { Ok(None) } else { Ok(Some(serde_json::to_string(value)?)) }
+}

@@ -1,0 +1,12 @@
+//! Beside NVIDIA's device plugin: a GPU serves slices only while a pod of cantle's has it as `nvidia.com/gpu`, so no other
+//! scheduler can give it away (docs/adr/0012).
+
+mod pod;
+mod rules;
+#[cfg(test)]
+mod tests;
+
+pub use pod::{ReservationKind, node_of};
+pub use rules::{
+    Devices, HeldDevice, Placed, ReservationActions, SeenPod, best, has_room, holder, place, settle, together,
+};

@@ -1,0 +1,6 @@
+//! The GPUs of a cluster and who has what of them, read from its objects.
+
+mod pool;
+mod view;
+
+pub use view::{ClusterView, PodSlices, ViewGpu, ViewNode};

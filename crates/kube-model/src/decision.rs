@@ -1,0 +1,27 @@
+//! What was decided for one pod or claim, for the node that carries it out.
+
+use cantle_model::{GpuRequest, GpuUuid, LeaseId, TaskId};
+
+/// The slice of one pod, or of one request of a claim.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SliceDecision {
+    /// The lease it is to have: the same name for the same decision, however often it is read.
+    pub lease: LeaseId,
+    /// The task.
+    pub task: TaskId,
+    /// `namespace/name` of the pod, for people.
+    pub name: String,
+    /// What it gets of each GPU.
+    pub request: GpuRequest,
+    /// The GPUs, each once.
+    pub gpus: Vec<DecidedGpu>,
+}
+
+/// One GPU of a decision.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DecidedGpu {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// First unit of a MIG instance; none for a share or a whole GPU.
+    pub start: Option<u32>,
+}

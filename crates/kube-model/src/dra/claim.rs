@@ -1,0 +1,208 @@
+//! What the scheduler has decided, read from a claim.
+
+use std::collections::BTreeMap;
+
+use cantle_model::{Bytes, GRANULE_BYTES, GpuRequest, LeaseId, TaskId};
+use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::devices::{DeviceKind, Inventory, NodeDevice};
+use crate::names::DRIVER;
+use crate::{ClaimError, DecidedGpu, ObjectExt as _, SliceDecision};
+
+/// Length of a UID: leases are called `<uid>-<n>`.
+const UID_LEN: usize = 36;
+
+/// One request of a claim, decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecidedRequest {
+    /// What this machine is to do.
+    pub slice: SliceDecision,
+    /// The scheduler's own words, for the answer to the kubelet.
+    pub results: Vec<DeviceRequestAllocationResult>,
+}
+
+/// All requests of a claim that devices of ours serve on the node `pool`. Nothing in it can change once it is allocated, so the
+/// same claim is always read the same way.
+///
+/// # Errors
+/// [`ClaimError`] if it is not allocated, or names what this node does not have.
+pub fn decided(
+    claim: &ResourceClaim,
+    pool: &str,
+    inventory: &Inventory,
+) -> Result<Vec<DecidedRequest>, ClaimError> {
+    let name = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+    let wrong = |why: String| ClaimError { claim: name.clone(), why };
+    let status = claim.status.as_ref();
+    let allocation = status.and_then(|status| status.allocation.as_ref());
+    let allocation = allocation.ok_or_else(|| wrong("it is not allocated".to_owned()))?;
+    let results = allocation.devices.as_ref().and_then(|devices| devices.results.as_ref());
+    let mut requests: BTreeMap<&str, Vec<&DeviceRequestAllocationResult>> = BTreeMap::new();
+    for result in results.into_iter().flatten().filter(|r| r.driver == DRIVER && r.pool == pool) {
+        requests.entry(&result.request).or_default().push(result);
+    }
+    let consumer = status.and_then(|status| status.reserved_for.as_ref()?.first());
+    let task = consumer.map_or_else(|| claim.name_any(), |consumer| consumer.name.clone());
+    let task = format!("{}/{task}", claim.namespace().unwrap_or_default());
+    let uid = claim.uid().unwrap_or_default();
+    let decided = |(at, results): (usize, Vec<&DeviceRequestAllocationResult>)| {
+        let (request, gpus) = gpus(&results, inventory).map_err(wrong)?;
+        let slice = SliceDecision {
+            lease: lease_id(&uid, at),
+            task: TaskId(format!("{task}/{at}")),
+            name: task.clone(),
+            request,
+            gpus,
+        };
+        Ok(DecidedRequest { slice, results: results.into_iter().cloned().collect() })
+    };
+    requests.into_values().enumerate().map(decided).collect()
+}
+
+/// The lease of the request at position `at` of a claim.
+fn lease_id(uid: &str, at: usize) -> LeaseId {
+    LeaseId(format!("{uid}-{at}"))
+}
+
+/// The UID of the claim that a lease belongs to.
+pub fn claim_of(lease: &LeaseId) -> Option<&str> {
+    lease.0.get(..UID_LEN)
+}
+
+fn gpus(
+    results: &[&DeviceRequestAllocationResult],
+    inventory: &Inventory,
+) -> Result<(GpuRequest, Vec<DecidedGpu>), String> {
+    let mut gpus: Vec<DecidedGpu> = Vec::new();
+    let mut requests = Vec::new();
+    for result in results {
+        let name = &result.device;
+        let device = inventory.find(name);
+        let device = device.ok_or_else(|| format!("this node has no device {name} now"))?;
+        if gpus.iter().any(|known| known.gpu == device.gpu) {
+            return Err(format!(
+                "two parts of GPU {} for one container; ask for one larger part",
+                device.index
+            ));
+        }
+        let start = if let DeviceKind::Mig { start, .. } = &device.kind { Some(*start) } else { None };
+        gpus.push(DecidedGpu { gpu: device.gpu.clone(), start });
+        requests.push(request(device, result)?);
+    }
+    let first = requests.first().cloned().ok_or("nothing of it is on this node")?;
+    if requests.iter().any(|request| *request != first) {
+        return Err("one request can't be parts of different size; ask for them one by one".to_owned());
+    }
+    let whole = first == GpuRequest::Gpus(1);
+    let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);
+    Ok((if whole { GpuRequest::Gpus(count) } else { first }, gpus))
+}
+
+fn request(device: &NodeDevice, result: &DeviceRequestAllocationResult) -> Result<GpuRequest, String> {
+    match &device.kind {
+        DeviceKind::Mig { profile, .. } => Ok(GpuRequest::MigProfile(profile.clone())),
+        DeviceKind::Shared => {
+            let consumed = result.consumed_capacity.as_ref().and_then(|all| all.get("memory"));
+            let bytes = consumed.and_then(bytes).filter(|bytes| *bytes > 0);
+            let bytes = bytes.ok_or_else(|| format!("device {} without an amount of memory", device.name))?;
+            let is_whole = bytes > device.memory_bytes - GRANULE_BYTES;
+            Ok(if is_whole { GpuRequest::Gpus(1) } else { GpuRequest::Memory(Bytes(bytes)) })
+        }
+    }
+}
+
+/// Bytes of a quantity: `20Gi`, `4G`, or a bare number.
+pub fn bytes(quantity: &Quantity) -> Option<u64> {
+    quantity.0.parse().ok().or_else(|| Some(quantity.0.parse::<Bytes>().ok()?.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::GpuUuid;
+
+    use super::super::devices::tests::offers;
+    use super::*;
+    use crate::Version;
+
+    const UID: &str = "988b2be4-7c39-4b2e-8288-fcde2325765c";
+
+    fn claim(results: &[(&str, &str, Option<&str>)]) -> ResourceClaim {
+        let results: Vec<_> = results
+            .iter()
+            .map(|(request, device, memory)| {
+                let mut result = serde_json::json!({"request": request, "driver": DRIVER, "pool": "n1", "device": device});
+                if let Some(memory) = memory {
+                    result["consumedCapacity"] = serde_json::json!({"memory": memory});
+                }
+                result
+            })
+            .chain([serde_json::json!({"request": "nic", "driver": "nic.example", "pool": "n1", "device": "eth0"})])
+            .collect();
+        serde_json::from_value(serde_json::json!({
+            "metadata": {"name": "c", "namespace": "team", "uid": UID},
+            "spec": {},
+            "status": {
+                "allocation": {"devices": {"results": results}},
+                "reservedFor": [{"resource": "pods", "name": "p", "uid": "x"}],
+            },
+        }))
+        .unwrap()
+    }
+
+    fn inventory() -> Inventory {
+        Inventory::of(&offers(2, true, true), Version::MIXED)
+    }
+
+    #[test]
+    fn a_share_is_the_memory_that_the_scheduler_counted() {
+        let read = decided(&claim(&[("gpu", "gpu-1-shared", Some("40Gi"))]), "n1", &inventory()).unwrap();
+        let [decided] = read.as_slice() else { panic!("{read:?}") };
+        assert_eq!(decided.slice.request, GpuRequest::Memory(Bytes(40 << 30)));
+        assert_eq!(decided.slice.gpus, [DecidedGpu { gpu: GpuUuid("GPU-1".into()), start: None }]);
+        assert_eq!(
+            (decided.slice.name.as_str(), decided.slice.lease.0.as_str()),
+            ("team/p", &*format!("{UID}-0"))
+        );
+        assert_eq!(claim_of(&decided.slice.lease), Some(UID));
+    }
+
+    #[test]
+    fn several_gpus_and_an_instance() {
+        let whole = Some("80Gi");
+        let two =
+            [("a", "gpu-0-shared", whole), ("a", "gpu-1-shared", whole), ("b", "gpu-1-mig-3g-40gb-4", None)];
+        let two = claim(&two);
+        let read = decided(&two, "n1", &inventory()).unwrap();
+        assert_eq!(read[0].slice.request, GpuRequest::Gpus(2));
+        assert_eq!(read[1].slice.request, GpuRequest::MigProfile("3g.40gb".into()));
+        assert_eq!(read[1].slice.gpus[0].start, Some(4));
+        assert!(decided(&two, "n2", &inventory()).unwrap().is_empty(), "another node's");
+    }
+
+    #[test]
+    fn what_can_not_be_carried_out_is_said() {
+        let says = |results: &[(&str, &str, Option<&str>)]| {
+            decided(&claim(results), "n1", &inventory()).unwrap_err().to_string()
+        };
+        assert_eq!(says(&[("a", "gpu-7", None)]), "claim team/c: this node has no device gpu-7 now");
+        let twice = says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-0-shared", Some("2Gi"))]);
+        assert_eq!(twice, "claim team/c: two parts of GPU 0 for one container; ask for one larger part");
+        assert!(says(&[("a", "gpu-0-shared", None)]).ends_with("without an amount of memory"));
+        let unequal = says(&[("a", "gpu-0-shared", Some("1Gi")), ("a", "gpu-1-shared", Some("80Gi"))]);
+        assert!(unequal.contains("different size"), "{unequal}");
+    }
+
+    /// An odd mebibyte is given to nobody; who has all the others has the GPU.
+    #[test]
+    fn all_of_the_memory_is_the_whole_gpu() {
+        let mut inventory = inventory();
+        inventory.devices[0].memory_bytes = 81_559 << 20;
+        let request = |memory| {
+            let read = decided(&claim(&[("gpu", "gpu-0-shared", Some(memory))]), "n1", &inventory).unwrap();
+            read[0].slice.request.clone()
+        };
+        assert_eq!(request("81558Mi"), GpuRequest::Gpus(1));
+        assert_eq!(request("81556Mi"), GpuRequest::Memory(Bytes(81_556 << 20)));
+    }
+}

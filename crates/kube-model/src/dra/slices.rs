@@ -1,0 +1,201 @@
+//! An inventory as ResourceSlices: counters in slices of their own, devices in their order in the others.
+
+use std::collections::BTreeMap;
+
+use cantle_model::{GRANULE_BYTES, whole_granules};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::resource::v1::{
+    CapacityRequestPolicy, CapacityRequestPolicyRange, Counter, CounterSet, Device, DeviceAttribute,
+    DeviceCapacity, DeviceCounterConsumption, DeviceTaint, ResourcePool, ResourceSlice, ResourceSliceSpec,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+
+use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
+use crate::names::{DRIVER, TAINT_LOST};
+
+/// The API server takes no more devices that draw on counters, or have taints, in one slice.
+const DEVICES_MAX: usize = 64;
+/// Nor more sets of counters.
+const COUNTER_SETS_MAX: usize = 8;
+
+/// What one slice holds: devices, or the counters that they draw on.
+type Part = (Option<Vec<Device>>, Option<Vec<CounterSet>>);
+
+/// The slices of a node, all of generation 0: whoever publishes them numbers them.
+pub fn slices(inventory: &Inventory, node: &Node) -> Vec<ResourceSlice> {
+    let name = node.metadata.name.clone().unwrap_or_default();
+    let counters = inventory.counters.chunks(COUNTER_SETS_MAX);
+    let counters = counters.map(|sets| (None, Some(sets.iter().map(counter_set).collect())));
+    let devices = inventory
+        .devices
+        .chunks(DEVICES_MAX)
+        .map(|devices| (Some(devices.iter().map(|device| published(inventory, device)).collect()), None));
+    let parts: Vec<Part> = counters.chain(devices).collect();
+    let count = i64::try_from(parts.len()).unwrap_or(i64::MAX);
+    let slice = |(at, (devices, shared_counters))| ResourceSlice {
+        metadata: ObjectMeta {
+            // The scheduler goes through a pool in the order of names.
+            name: Some(format!("{name}-{DRIVER}-{at:02}")),
+            owner_references: Some(vec![owner(node)]),
+            ..ObjectMeta::default()
+        },
+        spec: ResourceSliceSpec {
+            driver: DRIVER.to_owned(),
+            node_name: Some(name.clone()),
+            pool: ResourcePool { name: name.clone(), generation: 0, resource_slice_count: count },
+            devices,
+            shared_counters,
+            ..ResourceSliceSpec::default()
+        },
+    };
+    parts.into_iter().enumerate().map(slice).collect()
+}
+
+/// So that they go when the node goes.
+fn owner(node: &Node) -> OwnerReference {
+    OwnerReference {
+        api_version: "v1".to_owned(),
+        kind: "Node".to_owned(),
+        name: node.metadata.name.clone().unwrap_or_default(),
+        uid: node.metadata.uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: None,
+    }
+}
+
+fn counter_set(counters: &Counters) -> CounterSet {
+    CounterSet { name: counters.name.clone(), counters: amounts(&counters.values) }
+}
+
+fn amounts(values: &BTreeMap<String, u32>) -> BTreeMap<String, Counter> {
+    let counter = |value: &u32| Counter { value: Quantity(value.to_string()) };
+    values.iter().map(|(name, value)| (name.clone(), counter(value))).collect()
+}
+
+fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
+    let text = |text: &str| DeviceAttribute { string: Some(text.to_owned()), ..DeviceAttribute::default() };
+    let number = |int: u32| DeviceAttribute { int: Some(int.into()), ..DeviceAttribute::default() };
+    let mut attributes = BTreeMap::from([
+        ("kind".to_owned(), text(device.kind.word())),
+        ("uuid".to_owned(), text(&device.gpu.0)),
+        ("index".to_owned(), number(device.index)),
+        ("model".to_owned(), text(&device.model)),
+    ]);
+    if let DeviceKind::Mig { profile, start } = &device.kind {
+        attributes.insert("profile".to_owned(), text(profile));
+        attributes.insert("start".to_owned(), number(*start));
+    }
+    let shared = device.kind == DeviceKind::Shared;
+    let consumes = inventory.counters_of(device).map(|set| {
+        vec![DeviceCounterConsumption { counter_set: set.name.clone(), counters: amounts(&device.takes) }]
+    });
+    Device {
+        name: device.name.clone(),
+        attributes: Some(attributes),
+        capacity: Some(BTreeMap::from([("memory".to_owned(), memory(device.memory_bytes, shared))])),
+        allow_multiple_allocations: shared.then_some(true),
+        consumes_counters: consumes,
+        taints: device.lost.then(|| vec![lost()]),
+        ..Device::default()
+    }
+}
+
+/// Nobody new comes here. Who is here already stays: whether a pod can go on without its GPU, its owner knows, and a driver that
+/// does not answer for a moment must not end a day's work.
+fn lost() -> DeviceTaint {
+    DeviceTaint { key: TAINT_LOST.to_owned(), effect: "NoSchedule".to_owned(), ..DeviceTaint::default() }
+}
+
+/// Memory in MiB; of a shared device it is given out in granules.
+fn memory(bytes: u64, shared: bool) -> DeviceCapacity {
+    let mebi = |bytes: u64| Quantity(format!("{}Mi", bytes >> 20));
+    if !shared {
+        return DeviceCapacity { value: mebi(bytes), request_policy: None };
+    }
+    let whole = whole_granules(bytes);
+    let range = CapacityRequestPolicyRange {
+        min: mebi(GRANULE_BYTES),
+        max: Some(mebi(whole)),
+        step: Some(mebi(GRANULE_BYTES)),
+    };
+    let policy = CapacityRequestPolicy {
+        default: Some(mebi(whole)),
+        valid_range: Some(range),
+        ..CapacityRequestPolicy::default()
+    };
+    DeviceCapacity { value: mebi(whole), request_policy: Some(policy) }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::super::devices::tests::offers;
+    use super::*;
+    use crate::Version;
+
+    fn of(gpus: u32, mig: bool) -> Vec<ResourceSlice> {
+        let metadata = ObjectMeta { name: Some("n1".into()), uid: Some("u".into()), ..ObjectMeta::default() };
+        slices(
+            &Inventory::of(&offers(gpus, mig, true), Version::MIXED),
+            &Node { metadata, ..Node::default() },
+        )
+    }
+
+    /// What a node publishes.
+    pub(crate) fn node_slices(node: &str, gpus: u32, mig: bool, switches: bool) -> Vec<ResourceSlice> {
+        let metadata = ObjectMeta { name: Some(node.to_owned()), ..ObjectMeta::default() };
+        slices(
+            &Inventory::of(&offers(gpus, mig, switches), Version::MIXED),
+            &Node { metadata, ..Node::default() },
+        )
+    }
+
+    #[test]
+    fn no_slice_is_larger_than_the_api_server_takes() {
+        let slices = of(16, true);
+        assert!(slices.iter().all(|slice| slice.spec.devices.as_ref().is_none_or(|all| all.len() <= 64)));
+        let sets = |slice: &ResourceSlice| slice.spec.shared_counters.as_ref().map_or(0, Vec::len);
+        assert_eq!(slices.iter().map(sets).collect::<Vec<_>>()[..3], [8, 8, 0]);
+        let count = i64::try_from(slices.len()).unwrap();
+        assert!(slices.iter().all(|slice| slice.spec.pool.resource_slice_count == count));
+        let mut names: Vec<_> = slices.iter().filter_map(|slice| slice.metadata.name.clone()).collect();
+        let published = names.clone();
+        names.sort();
+        assert_eq!(names, published, "the order of names is that of the devices");
+    }
+
+    /// What an older scheduler is shown is what it can keep apart, in the shape that it can read.
+    #[test]
+    fn older_versions_are_shown_one_kind_of_device() {
+        let kinds = |version: &str, mig: bool| {
+            let version: Version = version.parse().unwrap();
+            let slices = slices(&Inventory::of(&offers(2, mig, true), version), &Node::default());
+            let devices = slices.iter().flat_map(|slice| slice.spec.devices.iter().flatten());
+            let kind = |device: &Device| device.attributes.as_ref()?.get("kind")?.string.clone();
+            let kinds: std::collections::BTreeSet<String> = devices.filter_map(kind).collect();
+            let counted = slices.iter().any(|slice| slice.spec.shared_counters.is_some());
+            (kinds.into_iter().collect::<Vec<_>>().join(" "), counted)
+        };
+        for (version, mig, shown, counted) in [
+            ("v1.34.2", false, "shared", false),
+            ("v1.35.0", false, "shared", false),
+            ("v1.36.1", false, "shared", false),
+            // 1.34 has the counters of a slice beside its devices; such GPUs are left to newer ones.
+            ("v1.34.2", true, "", false),
+            ("v1.35.0", true, "mig", true),
+            ("v1.36.1", true, "mig", true),
+            ("v1.36.2", true, "mig shared", true),
+            ("v1.36.2", false, "shared", false),
+        ] {
+            assert_eq!(kinds(version, mig), (shown.to_owned(), counted), "{version} mig={mig}");
+        }
+    }
+
+    #[test]
+    fn an_odd_mebibyte_is_given_to_nobody() {
+        let capacity = memory(81_559 << 20, true);
+        assert_eq!(capacity.value.0, "81558Mi");
+        assert_eq!(capacity.request_policy.unwrap().default.unwrap().0, "81558Mi");
+        assert_eq!(memory(81_559 << 20, false).value.0, "81559Mi");
+    }
+}

@@ -1,0 +1,132 @@
+//! The injector: a pod that asks for a share of a GPU in ClearML's or Run:ai's words gets a claim for it. Pure: an
+//! `AdmissionReview` in, an answer out; nothing is created, so a dry run is like any other.
+
+mod containers;
+mod denial;
+mod guard;
+mod read;
+mod review;
+mod target;
+#[cfg(test)]
+mod tests;
+
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+pub use denial::Denial;
+pub use guard::{InjectionMode, Rules};
+pub use read::{LABEL, gpus_of, template_of};
+pub use review::{Answer, ReviewOutcome, answer};
+
+use crate::names::SLICE_RESOURCE;
+use containers::ContainerList;
+use target::{CLAIM, TargetContainer};
+
+/// Label of a pod that has got a slice: the name of its claim's template.
+pub const SLICE_LABEL: &str = "cantle.dev/slice";
+
+/// What keeps NVIDIA's container runtime from handing out GPUs by environment, in addition to the claim.
+const NO_DEVICES: (&str, &str) = ("NVIDIA_VISIBLE_DEVICES", "void");
+
+/// The pod with its claim. What already is as it should be stays, so a second call changes nothing.
+///
+/// # Errors
+/// If what the pod asks makes no sense, contradicts itself, or would get around the limit.
+pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
+    let typed: Pod = serde_json::from_value(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()))?;
+    let Some(asked) = read::asked(&typed, rules)? else {
+        return Ok(pod.clone());
+    };
+    guard::check(&typed, rules)?;
+    let target = target::find(&typed, &asked, rules)?;
+    target::check_other_devices(&typed, &asked, &target, rules)?;
+    let mut changed = pod.clone();
+    for list in ContainerList::ALL {
+        for container in each(&mut changed, list) {
+            strip(container, rules);
+            hide_gpus(container);
+        }
+    }
+    let template = asked.template.to_string();
+    match &rules.mode {
+        InjectionMode::Claim => claim(&mut changed, &target, &template),
+        InjectionMode::Classic { scheduler, .. } => slot(&mut changed, &target, scheduler)?,
+    }
+    changed["metadata"]["labels"][SLICE_LABEL] = json!(template);
+    Ok(changed)
+}
+
+/// Containers added to a running pod (`kubectl debug`) get no GPU, and may not reach for one.
+///
+/// # Errors
+/// If a new one would get around the limit.
+pub fn inject_ephemeral(pod: &Value, old: &Value, rules: &Rules) -> Result<Value, Denial> {
+    let of =
+        |pod: &Value| serde_json::from_value::<Pod>(pod.clone()).map_err(|e| Denial::NotAPod(e.to_string()));
+    let known: Vec<String> =
+        of(old)?.spec.into_iter().flat_map(|s| s.ephemeral_containers).flatten().map(|c| c.name).collect();
+    guard::check_ephemeral(&of(pod)?, &known, rules)?;
+    let mut changed = pod.clone();
+    let list = changed.pointer_mut("/spec/ephemeralContainers").and_then(Value::as_array_mut);
+    for container in list.into_iter().flatten() {
+        // Those that are there can't be changed any more.
+        if !known.iter().any(|name| container["name"] == **name) {
+            hide_gpus(container);
+        }
+    }
+    Ok(changed)
+}
+
+fn each(pod: &mut Value, list: ContainerList) -> impl Iterator<Item = &mut Value> {
+    pod["spec"].get_mut(list.key()).and_then(Value::as_array_mut).into_iter().flatten()
+}
+
+/// Takes away the resources that the slice stands for.
+fn strip(container: &mut Value, rules: &Rules) {
+    for kind in ["limits", "requests"] {
+        if let Some(amounts) =
+            container.pointer_mut(&format!("/resources/{kind}")).and_then(Value::as_object_mut)
+        {
+            amounts.retain(|key, _| !rules.is_asking(key) && key != read::GPU);
+        }
+    }
+}
+
+fn hide_gpus(container: &mut Value) {
+    let (name, value) = NO_DEVICES;
+    add(&mut container["env"], name, json!({"name": name, "value": value}));
+}
+
+fn claim(pod: &mut Value, target: &TargetContainer, template: &str) {
+    let spec = &mut pod["spec"];
+    add(&mut spec["resourceClaims"], CLAIM, json!({"name": CLAIM, "resourceClaimTemplateName": template}));
+    let container = &mut spec[target.list.key()][target.at];
+    add(&mut container["resources"]["claims"], CLAIM, json!({"name": CLAIM}));
+}
+
+/// One slot of the node; how large the slice is says the label.
+fn slot(pod: &mut Value, target: &TargetContainer, scheduler: &str) -> Result<(), Denial> {
+    let spec = &mut pod["spec"];
+    match spec["schedulerName"].as_str() {
+        None | Some("" | "default-scheduler") => spec["schedulerName"] = json!(scheduler),
+        Some(given) if given == scheduler => {}
+        Some(given) => {
+            let (given, right) = (given.to_owned(), scheduler.to_owned());
+            return Err(Denial::ForeignScheduler { given, right });
+        }
+    }
+    spec[target.list.key()][target.at]["resources"]["limits"][SLICE_RESOURCE] = json!("1");
+    Ok(())
+}
+
+/// Puts `entry` at the end of a list that may be missing, unless it has one of that name.
+fn add(list: &mut Value, name: &str, entry: Value) {
+    if list.is_null() {
+        *list = json!([]);
+    }
+    if let Some(list) = list.as_array_mut()
+        && !list.iter().any(|entry| entry["name"] == name)
+    {
+        list.push(entry);
+    }
+}

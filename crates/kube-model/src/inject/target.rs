@@ -1,0 +1,107 @@
+//! Which container gets the GPU, and whether another one reaches for one too.
+
+use k8s_openapi::api::core::v1::{Container, Pod};
+
+use super::containers::ContainerList;
+use super::read::{CONTAINER_NAME, GPU, StatedRequest, amounts, devices};
+use super::{Denial, Rules};
+use crate::names::SLICE_RESOURCE;
+use crate::template_name::{PARTS, TemplateName};
+
+/// Name of the claim in a pod.
+pub(crate) const CLAIM: &str = "cantle-gpu";
+
+/// The container that gets the GPU.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct TargetContainer {
+    pub(crate) list: ContainerList,
+    pub(crate) at: usize,
+    pub(crate) name: String,
+}
+
+/// By name if the pod says so, else the one that asks by its resources, else the first.
+pub(crate) fn find(pod: &Pod, asked: &StatedRequest, rules: &Rules) -> Result<TargetContainer, Denial> {
+    let all: Vec<TargetContainer> = ContainerList::containers(pod)
+        .map(|(list, at, c)| TargetContainer { list, at, name: c.name.clone() })
+        .collect();
+    let names = |which: &[&TargetContainer]| {
+        which.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let that = |is: &dyn Fn(&Container) -> bool| -> Vec<&TargetContainer> {
+        let matches = ContainerList::containers(pod).zip(&all).filter(|((_, _, container), _)| is(container));
+        matches.map(|(_, target)| target).collect()
+    };
+    let has_claim = that(&|container| {
+        let claims = container.resources.as_ref().and_then(|r| r.claims.as_ref());
+        claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == CLAIM))
+    });
+    let is_asking = |key: &str| rules.is_asking(key) || key == GPU || key == SLICE_RESOURCE;
+    let asking = that(&|c| amounts(c).iter().any(|(key, _)| is_asking(key)));
+    let chosen = match pod.metadata.annotations.as_ref().and_then(|a| a.get(CONTAINER_NAME)) {
+        Some(given) => {
+            all.iter().find(|target| target.name == *given).ok_or_else(|| Denial::NoSuchContainer {
+                given: given.clone(),
+                containers: names(&all.iter().collect::<Vec<_>>()),
+            })?
+        }
+        None => match (has_claim.as_slice(), asking.as_slice()) {
+            ([target, ..], _) | ([], [target]) => target,
+            ([], [_, _, ..]) => return Err(Denial::SeveralContainers(names(&asking))),
+            ([], []) => all.first().ok_or_else(|| Denial::NotAPod("it has no containers".to_owned()))?,
+        },
+    };
+    if let Some(other) = has_claim.iter().chain(&asking).find(|target| target.name != chosen.name) {
+        return Err(if has_claim.contains(other) {
+            Denial::ForeignClaim(other.name.clone())
+        } else {
+            Denial::SeveralContainers(names(&[chosen, other]))
+        });
+    }
+    check_claim(pod, asked)?;
+    Ok(chosen.clone())
+}
+
+/// A claim of this name is there after an earlier call, and then it is for the same.
+fn check_claim(pod: &Pod, asked: &StatedRequest) -> Result<(), Denial> {
+    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    for claim in claims.filter(|claim| claim.name == CLAIM) {
+        let template = claim.resource_claim_template_name.as_deref().unwrap_or("of no template");
+        if template != asked.template.to_string() {
+            let one = format!("resource claim \"{CLAIM}\" ({template})");
+            return Err(Denial::Contradiction { one, other: asked.by.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Other resources of NVIDIA's, in any container, in addition to what the pod asks for. ClearML's manifests have `nvidia.com/gpu`
+/// next to the fraction: 1, or an eighth of a GPU each (their time slicing); the claim stands for it.
+pub(crate) fn check_other_devices(
+    pod: &Pod,
+    asked: &StatedRequest,
+    target: &TargetContainer,
+    rules: &Rules,
+) -> Result<(), Denial> {
+    for (list, at, container) in ContainerList::containers(pod) {
+        for (key, given) in amounts(container) {
+            let is_gpu = key == GPU && (list, at) == (target.list, target.at);
+            let is_asked =
+                rules.is_asking(key) || (is_gpu && asked.clearml && stands_for(&asked.template, given));
+            if is_asked || !key.starts_with("nvidia.com/") {
+                continue;
+            }
+            let one = format!("resource {key} \"{given}\" of container {}", container.name);
+            return Err(Denial::Contradiction { one, other: asked.by.clone() });
+        }
+    }
+    Ok(())
+}
+
+fn stands_for(template: &TemplateName, given: &str) -> bool {
+    let Some(count) = devices(given) else { return false };
+    match *template {
+        TemplateName::Fraction { parts, .. } => count == 1 || count * PARTS == 8 * parts,
+        TemplateName::Whole { gpus } => count == gpus || count == 8 * gpus,
+        TemplateName::Memory { .. } | TemplateName::Mig { .. } => false,
+    }
+}

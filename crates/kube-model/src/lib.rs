@@ -1,0 +1,31 @@
+//! cantle on Kubernetes, as far as it is decided without a cluster: objects in, objects and actions out. No client, no
+//! clock, no network; `cantle-kube` reads the objects, asks this crate, and carries out what it answers.
+//!
+//! | module | decides |
+//! |---|---|
+//! | [`inject`] | what the admission webhook changes in a pod |
+//! | [`claim_template`] | which claim templates there should be |
+//! | [`dra`] | which devices a node publishes, and what an allocated claim means |
+//! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
+//! | [`cluster`] | the GPUs of a cluster and who has what of them |
+//! | [`queues`] | which tasks get pods, what the pods look like, and what is done about each |
+
+pub mod claim_template;
+pub mod classic;
+pub mod cluster;
+mod decision;
+pub mod dra;
+mod error;
+pub mod inject;
+pub mod names;
+mod object;
+pub mod phase;
+pub mod queues;
+mod template_name;
+mod version;
+
+pub use decision::{DecidedGpu, SliceDecision};
+pub use error::{ClaimError, DroppedError, ObjectError, VersionError};
+pub use object::ObjectExt;
+pub use template_name::{MAX_DEVICES, PARTS, TemplateName, TemplateNameError, profile_of};
+pub use version::Version;

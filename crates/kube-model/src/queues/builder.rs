@@ -1,0 +1,336 @@
+//! From a task to its pod. Pure: the same task gives the same pod.
+
+use std::collections::BTreeMap;
+
+use cantle_clearml::{TaskRequest, runnable, sdk_command, tasks};
+use cantle_model::{GpuRequest, whole_granules};
+use serde_json::{Map, Value, json};
+
+use super::config::{QueueConfig, QueueFile};
+use super::pod_request::WEIGHT_LABEL;
+use super::template::{merge, parts};
+use crate::inject::LABEL;
+
+/// Which controller a pod belongs to.
+pub const OWNER_LABEL: &str = "cantle.dev/queues";
+/// ClearML's label: the task.
+pub const TASK_LABEL: &str = "clearml-task-id";
+/// ClearML's label: the queue by id.
+pub const QUEUE_LABEL: &str = "clearml-agent-queue";
+/// The queue by name, which may be no label.
+pub const QUEUE_ANNOTATION: &str = "cantle.dev/queue";
+/// Nobody schedules a pod with it: the task is not ours yet.
+pub const GATE: &str = "cantle.dev/task-not-taken";
+/// A pod does not vanish before its task's state is reported.
+pub const FINALIZER: &str = "cantle.dev/task-state";
+/// The container that the task runs in.
+pub const CONTAINER: &str = "task";
+
+/// Words in which a pod asks for GPU; a task that asks for itself takes the queue's away.
+const GPU_ANNOTATIONS: [&str; 4] = ["gpu-fraction", "gpu-memory", "gpu-fraction-num-devices", "mig-profile"];
+const GPU_RESOURCES: [&str; 2] = ["nvidia.com/", "clear.ml/fraction"];
+
+/// How tasks reach the server.
+#[derive(Debug, Clone)]
+pub struct ServerAccess {
+    /// Its address.
+    pub url: String,
+    /// Where the keys for it are.
+    pub keys: ServerKeys,
+}
+
+/// Where the keys are.
+#[derive(Debug, Clone)]
+pub enum ServerKeys {
+    /// In the pod itself: whoever may read pods reads them.
+    Plain(cantle_clearml::Credentials),
+    /// In a Secret with `access_key` and `secret_key`.
+    Secret(String),
+}
+
+/// What all pods of a controller have in common.
+#[derive(Debug)]
+pub struct PodBuilder {
+    /// Name of the controller.
+    pub owner: String,
+    /// Which queues, and what their pods look like.
+    pub file: QueueFile,
+    /// How tasks reach the server.
+    pub access: ServerAccess,
+}
+
+/// The name of a task's pod: a second one can't be made.
+pub fn name_of(task: &str) -> String {
+    format!("clearml-id-{}", task.to_ascii_lowercase())
+}
+
+impl PodBuilder {
+    /// The pod of a task, not yet to be scheduled.
+    ///
+    /// # Errors
+    /// If the task can't run so.
+    pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
+        let request = runnable(task)?;
+        let (image, task_env) = image_and_env(&task.container)?;
+        let mut template = queue.template.clone();
+        apply_request(&mut template, &request)?;
+        let mut env = Map::new();
+        env.insert("env".to_owned(), Value::Array(self.env(&task.id, task_env)));
+        merge(&mut template, env);
+        let (mut metadata, mut spec, mut container) = parts(&template);
+        metadata["name"] = json!(name_of(&task.id));
+        metadata["finalizers"] = json!([FINALIZER]);
+        for (key, value) in
+            [(OWNER_LABEL, self.owner.as_str()), (TASK_LABEL, &task.id), (QUEUE_LABEL, queue_id)]
+        {
+            metadata["labels"][key] = json!(value);
+        }
+        metadata["annotations"][QUEUE_ANNOTATION] = json!(queue.name);
+        container["name"] = json!(CONTAINER);
+        container["image"] = json!(image.unwrap_or_else(|| self.file.image.clone()));
+        container["command"] = json!(command(task, &request));
+        if let Some(cwd) = &request.cwd {
+            container["workingDir"] = json!(cwd);
+        }
+        spec["restartPolicy"] = json!("Never");
+        spec["schedulingGates"] = json!([{"name": GATE}]);
+        spec["containers"] = json!([container]);
+        Ok(json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}))
+    }
+
+    /// What ClearML's SDK and agent look for; then what the task's own container arguments say.
+    fn env(&self, task: &str, given: BTreeMap<String, String>) -> Vec<Value> {
+        let mut env: BTreeMap<String, Value> = BTreeMap::new();
+        let mut put = |name: &str, value: &str| {
+            drop(env.insert(name.to_owned(), json!({"name": name, "value": value})))
+        };
+        put("CLEARML_API_HOST", &self.access.url);
+        self.file.servers.iter().for_each(|(name, url)| put(name, url));
+        put("CLEARML_TASK_ID", task);
+        put("CLEARML_WORKER_ID", &self.worker(task));
+        given.iter().for_each(|(name, value)| put(name, value));
+        for (name, key) in
+            [("CLEARML_API_ACCESS_KEY", "access_key"), ("CLEARML_API_SECRET_KEY", "secret_key")]
+        {
+            let entry = match &self.access.keys {
+                ServerKeys::Secret(secret) => {
+                    json!({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+                }
+                ServerKeys::Plain(keys) if key == "access_key" => {
+                    json!({"name": name, "value": keys.access_key})
+                }
+                ServerKeys::Plain(keys) => json!({"name": name, "value": keys.secret_key}),
+            };
+            env.insert(name.to_owned(), entry);
+        }
+        env.into_values().collect()
+    }
+
+    /// As ClearML's glue names its workers.
+    pub fn worker(&self, task: &str) -> String {
+        format!("{}:{task}", self.owner)
+    }
+}
+
+/// What the task itself asks for goes before its queue's.
+pub fn apply_request(template: &mut Map<String, Value>, request: &TaskRequest) -> Result<(), String> {
+    if let Some(gpu) = &request.gpu {
+        take_gpu_away(template);
+        let own = match gpu {
+            GpuRequest::Fraction(share) if share.is_part() => {
+                json!({"annotations": {"gpu-fraction": share.to_string()}})
+            }
+            GpuRequest::Fraction(_) => json!({"resources": {"limits": {"nvidia.com/gpu": 1}}}),
+            GpuRequest::Gpus(n) => json!({"resources": {"limits": {"nvidia.com/gpu": n}}}),
+            GpuRequest::MigProfile(profile) => json!({"annotations": {"mig-profile": profile}}),
+            GpuRequest::Memory(bytes) => {
+                json!({"annotations": {"gpu-memory": (whole_granules(bytes.0) >> 20).to_string()}})
+            }
+        };
+        if let Value::Object(own) = own {
+            merge(template, own);
+        }
+    }
+    let amounts = [
+        (request.cpu_milli > 0).then(|| ("cpu", json!(format!("{}m", request.cpu_milli)))),
+        (request.memory_bytes > 0).then(|| ("memory", json!(request.memory_bytes.to_string()))),
+    ];
+    for (name, amount) in amounts.into_iter().flatten() {
+        let mut own = Map::new();
+        own.insert("resources".to_owned(), json!({"requests": {name: amount}}));
+        merge(template, own);
+    }
+    Ok(())
+}
+
+fn take_gpu_away(template: &mut Map<String, Value>) {
+    if let Some(Value::Object(labels)) = template.get_mut("labels") {
+        labels.remove(LABEL);
+        // It was the weight of what is taken away.
+        labels.remove(WEIGHT_LABEL);
+    }
+    if let Some(Value::Object(annotations)) = template.get_mut("annotations") {
+        annotations.retain(|name, _| !GPU_ANNOTATIONS.contains(&name.as_str()));
+    }
+    let Some(Value::Object(resources)) = template.get_mut("resources") else { return };
+    for amounts in resources.values_mut().filter_map(Value::as_object_mut) {
+        amounts.retain(|name, _| !GPU_RESOURCES.iter().any(|prefix| name.starts_with(prefix)));
+    }
+}
+
+/// Of `docker run`'s options those that set a variable mean something for a pod, as in ClearML's glue.
+fn image_and_env(container: &tasks::Container) -> Result<(Option<String>, BTreeMap<String, String>), String> {
+    let (image, options) = container.image_and_options()?;
+    let mut env = BTreeMap::new();
+    let mut words = options.into_iter();
+    while let Some(word) = words.next() {
+        let setting = match word.as_str() {
+            "-e" | "--env" => words.next(),
+            word => word.strip_prefix("--env=").map(str::to_owned),
+        };
+        if let Some((name, value)) = setting.as_deref().and_then(|setting| setting.split_once('=')) {
+            env.insert(name.to_owned(), value.to_owned());
+        }
+    }
+    Ok((image, env))
+}
+
+/// A plain command runs as it is; code of ClearML's SDK is set up and run by ClearML's own agent.
+fn command(task: &tasks::Task, request: &TaskRequest) -> Vec<String> {
+    let is_sdk = request.command.is_empty();
+    let argv = if is_sdk {
+        sdk_command(&task.id, &[]).map(str::to_owned).collect()
+    } else {
+        request.command.clone()
+    };
+    task.container.started(argv, is_sdk)
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_clearml::Credentials;
+    use cantle_model::{Bytes, ComputeMode, Milli};
+    use k8s_openapi::api::core::v1::Pod;
+
+    use super::*;
+
+    const VALUES: &str = r#"
+agentk8sglue:
+  defaultContainerImage: base:1
+  basePodTemplate:
+    env: [{name: A, value: base}]
+  queues:
+    half:
+      templateOverrides:
+        labels: {clearml-injector/fraction: "0.500", required-resources: "0.5"}
+        resources: {limits: {memory: 1Gi, nvidia.com/gpu: "1"}}
+"#;
+
+    fn builder(keys: ServerKeys) -> PodBuilder {
+        let access = ServerAccess { url: "http://127.0.0.1:8008".to_owned(), keys };
+        PodBuilder { owner: "cantle".to_owned(), file: QueueFile::parse(VALUES).unwrap(), access }
+    }
+
+    fn secret() -> PodBuilder {
+        builder(ServerKeys::Secret("keys".to_owned()))
+    }
+
+    fn task(request: &TaskRequest) -> tasks::Task {
+        tasks::Task { id: "7F".to_owned(), hyperparams: request.to_hyperparams(), ..tasks::Task::default() }
+    }
+
+    fn pod(builder: &PodBuilder, task: &tasks::Task) -> Result<Value, String> {
+        builder.pod(task, &builder.file.queues[0], "q1")
+    }
+
+    fn request(gpu: Option<GpuRequest>) -> TaskRequest {
+        TaskRequest { command: vec!["train".to_owned(), "a b".to_owned()], gpu, ..TaskRequest::default() }
+    }
+
+    fn env(pod: &Value) -> BTreeMap<String, Value> {
+        let env = pod["spec"]["containers"][0]["env"].as_array().unwrap();
+        env.iter().map(|each| (each["name"].as_str().unwrap().to_owned(), each.clone())).collect()
+    }
+
+    #[test]
+    fn a_plain_command_becomes_a_pod_that_nobody_schedules_yet() {
+        let pod = pod(&secret(), &task(&request(None))).unwrap();
+        let typed: Pod = serde_json::from_value(pod.clone()).unwrap();
+        assert_eq!(typed.metadata.name.as_deref(), Some("clearml-id-7f"));
+        assert_eq!(typed.metadata.labels.unwrap()[LABEL], "0.500");
+        let spec = typed.spec.unwrap();
+        assert_eq!(spec.scheduling_gates.unwrap()[0].name, GATE);
+        let container = &spec.containers[0];
+        assert_eq!(container.command.as_deref(), Some(["train".to_owned(), "a b".to_owned()].as_slice()));
+        assert_eq!(container.image.as_deref(), Some("base:1"));
+        let env = env(&pod);
+        assert_eq!(env["A"]["value"], "base");
+        assert_eq!(env["CLEARML_TASK_ID"]["value"], "7F");
+        assert_eq!(env["CLEARML_API_SECRET_KEY"]["valueFrom"]["secretKeyRef"]["name"], "keys");
+    }
+
+    #[test]
+    fn keys_without_a_secret_are_in_the_pod() {
+        let keys = Credentials { access_key: "A".to_owned(), secret_key: "S".to_owned() };
+        let pod = pod(&builder(ServerKeys::Plain(keys)), &task(&request(None))).unwrap();
+        assert_eq!(env(&pod)["CLEARML_API_SECRET_KEY"]["value"], "S");
+    }
+
+    #[test]
+    fn what_a_task_asks_for_goes_before_its_queue() {
+        let asked = |gpu| pod(&secret(), &task(&request(Some(gpu)))).unwrap();
+        let fraction = asked(GpuRequest::Fraction(Milli(300).into()));
+        assert_eq!(fraction["metadata"]["annotations"]["gpu-fraction"], "0.3");
+        assert!(fraction["metadata"]["labels"].get(LABEL).is_none(), "the queue's fraction contradicts it");
+        assert!(fraction["metadata"]["labels"].get(WEIGHT_LABEL).is_none(), "nor is its weight the task's");
+        assert_eq!(fraction["spec"]["containers"][0]["resources"]["limits"], json!({"memory": "1Gi"}));
+        let memory = asked(GpuRequest::Memory(Bytes(4 << 30)));
+        assert_eq!(memory["metadata"]["annotations"]["gpu-memory"], "4096");
+        let mig = asked(GpuRequest::MigProfile("1g.10gb".to_owned()));
+        assert_eq!(mig["metadata"]["annotations"]["mig-profile"], "1g.10gb");
+        let gpus = asked(GpuRequest::Gpus(2));
+        assert_eq!(gpus["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"], 2);
+        let odd = asked(GpuRequest::Memory(Bytes(4_000_000_000)));
+        assert_eq!(odd["metadata"]["annotations"]["gpu-memory"], "3814", "whole granules");
+    }
+
+    #[test]
+    fn a_tasks_own_container() {
+        let mut given = task(&request(None));
+        given.container.image = "own:2 -e X=1".to_owned();
+        given.container.arguments = "--ipc=host --env 'A=two words' --env=Y=2".to_owned();
+        given.container.setup_shell_script = "export Z=1".to_owned();
+        let made = pod(&secret(), &given).unwrap();
+        let container = &made["spec"]["containers"][0];
+        assert_eq!(container["image"], "own:2");
+        assert_eq!(
+            container["command"],
+            json!(["sh", "-c", "export Z=1\nexec \"$@\"", "sh", "train", "a b"])
+        );
+        let env = env(&made);
+        assert_eq!(
+            (&env["X"]["value"], &env["A"]["value"], &env["Y"]["value"]),
+            (&json!("1"), &json!("two words"), &json!("2"))
+        );
+        given.container.arguments = "-e 'A".to_owned();
+        assert!(pod(&secret(), &given).unwrap_err().contains("not closed"));
+    }
+
+    #[test]
+    fn code_of_the_sdk_goes_to_clearmls_agent() {
+        let script = tasks::Script { entry_point: "train.py".into(), ..tasks::Script::default() };
+        let made = pod(&secret(), &tasks::Task { id: "7".into(), script, ..tasks::Task::default() }).unwrap();
+        let command = &made["spec"]["containers"][0]["command"];
+        assert!(command[2].as_str().unwrap().starts_with("command -v clearml-agent"));
+        let argv: Vec<_> = command.as_array().unwrap()[4..].to_vec();
+        assert_eq!(json!(argv), json!(["clearml-agent", "execute", "--disable-monitoring", "--id", "7"]));
+    }
+
+    #[test]
+    fn a_task_that_cannot_run_says_why() {
+        let nothing = tasks::Task { id: "7".into(), ..tasks::Task::default() };
+        assert!(pod(&secret(), &nothing).unwrap_err().contains("neither a command"));
+        let fair = TaskRequest { compute: ComputeMode::Fair, ..request(None) };
+        assert!(pod(&secret(), &task(&fair)).unwrap_err().contains("cantle/compute"));
+    }
+}

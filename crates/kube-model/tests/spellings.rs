@@ -1,0 +1,77 @@
+//! However a request is spelled, and whichever way it goes, it is the same slice: the command line, a ClearML task's
+//! parameters, a pod's label or annotation, the name of a claim template, and the amount that a claim charges.
+
+#![expect(clippy::unwrap_used, reason = "a test may panic")]
+
+use cantle_clearml::TaskRequest;
+use cantle_kube_model::TemplateName;
+use cantle_kube_model::claim_template::{GpuSizes, spec};
+use cantle_kube_model::inject::{Rules, inject};
+use cantle_model::{Bytes, GpuRequest, Milli, Share};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+/// Memory in MiB of GPUs that there are, also such as are no whole number of granules.
+const TOTALS_MIB: [u64; 8] = [8_192, 15_360, 23_034, 24_576, 40_960, 46_068, 81_559, 143_771];
+
+fn share(request: &GpuRequest, total_mib: u64) -> Option<Share> {
+    request.share_of(total_mib << 20)
+}
+
+fn through_a_task(request: GpuRequest) -> GpuRequest {
+    let request = TaskRequest { gpu: Some(request), ..TaskRequest::default() };
+    TaskRequest::from_hyperparams(&request.to_hyperparams()).unwrap().unwrap().gpu.unwrap()
+}
+
+fn template_of(metadata: Value) -> TemplateName {
+    let spec = json!({"containers": [{"name": "c"}]});
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec});
+    let pod = inject(&pod, &Rules::default()).unwrap();
+    pod["spec"]["resourceClaims"][0]["resourceClaimTemplateName"].as_str().unwrap().parse().unwrap()
+}
+
+/// What a claim made of the template is charged on such a GPU, as the node reads it back.
+fn charged(template: &TemplateName, total_mib: u64) -> GpuRequest {
+    let template = spec(template, &GpuSizes::from([(total_mib, 1)])).unwrap();
+    let request = &template["spec"]["devices"]["requests"][0];
+    let device = request.get("exactly").unwrap_or_else(|| &request["firstAvailable"][0]);
+    let quantity = device["capacity"]["requests"]["memory"].as_str().unwrap();
+    GpuRequest::Memory(quantity.parse::<Bytes>().unwrap())
+}
+
+proptest! {
+    #[test]
+    fn a_fraction(milli in 1u32..1000, total in prop::sample::select(&TOTALS_MIB[..])) {
+        let text = Milli(milli).to_string();
+        let request = GpuRequest::from_fraction(&text).unwrap();
+        let wanted = share(&request, total);
+        prop_assert_eq!(wanted.unwrap().milli, Milli(milli));
+        prop_assert_eq!(share(&through_a_task(request), total), wanted);
+        for metadata in [
+            json!({"labels": {"clearml-injector/fraction": &text}}),
+            json!({"annotations": {"gpu-fraction": &text}}),
+        ] {
+            let template = template_of(metadata);
+            prop_assert_eq!(share(&template.request([]), total), wanted);
+            prop_assert_eq!(share(&charged(&template, total), total), wanted);
+        }
+    }
+
+    #[test]
+    fn an_amount_of_memory(mib in 2u64..8_192, total in prop::sample::select(&TOTALS_MIB[..])) {
+        let request = GpuRequest::from_memory(&format!("{mib}Mi")).unwrap();
+        let wanted = share(&request, total);
+        prop_assert!(wanted.is_some());
+        prop_assert_eq!(share(&through_a_task(request), total), wanted);
+        let template = template_of(json!({"annotations": {"gpu-memory": mib.to_string()}}));
+        prop_assert_eq!(share(&template.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&template, total), total), wanted);
+    }
+}
+
+#[test]
+fn an_odd_number_of_mib_is_rounded_down_to_a_granule() {
+    let template = template_of(json!({"annotations": {"gpu-memory": "4095"}}));
+    let share = share(&template.request([]), 40_960).unwrap();
+    assert_eq!(share.memory_limit_bytes, 4094 << 20);
+}

@@ -1,0 +1,268 @@
+//! The slices of a node: made when a container is about to start, taken back when its pod has ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_model::GpuUuid;
+use cantle_node::AllocatableGpus;
+use cantle_runtime::cdi;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::api::{ListParams, ObjectList};
+use kube::{Api, Client, ResourceExt as _};
+use tokio::sync::Mutex;
+
+use super::kubelet::{devices, slots};
+use super::record::change;
+use crate::node::{Metrics, allocation, blocking};
+use crate::{KubeError, NodeConfig};
+use cantle_kube_model::classic::record::{NodeRecord, OfferedGpu, PlacedPod, Placements};
+use cantle_kube_model::classic::reserve::{Devices, HeldDevice, holder, together};
+use cantle_kube_model::classic::slice_decision;
+use cantle_kube_model::phase::has_ended;
+
+/// A place whose pod has not come by then was given to one that was not bound after all.
+const BOUND_WITHIN_MS: i64 = 60_000;
+
+/// Holds the slices.
+pub(super) struct Manager {
+    client: Client,
+    node: String,
+    kubelet_dir: PathBuf,
+    cdi_dir: PathBuf,
+    grants: Arc<AllocatableGpus>,
+    pub(super) metrics: Arc<Metrics>,
+    /// NVIDIA's device plugin gives out the GPUs: only those are used that pods of ours have.
+    reservation: bool,
+    /// One thing at a time: what is looked at must not change meanwhile.
+    turn: Mutex<()>,
+}
+
+impl Manager {
+    pub(super) fn new(
+        client: Client,
+        config: &NodeConfig,
+        grants: Arc<AllocatableGpus>,
+        metrics: Arc<Metrics>,
+        reservation: bool,
+    ) -> Self {
+        let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config.clone();
+        Self { client, node, kubelet_dir, cdi_dir, grants, metrics, reservation, turn: Mutex::default() }
+    }
+
+    fn nodes(&self) -> Api<Node> {
+        Api::all(self.client.clone())
+    }
+
+    /// Makes what the pod that has this slot was given, as far as it is not there yet.
+    pub(super) async fn prepare(&self, slot: &str) -> Result<(), KubeError> {
+        let _turn = self.turn.lock().await;
+        let holder = self.holder(slot).await?;
+        let full = format!("{}/{}", holder.namespace, holder.pod);
+        let wrong = |why: String| KubeError::Slice { pod: full.clone(), why };
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &holder.namespace);
+        let uid = pods.get(&holder.pod).await?.uid().unwrap_or_default();
+        // Whoever has ended makes room first.
+        self.take_back().await?;
+        let record = NodeRecord::of(&self.nodes().get(&self.node).await?)?;
+        let placement = record.placements.get(&uid);
+        let placement = placement.ok_or_else(|| {
+            wrong(
+                "cantle's scheduler has not placed it: leave spec.nodeName and spec.schedulerName away"
+                    .to_owned(),
+            )
+        })?;
+        self.check_reserved(placement, &record).await?.map_err(wrong)?;
+        let slice = slice_decision(&uid, placement, &record).map_err(wrong)?;
+        let (slot, dir) = (slot.to_owned(), self.cdi_dir.clone());
+        blocking(&self.grants, move |grants| {
+            let lease = grants.allocate(&allocation(&slice))?;
+            let device = cdi::CdiDevice { name: slot.clone(), container_edits: grants.edits(&lease)? };
+            let written = cdi::Spec::of_slices(vec![device]).write(&dir, &slot);
+            written.map_err(|why| KubeError::Cdi { dir, why })?;
+            tracing::info!(pod = slice.name, slot, "slice made");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The pod that has the slot: the kubelet knows.
+    async fn holder(&self, slot: &str) -> Result<HeldDevice, KubeError> {
+        let mut holders = slots(&self.kubelet_dir).await?.into_iter().filter(|held| held.id == slot);
+        match (holders.next(), holders.next()) {
+            (Some(holder), None) => Ok(holder),
+            (first, _) => {
+                let many = if first.is_none() { "no pod has" } else { "two pods have" };
+                let path = self.kubelet_dir.clone();
+                Err(KubeError::Kubelet { path, why: format!("it says that {many} {slot}") })
+            }
+        }
+    }
+
+    /// Takes back what pods hold that have ended, and what was written down for them; where other pods can have GPUs, it is
+    /// written down who has which.
+    pub(super) async fn settle(&self) -> Result<(), KubeError> {
+        let turn = self.turn.lock().await;
+        self.take_back().await?;
+        drop(turn);
+        if self.reservation {
+            self.publish().await?;
+        }
+        Ok(())
+    }
+
+    async fn take_back(&self) -> Result<(), KubeError> {
+        let pods = self.pods().await?;
+        let known: BTreeMap<String, bool> =
+            pods.iter().map(|pod| (pod.uid().unwrap_or_default(), has_ended(pod))).collect();
+        let live: BTreeSet<String> =
+            known.iter().filter(|(_, ended)| !**ended).map(|(uid, _)| uid.clone()).collect();
+        let (held, freed) = self.revoke(live).await?;
+        self.remove_specs().await?;
+        let now_ms = Timestamp::now().as_millisecond();
+        let is_over = |uid: &String, placed_ms: i64| match known.get(uid) {
+            Some(ended) => *ended && !held.contains(uid),
+            // One that is not here: it has been, or it never will be.
+            None => !held.contains(uid) && (freed.contains(uid) || now_ms - placed_ms > BOUND_WITHIN_MS),
+        };
+        let strike_out = |record: &mut NodeRecord| {
+            record.placements.retain(|uid, placement| !is_over(uid, placement.placed_ms));
+            Ok(())
+        };
+        change(&self.nodes(), &self.node, strike_out).await
+    }
+
+    /// Takes back the leases of all others; gives those that stand then, and those that are gone. A pod that was deleted
+    /// by force is gone from the API server while it still runs: it keeps what it has.
+    async fn revoke(
+        &self,
+        live: BTreeSet<String>,
+    ) -> Result<(BTreeSet<String>, BTreeSet<String>), KubeError> {
+        blocking(&self.grants, move |grants| {
+            let (mut held, mut freed) = (BTreeSet::new(), BTreeSet::new());
+            for lease in grants.active()? {
+                let uid = lease.id.0.clone();
+                if live.contains(&uid) || has_processes(&uid) {
+                    held.insert(uid);
+                    continue;
+                }
+                grants.release(&lease.id)?;
+                tracing::info!(pod = lease.name, "slice taken back");
+                freed.insert(uid);
+            }
+            Ok((held, freed))
+        })
+        .await
+    }
+
+    /// Slots that nobody has stand for nothing.
+    async fn remove_specs(&self) -> Result<(), KubeError> {
+        let failed = |why| KubeError::Cdi { dir: self.cdi_dir.clone(), why };
+        let specs = cdi::ids(&self.cdi_dir).map_err(failed)?;
+        if specs.is_empty() {
+            return Ok(());
+        }
+        let held = slots(&self.kubelet_dir).await?;
+        for slot in specs.iter().filter(|id| !held.iter().any(|held| held.id == **id)) {
+            cdi::remove(&self.cdi_dir, slot).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    /// Writes down what the node offers; says whether that is anything.
+    pub(super) async fn publish(&self) -> Result<bool, KubeError> {
+        // What was seen first must not be written last.
+        let _turn = self.turn.lock().await;
+        let offers = blocking(&self.grants, |grants| Ok(grants.offers()?)).await?;
+        let devices = self.devices().await?;
+        let offered = |offer: cantle_decide::Offer| {
+            let table = offer.table.clone().filter(|_| offer.has_instances()).map(Arc::unwrap_or_clone);
+            let holder = devices.as_ref().map(|devices| holder(&offer.gpu, devices));
+            let together = devices.as_ref().and_then(|devices| together(&offer.gpu, devices));
+            OfferedGpu { gpu: offer.gpu, table, switches: offer.switches, holder, together }
+        };
+        let offered: Vec<OfferedGpu> =
+            offers.into_iter().filter(|offer| !offer.closed).map(offered).collect();
+        let write = |record: &mut NodeRecord| {
+            let has_changed = record.gpus != offered;
+            record.gpus.clone_from(&offered);
+            Ok(has_changed.then(|| taken_away(&offered, &record.placements)))
+        };
+        if let Some(taken) = change(&self.nodes(), &self.node, write).await? {
+            for (gpu, pod) in taken {
+                tracing::warn!(
+                    gpu,
+                    pod,
+                    "another pod was given a GPU with slices on it; nothing more is placed there"
+                );
+            }
+        }
+        Ok(!offered.is_empty())
+    }
+
+    /// What NVIDIA's device plugin gives out, and to whom; none where the GPUs are cantle's alone.
+    async fn devices(&self) -> Result<Option<Devices>, KubeError> {
+        if !self.reservation {
+            return Ok(None);
+        }
+        let mut devices = devices(&self.kubelet_dir).await?;
+        if !devices.held.is_empty() {
+            // Older kubelets name pods too that have ended.
+            let pods = self.pods().await?;
+            let has_ended = |held: &HeldDevice| {
+                let is = |pod: &&Pod| {
+                    pod.name_any() == held.pod && pod.namespace().as_deref() == Some(&held.namespace)
+                };
+                pods.iter().find(is).is_some_and(has_ended)
+            };
+            devices.held.retain(|held| !has_ended(held));
+        }
+        Ok(Some(devices))
+    }
+
+    /// What was written down may be old: no container starts on a GPU that has just become somebody else's.
+    async fn check_reserved(
+        &self,
+        placement: &PlacedPod,
+        record: &NodeRecord,
+    ) -> Result<Result<(), String>, KubeError> {
+        if !self.reservation {
+            return Ok(Ok(()));
+        }
+        let devices = devices(&self.kubelet_dir).await?;
+        let is_placed = |of: &&OfferedGpu| placement.slices.iter().any(|slice| slice.gpu == of.gpu.uuid);
+        let lost =
+            record.gpus.iter().filter(is_placed).find(|of| !holder(&of.gpu, &devices).is_reservation());
+        Ok(lost.map_or(Ok(()), |of| {
+            Err(format!(
+                "GPU {} is not reserved for cantle at the moment; it starts when it is again",
+                of.gpu.index
+            ))
+        }))
+    }
+
+    async fn pods(&self) -> Result<ObjectList<Pod>, KubeError> {
+        let here = ListParams::default().fields(&format!("spec.nodeName={}", self.node));
+        Ok(Api::<Pod>::all(self.client.clone()).list(&here).await?)
+    }
+}
+
+/// GPUs with slices that other pods have, and those pods.
+fn taken_away(offered: &[OfferedGpu], placements: &Placements) -> Vec<(u32, String)> {
+    let slices: BTreeSet<&GpuUuid> =
+        placements.values().flat_map(|p| &p.slices).map(|slice| &slice.gpu).collect();
+    let taken = offered.iter().filter(|of| slices.contains(&of.gpu.uuid));
+    taken.filter_map(|of| Some((of.gpu.index, of.holder.as_ref()?.stranger()?.to_owned()))).collect()
+}
+
+/// Does a process run in a cgroup of this pod? Its name has the UID, with `_` where systemd makes it.
+fn has_processes(uid: &str) -> bool {
+    let names = [uid.to_owned(), uid.replace('-', "_")];
+    let Ok(processes) = fs::read_dir("/proc") else { return true };
+    processes.flatten().any(|process| {
+        let cgroups = fs::read_to_string(process.path().join("cgroup")).unwrap_or_default();
+        names.iter().any(|name| cgroups.contains(name))
+    })
+}

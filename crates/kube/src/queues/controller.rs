@@ -1,0 +1,109 @@
+//! The queues' controller: what it works with, and what it remembers.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_kube_model::queues::admit::queue_of;
+use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder};
+use cantle_metrics::Fallback;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::ListParams;
+use kube::runtime::reflector::Store;
+use tokio::time::Instant;
+
+use super::leader::Leader;
+use super::logs::Logs;
+use super::metrics::{FALLBACKS, Metrics};
+use super::quotas::Quotas;
+use super::server::Server;
+use crate::KubeError;
+
+/// Queues by id, with the tasks that wait in them.
+pub(super) type Backlog = BTreeMap<String, Vec<String>>;
+
+/// The controller.
+pub(super) struct Controller {
+    pub(super) pods: Api<Pod>,
+    pub(super) namespace: String,
+    pub(super) known: Store<Pod>,
+    pub(super) server: Arc<Server>,
+    /// Ids of the file's queues.
+    pub(super) ids: Vec<String>,
+    pub(super) builder: PodBuilder,
+    pub(super) leader: Leader,
+    pub(super) logs: Logs,
+    pub(super) image_grace: Duration,
+    pub(super) quotas: Quotas,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) memory: Memory,
+}
+
+/// What one turn leaves to the next. All of it may be lost: the next leader has none of it.
+#[derive(Default)]
+pub(super) struct Memory {
+    /// When the Lease was looked at, while another replica led.
+    pub(super) asked_at: Option<Instant>,
+    /// Since it leads it has compared the watch with a list.
+    pub(super) is_compared: bool,
+    /// When the server last heard that somebody serves the queues.
+    pub(super) reported_at: Option<Instant>,
+    /// Status messages of tasks about their pods; by uid, as the next two.
+    pub(super) messages: BTreeMap<String, String>,
+    /// Nothing more is to be done about these; the watch has yet to see that they are gone.
+    pub(super) finished: BTreeSet<String>,
+    /// Since when a gated pod's task is in no queue.
+    pub(super) orphaned_at: BTreeMap<String, Instant>,
+    /// Tasks that could not be given a pod, and when.
+    pub(super) held_at: BTreeMap<String, Instant>,
+}
+
+/// What came of an action.
+pub(super) enum ActionResult {
+    Nothing,
+    /// The task has this status message now.
+    Reported(String),
+    /// The pod is no longer ours to look after.
+    Finished,
+}
+
+impl Controller {
+    /// All pods of this controller, as they are now.
+    pub(super) async fn list(&self) -> Result<Vec<Pod>, KubeError> {
+        let ours = ListParams::default().labels(&format!("{OWNER_LABEL}={}", self.builder.owner));
+        Ok(self.pods.list(&ours).await?.items)
+    }
+
+    /// Which of our queues a pod's task came from.
+    pub(super) fn queue_at(&self, pod: &Pod) -> Option<usize> {
+        let name = queue_of(pod)?;
+        self.builder.file.queues.iter().position(|queue| queue.name == *name)
+    }
+
+    /// Is it known that a task can't be given a pod just now?
+    pub(super) fn is_held(&self, task: &str) -> bool {
+        self.memory.held_at.contains_key(task)
+    }
+
+    /// Remembers what came of actions on pods, by uid.
+    pub(super) fn note(&mut self, results: Vec<(Option<String>, Result<ActionResult, KubeError>)>) {
+        for (uid, result) in results {
+            let uid = uid.unwrap_or_else(|| {
+                if FALLBACKS.count(Fallback::MissingUid, "") {
+                    tracing::warn!("a pod without a uid; what is known of it is forgotten with the next one");
+                }
+                String::new()
+            });
+            match result {
+                Ok(ActionResult::Nothing) => {}
+                Ok(ActionResult::Reported(message)) => drop(self.memory.messages.insert(uid, message)),
+                Ok(ActionResult::Finished) => {
+                    self.logs.forget(&uid);
+                    self.memory.finished.insert(uid);
+                }
+                Err(error) => tracing::warn!(uid, "{error}; trying again"),
+            }
+        }
+    }
+}

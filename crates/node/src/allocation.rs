@@ -1,0 +1,389 @@
+//! Allocations of a cluster's scheduler: it decides on the GPU, and this node checks the decision and makes the slice.
+//!
+//! Their leases are in the same store as those of `cantle run` and the agent. The lease is the checkpoint: it is on disk
+//! before the hardware is touched, and its name is the claim's, so that a repeated request finds what exists already.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cantle_decide::Offer;
+use cantle_driver::{Activation, Driver, DriverError, Installation};
+use cantle_ledger::host::LIMITS_FILE;
+use cantle_mig::{Table, grant};
+use cantle_model::{
+    Enforcement, Gpu, GpuList, GpuRequest, GpuUuid, Lease, LeaseId, MigInstance, QueueSpec, QueueWant, Slice,
+    TaskId,
+};
+use cantle_runtime::{BackendChoice, Command, cdi::Edits, slice_edits};
+use cantle_sched::{Host, Start, Waiting};
+use tokio::time::Instant;
+
+use crate::clock::now_ms;
+use crate::launch::{Launcher, new_lease};
+use crate::members::Members;
+use crate::mig::{Adopt, Stages, Writer, make_instances, turn_on};
+use crate::store::{Locked, NodeStore};
+use crate::watchdog::{Finding, Watchdog};
+use crate::{NodeError, capacity};
+use cantle_runtime::files::{self, Durability};
+
+/// What the scheduler's decision is called where a plan is checked.
+const HERE: &str = "here";
+
+/// A decision of a cluster's scheduler for one task, which this node carries out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Allocation {
+    /// The lease it gets: the same decision has the same name, however often it arrives.
+    pub lease: LeaseId,
+    /// The task.
+    pub task: TaskId,
+    /// What people call it.
+    pub name: String,
+    /// What it gets of each GPU.
+    pub request: GpuRequest,
+    /// Where its slices are, at most one on each GPU.
+    pub placements: Vec<SlicePlacement>,
+}
+
+/// Where a slice is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePlacement {
+    /// The GPU.
+    pub gpu: GpuUuid,
+    /// Placement of a MIG instance, which is its first memory slice; none for a share or a whole GPU.
+    pub start: Option<u32>,
+}
+
+/// Which GPUs are put into MIG mode at the start.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum MigAtStart {
+    /// None: each stays in the mode that it has.
+    #[default]
+    AsTheyAre,
+    /// These, or it is an error.
+    Listed(GpuList),
+    /// Those that can change now; the reason why others can't is logged.
+    AllThatCan,
+}
+
+/// The GPUs of this machine, allocated as a cluster's scheduler decides.
+pub struct AllocatableGpus {
+    driver: Arc<dyn Driver>,
+    node: NodeStore,
+    launcher: Launcher,
+    gpus: Vec<Gpu>,
+    /// What was to be had of each GPU when it last answered.
+    known: Mutex<BTreeMap<GpuUuid, Offer>>,
+    /// GPUs that can't be put into MIG mode without their administrator.
+    no_mig: Mutex<BTreeSet<GpuUuid>>,
+    watchdog: Mutex<Watchdog>,
+    stages: Stages,
+}
+
+impl AllocatableGpus {
+    /// Takes the GPUs of this machine for the cluster's node `name`; those of `mig` are put into MIG mode first.
+    ///
+    /// # Errors
+    /// If there are none, another agent has them, or one that is listed can't be put into MIG mode.
+    pub fn open(
+        installation: &Installation,
+        lib_dir: &Path,
+        name: &str,
+        mig: &MigAtStart,
+    ) -> Result<Self, NodeError> {
+        let driver = cantle_driver::open(installation)?;
+        let mut gpus = driver.gpus()?;
+        if gpus.is_empty() {
+            return Err(NodeError::NoGpu);
+        }
+        let node = NodeStore::open(&NodeStore::dir_for(installation))?;
+        let launcher = Launcher::new(driver.as_ref(), lib_dir, &node, BackendChoice::default())?;
+        let leases = {
+            let locked = node.lock()?;
+            locked.claim(&format!("{name}:kubernetes"), crate::own_holder(), &gpus, BTreeMap::new())?;
+            locked.sweep()?
+        };
+        if let MigAtStart::Listed(list) = mig {
+            let free: Vec<u32> = list
+                .select(&gpus)?
+                .iter()
+                .filter(|gpu| !is_held(gpu, &leases))
+                .map(|gpu| gpu.index)
+                .collect();
+            turn_on(driver.as_ref(), &mut gpus, &GpuList::Indices(free))?;
+        }
+        // Out of MIG mode is where a context can be measured.
+        launcher.measure(driver.as_ref(), &gpus)?;
+        let opened = Self {
+            driver,
+            node,
+            launcher,
+            gpus,
+            known: Mutex::default(),
+            no_mig: Mutex::default(),
+            watchdog: Mutex::default(),
+            stages: Stages::default(),
+        };
+        if *mig == MigAtStart::AllThatCan {
+            opened.turn_mig_on()?;
+        }
+        Ok(opened)
+    }
+
+    /// What can be had of each GPU; of one that is lost, what could be had when it last answered.
+    ///
+    /// # Errors
+    /// If a file can't be read or written.
+    pub fn offers(&self) -> Result<Vec<Offer>, NodeError> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        for gpu in &self.gpus {
+            let before = known.get_mut(&gpu.uuid);
+            match self.offer(gpu) {
+                Ok(offer) => {
+                    if before.is_some_and(|before| before.closed) {
+                        tracing::info!(gpu = gpu.index, "GPU answers again");
+                    }
+                    known.insert(gpu.uuid.clone(), offer);
+                }
+                Err(NodeError::Driver(error)) => match before {
+                    Some(Offer { closed: true, .. }) => {}
+                    Some(before) => {
+                        tracing::warn!(gpu = gpu.index, %error, "GPU lost");
+                        before.closed = true;
+                    }
+                    None => tracing::warn!(gpu = gpu.index, %error, "GPU left out"),
+                },
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(self.gpus.iter().filter_map(|gpu| known.get(&gpu.uuid)).cloned().collect())
+    }
+
+    /// Puts GPUs into MIG mode that serve no instances yet. One with a slice stays as it is, for the next call. One that needs
+    /// its administrator is logged once and left as it is.
+    ///
+    /// # Errors
+    /// If a file can't be read or written, or the driver fails.
+    pub fn turn_mig_on(&self) -> Result<(), NodeError> {
+        let offers = self.offers()?;
+        let mut no_mig = self.no_mig.lock().unwrap_or_else(PoisonError::into_inner);
+        // Held as long as the change takes: a plan made meanwhile would count on the former mode.
+        let locked = self.node.lock()?;
+        let leases = locked.sweep()?;
+        for Offer { gpu, table, switches, closed, .. } in offers {
+            let serves = gpu.mig || switches && table.is_some();
+            if serves || closed || no_mig.contains(&gpu.uuid) || is_held(&gpu, &leases) {
+                continue;
+            }
+            match turn_on(self.driver.as_ref(), &mut [gpu.clone()], &GpuList::Indices(vec![gpu.index])) {
+                Err(why @ NodeError::MigMode { .. }) => {
+                    tracing::warn!(gpu = gpu.index, %why, "stays as it is");
+                    no_mig.insert(gpu.uuid);
+                }
+                Ok(()) => tracing::info!(gpu = gpu.index, "serves MIG instances"),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    fn offer(&self, gpu: &Gpu) -> Result<Offer, NodeError> {
+        self.driver.memory(&gpu.uuid)?;
+        let now = self.driver.mig_table(&gpu.uuid)?;
+        let gpu = Gpu { mig: now.is_some(), ..gpu.clone() };
+        // Out of MIG mode a driver does not say what the GPU would offer in it, so it is written down.
+        let path = self.node.mig_dir().join(format!("{}.table.json", gpu.uuid));
+        let known: Option<Table> = files::read_json(&path)?;
+        if now.is_some() && now != known {
+            files::write_json(&path, &now, Durability::Crash)?;
+        }
+        let switches = self.driver.switches_mig(&gpu.uuid)?;
+        Ok(Offer { table: now.or(known).map(Arc::new), switches, ..Offer::new(gpu) })
+    }
+
+    /// Carries a decision out, as far as that has not happened yet.
+    ///
+    /// # Errors
+    /// [`NodeError::NotFree`] if somebody else on this machine has what it takes; or the hardware fails. The lease stays on
+    /// disk: a repeated call completes it, [`Self::release`] removes it.
+    pub fn allocate(&self, allocation: &Allocation) -> Result<Lease, NodeError> {
+        let known = self.node.lock()?.lease(&allocation.lease)?;
+        let mut lease = match known {
+            Some(lease) => lease,
+            None => self.make_lease(allocation)?,
+        };
+        let driver = self.driver.as_ref();
+        make_instances(driver, &self.node, &self.gpus, &mut lease, &self.stages)?;
+        // A region that is there may be in use. Its limits come last.
+        if !self.node.slice_dir(&lease.id).join(LIMITS_FILE).exists() {
+            self.launcher.make_region(driver, &self.node, &lease, &self.gpus)?;
+        }
+        Ok(lease)
+    }
+
+    fn make_lease(&self, allocation: &Allocation) -> Result<Lease, NodeError> {
+        for placement in &allocation.placements {
+            self.switch_mode(placement)?;
+        }
+        let locked = self.node.lock()?;
+        let slice = |placement: &SlicePlacement| self.slice(&allocation.request, placement);
+        let slices: Vec<Slice> = allocation.placements.iter().map(slice).collect::<Result<_, _>>()?;
+        self.check(&locked, allocation, &slices)?;
+        let lease = Lease {
+            id: allocation.lease.clone(),
+            kept: true,
+            enforcement: Some(Enforcement::Container),
+            ..new_lease(allocation.task.clone(), allocation.name.clone(), None, slices)
+        };
+        locked.put(&lease)?;
+        Ok(lease)
+    }
+
+    fn slice(&self, request: &GpuRequest, placement: &SlicePlacement) -> Result<Slice, NodeError> {
+        let gpu = self.gpu(&placement.gpu)?;
+        let not_free = |why: String| NodeError::not_free(format!("GPU {}: {why}", gpu.index));
+        let Some(start) = placement.start else {
+            let share = request.share_of(gpu.memory_bytes);
+            let share = share.ok_or_else(|| not_free(format!("it can't give {request}")))?;
+            let (milli, memory_limit_bytes) = (share.milli, share.memory_limit_bytes);
+            return Ok(Slice { gpu: gpu.uuid.clone(), milli, memory_limit_bytes, mig: None });
+        };
+        let table = self.driver.mig_table(&gpu.uuid)?;
+        let table = table.ok_or_else(|| not_free("it is not in MIG mode".to_owned()))?;
+        let granted = grant(&table, request).map_err(|error| NodeError::NotFree {
+            why: format!("GPU {}: {error}", gpu.index),
+            source: Some(Box::new(error)),
+        })?;
+        let profile = &table.profiles[granted.profile];
+        let instance =
+            MigInstance { profile: profile.name.clone(), start, size: profile.size, uuid: String::new() };
+        Ok(Slice {
+            gpu: gpu.uuid.clone(),
+            milli: granted.milli(),
+            memory_limit_bytes: profile.memory_bytes,
+            mig: Some(instance),
+        })
+    }
+
+    /// The cluster knows only what it has given out itself. What else runs here is counted here, by the same rules as
+    /// for every other plan.
+    fn check(&self, locked: &Locked<'_>, allocation: &Allocation, slices: &[Slice]) -> Result<(), NodeError> {
+        let leases = locked.sweep()?;
+        let mut waiting = Waiting::new(allocation.task.clone(), now_ms()).wanting(allocation.request.clone());
+        waiting.devices = u32::try_from(slices.len()).unwrap_or(u32::MAX);
+        let spec = QueueSpec { name: HERE.to_owned(), want: QueueWant::Task };
+        let world = capacity::describe(self.driver.as_ref(), locked.node(), HERE, &self.gpus, &leases);
+        let start = Start {
+            task: allocation.task.clone(),
+            queue: HERE.to_owned(),
+            node: HERE.to_owned(),
+            slices: slices.to_vec(),
+            host: Host::default(),
+        };
+        let checked = cantle_decide::check(&world.queue(spec, vec![waiting]).build(), start);
+        checked
+            .map_err(|broken| NodeError::NotFree { why: broken.to_string(), source: Some(Box::new(broken)) })
+    }
+
+    /// Puts the GPU into the mode that the slice needs.
+    fn switch_mode(&self, placement: &SlicePlacement) -> Result<(), NodeError> {
+        let (gpu, driver) = (self.gpu(&placement.gpu)?, self.driver.as_ref());
+        let wanted = placement.start.is_some();
+        if driver.mig_table(&gpu.uuid)?.is_some() == wanted {
+            return Ok(());
+        }
+        let mut writer = Writer::open(driver, &self.node, gpu, &self.stages)?;
+        if !wanted {
+            writer.sweep(Adopt::Busy)?;
+        }
+        // Held as long as the change takes: a plan made meanwhile would count on the former mode.
+        let locked = self.node.lock()?;
+        let index = gpu.index;
+        let leases = locked.sweep()?;
+        if let Some(lease) = leases.iter().find(|l| l.slices.iter().any(|slice| slice.gpu == gpu.uuid)) {
+            let why = format!("GPU {index} has a slice of task {}, which needs its present mode", lease.task);
+            return Err(NodeError::not_free(why));
+        }
+        let mode = if wanted { "into" } else { "out of" };
+        let refused =
+            |why: &str| NodeError::not_free(format!("GPU {index} can't be put {mode} MIG mode: {why}"));
+        match driver.set_mig_mode(&gpu.uuid, wanted)? {
+            Activation::Done => Ok(()),
+            Activation::InUse => Err(refused("a program or a monitor uses it")),
+            Activation::ResetRequired => Err(refused("it needs a reset for that")),
+        }
+    }
+
+    fn gpu(&self, uuid: &GpuUuid) -> Result<&Gpu, NodeError> {
+        let found = self.gpus.iter().find(|gpu| gpu.uuid == *uuid);
+        found.ok_or_else(|| DriverError::NoSuchGpu(uuid.clone()).into())
+    }
+
+    /// What a container needs to have this slice.
+    ///
+    /// # Errors
+    /// If the driver can't say.
+    pub fn edits(&self, lease: &Lease) -> Result<Edits, NodeError> {
+        let parts = self.driver.container_parts(&lease.slices)?;
+        let spec = self.launcher.spec(&self.node, &lease.id, &lease.slices, &Command::default());
+        Ok(slice_edits(&spec, &parts.devices, &parts.files))
+    }
+
+    /// The leases of all allocations that were not released, whichever process made them.
+    ///
+    /// # Errors
+    /// Names the file that can't be read.
+    pub fn active(&self) -> Result<Vec<Lease>, NodeError> {
+        Ok(self.node.leases()?.into_iter().filter(|lease| lease.kept).collect())
+    }
+
+    /// Ends an allocation; it is no error if there is none. A MIG instance stays for the next one.
+    ///
+    /// # Errors
+    /// Names what could not be removed.
+    pub fn release(&self, id: &LeaseId) -> Result<(), NodeError> {
+        let locked = self.node.lock()?;
+        match locked.lease(id)? {
+            Some(lease) if lease.kept => locked.retire(&lease),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks what the tasks really hold. A task that holds memory outside its slice is reported, and killed after a second;
+    /// returns the lease and what was found.
+    pub fn watch(&self) -> Vec<(Lease, String)> {
+        let Ok(active) = self.active() else { return Vec::new() };
+        let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
+        let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
+        let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());
+        let reports = findings.into_iter().filter_map(|(id, finding)| {
+            let lease = active.iter().find(|lease| lease.id == id)?.clone();
+            let what = match finding {
+                Finding::Suspect(why) => why,
+                Finding::Guilty(why) => {
+                    self.kill(&id, &active);
+                    format!("killed: {why} (cantle explain watchdog-kill)")
+                }
+            };
+            Some((lease, what))
+        });
+        reports.collect()
+    }
+
+    /// Kills the task's processes on GPUs; its container's restart policy says what happens then.
+    fn kill(&self, id: &LeaseId, active: &[Lease]) {
+        let members = Members::of(&self.node, active);
+        for gpu in &self.gpus {
+            let processes = self.driver.processes(&gpu.uuid).unwrap_or_default();
+            let theirs = processes.iter().filter(|process| members.lease_of(process.pid) == Some(id));
+            let holders = theirs.filter_map(|process| cantle_runtime::holder_of(process.pid));
+            holders.for_each(|holder| cantle_runtime::end_now(&holder));
+        }
+    }
+}
+
+/// A GPU with a slice on it stays as it is, and changes when a claim needs it.
+fn is_held(gpu: &Gpu, leases: &[Lease]) -> bool {
+    leases.iter().flat_map(|lease| &lease.slices).any(|slice| slice.gpu == gpu.uuid)
+}

@@ -1,0 +1,218 @@
+//! What can go wrong on a node, in one line each: what is wrong and what was given. [`NodeError::hints`] says what would help.
+
+use std::error::Error;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use cantle_model::{ComputeMode, GpuListError, LeaseId, MigName};
+use cantle_runtime::files::FileError;
+use cantle_sched::Reason;
+
+/// An error of a node.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// A file can't be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The node directory was made by another user.
+    #[error("{} belongs to user {owner}; cantle keeps leases only in a directory of its own", dir.display())]
+    NotOurs {
+        /// The directory.
+        dir: PathBuf,
+        /// Its owner's uid.
+        owner: u32,
+    },
+    /// Another agent has the GPU.
+    #[error("GPU {index} is taken by agent {worker} (pid {pid})")]
+    GpuTaken {
+        /// NVML index of the GPU.
+        index: u32,
+        /// Worker id of the other agent.
+        worker: String,
+        /// Its pid.
+        pid: u32,
+    },
+    /// Two agents under one name.
+    #[error("agent {worker} runs here already (pid {pid})")]
+    WorkerTaken {
+        /// Worker id of both.
+        worker: String,
+        /// Pid of the other one.
+        pid: u32,
+    },
+    /// There is nothing to share.
+    #[error("this machine has no GPU")]
+    NoGpu,
+    /// `--gpus` names what is not there.
+    #[error(transparent)]
+    Gpus(#[from] GpuListError),
+    /// `--gpus` names an instance that is not there.
+    #[error("--gpus {name}: there is no such MIG instance{}", instances_there(there))]
+    NoInstance {
+        /// As given.
+        name: MigName,
+        /// Those that there are.
+        there: String,
+    },
+    /// `--gpus` names one of several compute instances of a GPU instance.
+    #[error(
+        "--gpus {name}: is one of {count} compute instances that share the memory of one GPU instance; nothing isolates \
+         their tasks from each other"
+    )]
+    SharedInstance {
+        /// As given.
+        name: MigName,
+        /// How many share it.
+        count: usize,
+    },
+    /// Several instances for one task.
+    #[error("--gpus names {count} MIG instances of GPU {index}, and a program can use only one")]
+    SeveralInstances {
+        /// NVML index of the GPU.
+        index: u32,
+        /// How many.
+        count: usize,
+    },
+    /// A queue that the GPUs can't serve.
+    #[error(transparent)]
+    Queues(#[from] cantle_sched::DemandError),
+    /// More than any GPU here has.
+    #[error("{0}")]
+    Never(Box<Reason>),
+    /// A division of compute time that nothing here enforces.
+    #[error(
+        "--compute {} is not enforced by this version, only even is (the driver's own time-slicing)",
+        word(*.0)
+    )]
+    Compute(ComputeMode),
+    /// No capacity within the time given.
+    #[error("no room: {0}")]
+    NoRoom(Box<Reason>),
+    /// An allocation of a cluster that this node can't carry out.
+    #[error("the cluster gave out what is not free here: {why}")]
+    NotFree {
+        /// What is in the way.
+        why: String,
+        /// The error that says so, if one does.
+        source: Option<Box<dyn Error + Send + Sync>>,
+    },
+    /// A plan that must not be executed.
+    #[error("refusing to execute a plan that breaks a rule ({0}); please report this")]
+    Audit(#[from] cantle_decide::BrokenPlan),
+    /// A task that can't be run as it is.
+    #[error("task \"{name}\": {why}")]
+    Task {
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A placement for a MIG instance that a plan counted on can't be had now; another one may be.
+    #[error("MIG instance {profile} at {start} of GPU {index} can't be had: {why}")]
+    PlacementLost {
+        /// Name of the profile.
+        profile: String,
+        /// The placement: its first memory slice.
+        start: u32,
+        /// NVML index of the GPU.
+        index: u32,
+        /// What is in the way.
+        why: String,
+    },
+    /// An instance that the driver's own list of profiles does not explain.
+    #[error("GPU {0} has a MIG instance of profile {1}, which the driver does not list")]
+    UnknownProfile(u32, u32),
+    /// A GPU that can't be put into MIG mode, or out of it, from here.
+    #[error("--mig: GPU {index}: {why}")]
+    MigMode {
+        /// NVML index of the GPU.
+        index: u32,
+        /// What prevents it, and what to do.
+        why: String,
+    },
+    /// A lease was removed before its task could start.
+    #[error("lease {0} is gone; the task was not started")]
+    LeaseGone(LeaseId),
+    /// A GPU whose name is not a UUID.
+    #[error("GPU {0} has no usable UUID; cantle keys its accounting by it")]
+    BadUuid(String),
+    /// The driver, or the lack of one.
+    #[error(transparent)]
+    Driver(#[from] cantle_driver::DriverError),
+    /// The accounting region.
+    #[error("accounting region: {0} (cantle explain accounting-region)")]
+    Region(#[from] cantle_ledger::host::HostError),
+    /// The task did not start.
+    #[error(transparent)]
+    Start(#[from] cantle_runtime::StartError),
+    /// The container engine.
+    #[error(transparent)]
+    Engine(#[from] cantle_runtime::EngineError),
+}
+
+impl NodeError {
+    /// `error` at `path`.
+    #[must_use]
+    pub fn file(path: &Path, error: io::Error) -> Self {
+        FileError::new(path, error).into()
+    }
+
+    /// A cluster's decision that this machine can't carry out, without an error below it.
+    pub(crate) fn not_free(why: impl Into<String>) -> Self {
+        Self::NotFree { why: why.into(), source: None }
+    }
+
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::NotOurs { .. } => "remove it",
+            Self::GpuTaken { .. } => "stop it first or choose other GPUs with --gpus",
+            Self::WorkerTaken { .. } => "stop it first or give this one another --worker-id",
+            Self::NoGpu => "try --sim-gpus 3xA100-40GB",
+            Self::NoInstance { .. } => "nvidia-smi -L lists them",
+            Self::SharedInstance { .. } => "give instances of their own",
+            Self::SeveralInstances { .. } => "add --dynamic-gpus to give each task one of them, or name one",
+            Self::Compute(_) => "leave it out",
+            Self::NoRoom(_) => "see cantle explain no-capacity",
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+
+    /// The exit code that belongs to it (docs/reference/layout.md lists them).
+    #[must_use]
+    pub const fn exit_code(&self) -> u8 {
+        match self {
+            Self::Gpus(_)
+            | Self::NoInstance { .. }
+            | Self::SharedInstance { .. }
+            | Self::SeveralInstances { .. }
+            | Self::Queues(_)
+            | Self::Never(_)
+            | Self::Compute(_) => 2,
+            Self::NoRoom(_) => 6,
+            Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
+            Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
+            Self::GpuTaken { .. } | Self::WorkerTaken { .. } | Self::NotFree { .. } => 8,
+            Self::Start(error) => error.exit_code(),
+            Self::File(_)
+            | Self::NotOurs { .. }
+            | Self::Audit(_)
+            | Self::Task { .. }
+            | Self::LeaseGone(_) => 1,
+        }
+    }
+}
+
+fn instances_there(there: &str) -> String {
+    if there.is_empty() { "; none is there".to_owned() } else { format!("; there are {there}") }
+}
+
+const fn word(mode: ComputeMode) -> &'static str {
+    match mode {
+        ComputeMode::Even => "even",
+        ComputeMode::Fair => "fair",
+        ComputeMode::Strict => "strict",
+    }
+}

@@ -1,0 +1,153 @@
+//! From a lease to a task that can be started: its accounting region, and what the runtime has to know.
+
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use cantle_driver::{ContextCache, Driver};
+use cantle_ledger::host::{self, GpuLimit};
+use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
+use cantle_runtime::{
+    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec,
+};
+
+use crate::NodeError;
+use crate::store::NodeStore;
+use crate::uuid::gpu_uuid_bytes;
+
+/// What every task of a node is started with.
+#[derive(Debug)]
+pub struct Launcher {
+    shim_dir: PathBuf,
+    libraries: DriverLibraries,
+    contexts: ContextCache,
+    backend: BackendChoice,
+}
+
+impl Launcher {
+    /// # Errors
+    /// If the driver's libraries can't be found.
+    pub fn new(
+        driver: &dyn Driver,
+        lib_dir: &Path,
+        node: &NodeStore,
+        backend: BackendChoice,
+    ) -> Result<Self, NodeError> {
+        let libraries = driver.libraries()?;
+        let library =
+            |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
+        Ok(Self {
+            shim_dir: lib_dir.join("shim"),
+            libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
+            contexts: ContextCache::new(node.dir().join("contexts.json")),
+            backend,
+        })
+    }
+
+    /// Measures the memory of a context on each of these GPUs, so that no task has to wait for it.
+    ///
+    /// # Errors
+    /// If a GPU can't be measured: without the figure a slice would not hold what it promises.
+    pub fn measure(&self, driver: &dyn Driver, gpus: &[Gpu]) -> Result<(), NodeError> {
+        // Of a GPU in MIG mode only the instances have contexts.
+        for gpu in gpus.iter().filter(|gpu| !gpu.mig) {
+            self.contexts.context_bytes(driver, gpu, None)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the accounting region of a lease that is on disk; without a slice there is nothing to account.
+    ///
+    /// # Errors
+    /// If a file can't be written.
+    pub fn make_region(
+        &self,
+        driver: &dyn Driver,
+        node: &NodeStore,
+        lease: &Lease,
+        gpus: &[Gpu],
+    ) -> Result<(), NodeError> {
+        let dir = node.slice_dir(&lease.id);
+        // Searchable by all: a task may change its user. The node directory decides who can reach it at all.
+        let made = DirBuilder::new().recursive(true).mode(0o755).create(&dir);
+        made.map_err(|e| NodeError::file(&dir, e))?;
+        if lease.slices.is_empty() {
+            return Ok(());
+        }
+        let limit = |slice: &Slice| -> Result<GpuLimit, NodeError> {
+            let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+            let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;
+            let name = slice.device();
+            Ok(GpuLimit {
+                uuid: gpu_uuid_bytes(name).ok_or_else(|| NodeError::BadUuid(name.to_owned()))?,
+                limit_bytes: slice.memory_limit_bytes,
+                context_bytes: self.contexts.context_bytes(driver, gpu, slice.mig.as_ref())?,
+            })
+        };
+        let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;
+        Ok(host::create(&dir, &lease.id.0, &limits)?)
+    }
+
+    /// What the runtime has to know to start `command` under `lease`.
+    pub fn spec(&self, node: &NodeStore, lease: &LeaseId, slices: &[Slice], command: &Command) -> TaskSpec {
+        TaskSpec {
+            lease: lease.clone(),
+            slices: slices.to_vec(),
+            argv: command.argv.clone(),
+            env: command.env.clone(),
+            clear_env: false,
+            cwd: command.cwd.clone(),
+            confinement: Confinement {
+                shim_dir: self.shim_dir.clone(),
+                slice_dir: node.slice_dir(lease),
+                libraries: self.libraries.clone(),
+                backend: self.backend,
+            },
+        }
+    }
+}
+
+/// A new lease on `slices`. This process holds it until the task has a process of its own.
+pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
+    let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
+    let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
+    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, kept: false, enforcement: None }
+}
+
+/// How a slice is enforced, for people.
+pub fn enforced_by(backend: &Backend) -> String {
+    match backend {
+        Backend::None => "nothing to enforce".to_owned(),
+        Backend::MountNamespace => "enforced by mount namespace".to_owned(),
+        Backend::Preload { why } => {
+            format!("enforced by LD_PRELOAD, which a program can evade ({why}; cantle explain preload)")
+        }
+        Backend::Container => "enforced by container mounts".to_owned(),
+    }
+}
+
+/// `0.5 of GPU 0 (NVIDIA A100-SXM4-40GB), 20 GiB limit`, `MIG instance 3g.20gb, 4 memory slices from 4, counted as 0.5 of
+/// GPU 0 (NVIDIA A100-SXM4-40GB), 19.5 GiB limit`
+pub fn got(slices: &[Slice], gpus: &[Gpu]) -> String {
+    let one = |slice: &Slice| {
+        let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
+        let (index, model) = gpu.map_or((0, ""), |gpu| (gpu.index, gpu.model.as_str()));
+        let limit = Bytes(slice.memory_limit_bytes);
+        if let Some(mig) = &slice.mig {
+            let (profile, size, start, milli) = (&mig.profile, mig.size, mig.start, slice.milli);
+            let slices = if size == 1 { "slice" } else { "slices" };
+            format!(
+                "MIG instance {profile}, {size} memory {slices} from {start}, counted as {milli} of GPU {index} ({model}), \
+                 {limit} limit"
+            )
+        } else if slice.milli == Milli::ONE {
+            format!("GPU {index} ({model}), {limit} limit")
+        } else {
+            format!("{} of GPU {index} ({model}), {limit} limit", slice.milli)
+        }
+    };
+    if slices.is_empty() {
+        return "no GPU".to_owned();
+    }
+    slices.iter().map(one).collect::<Vec<_>>().join(" and ")
+}

@@ -1,0 +1,39 @@
+//! What every kind of node does: leases on disk, capacity, launch, MIG instances, allocations of a cluster, the watchdog.
+//!
+//! [`run_here`] runs one task now (`cantle run`). The ClearML agent and the Kubernetes drivers are built on the same parts:
+//! they take their decisions from the scheduler, write a lease to the [`NodeStore`] before a slice exists, and have
+//! `runtime` start the task behind the shim. They share one store per set of GPUs, so their slices never overlap.
+
+mod allocation;
+pub mod capacity;
+pub mod clock;
+mod error;
+mod launch;
+mod members;
+pub mod mig;
+mod refusals;
+mod run_here;
+mod store;
+mod uuid;
+mod watchdog;
+
+use cantle_model::Holder;
+
+pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
+pub use cantle_runtime::{Command, leave_terminal};
+pub use error::NodeError;
+pub use launch::{Launcher, enforced_by, got, new_lease};
+pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
+pub use refusals::Refusals;
+pub use run_here::{Docker, RunRequest, run_docker, run_here};
+pub use store::{GpuClaim, Locked, NodeStore, agents};
+pub use uuid::gpu_uuid_bytes;
+pub use watchdog::{Finding, Watch, Watchdog};
+
+/// This very process, as a lease names it.
+#[must_use]
+pub fn own_holder() -> Holder {
+    let pid = std::process::id();
+    // Without /proc holders can't be told apart. A start time that no process has makes this one count as dead: fail closed.
+    cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
+}

@@ -1,0 +1,145 @@
+//! Which lease a process belongs to, according to the kernel. What a process says about itself does not count.
+//!
+//! A process is part of a task if it sees the task's accounting region as its own (mount namespaces and containers), or
+//! if it descends from the task's first process or from the owner of the lease.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use cantle_ledger::host::USAGE_FILE;
+use cantle_model::{Lease, LeaseId};
+
+use crate::store::NodeStore;
+
+/// A process tree deeper than this is not a task of cantle.
+const DEPTH_MAX: usize = 64;
+
+/// Where a task behind mounts sees its region.
+const REGION: &str = "run/cantle/slice";
+
+/// Device and inode: a file whatever its path.
+type FileId = (u64, u64);
+
+/// What the processes of each lease have in common.
+#[derive(Debug, Default)]
+pub struct Members {
+    regions: BTreeMap<FileId, LeaseId>,
+    roots: BTreeMap<u32, LeaseId>,
+}
+
+impl Members {
+    /// Of these leases. Orphans within a task stay its descendants: the owner of the lease is their subreaper.
+    pub fn of(node: &NodeStore, leases: &[Lease]) -> Self {
+        let region = |lease: &Lease| Some((file_id(&node.slice_dir(&lease.id))?, lease.id.clone()));
+        Self { regions: leases.iter().filter_map(region).collect(), roots: holders(leases).collect() }
+    }
+
+    /// Also of leases of other users, whose regions only they can see.
+    pub fn and(mut self, leases: &[Lease]) -> Self {
+        self.roots.extend(holders(leases));
+        self
+    }
+
+    /// The lease that process `pid` belongs to.
+    pub fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
+        let seen = file_id(&Path::new("/proc").join(pid.to_string()).join("root").join(REGION));
+        seen.and_then(|region| self.regions.get(&region)).or_else(|| self.by_ancestor(pid))
+    }
+
+    /// By the nearest ancestor that is the root of a task.
+    fn by_ancestor(&self, pid: u32) -> Option<&LeaseId> {
+        let mut pid = pid;
+        for _ in 0..DEPTH_MAX {
+            if let Some(lease) = self.roots.get(&pid) {
+                return Some(lease);
+            }
+            pid = parent(pid).filter(|&parent| parent > 1)?;
+        }
+        None
+    }
+}
+
+fn holders(leases: &[Lease]) -> impl Iterator<Item = (u32, LeaseId)> {
+    leases.iter().flat_map(|lease| {
+        let holders = [Some(lease.owner), lease.leader].into_iter().flatten();
+        holders.filter(cantle_runtime::alive).map(|holder| (holder.pid, lease.id.clone()))
+    })
+}
+
+fn file_id(region: &Path) -> Option<FileId> {
+    fs::metadata(region.join(USAGE_FILE)).ok().map(|meta| (meta.dev(), meta.ino()))
+}
+
+/// Parent of a process: field 4 of its `stat`, which follows the name in brackets (that may hold anything).
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+/// The pid that a process has in its own pid namespace: the last number of `NSpid`; `None` if the process has ended.
+pub(crate) fn own_view(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().next_back()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_model::{Holder, TaskId};
+
+    use super::*;
+
+    fn lease(id: &str, pid: u32) -> Lease {
+        let owner = cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: 0 });
+        Lease {
+            id: LeaseId::from(id),
+            task: TaskId::from("t"),
+            name: String::new(),
+            queue: None,
+            slices: Vec::new(),
+            placed_ms: 0,
+            owner,
+            leader: None,
+            kept: false,
+            enforcement: None,
+        }
+    }
+
+    fn node() -> (tempfile::TempDir, NodeStore) {
+        let root = tempfile::tempdir().unwrap();
+        let node = NodeStore::open(root.path()).unwrap();
+        (root, node)
+    }
+
+    #[test]
+    fn descendants_belong_to_the_nearest_root() {
+        let (_root, node) = node();
+        let me = std::process::id();
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mine = Members::of(&node, &[lease("mine", me)]);
+        assert_eq!(mine.lease_of(child.id()), Some(&LeaseId::from("mine")));
+        let both = Members::of(&node, &[lease("mine", me), lease("childs", child.id())]);
+        assert_eq!(both.lease_of(child.id()), Some(&LeaseId::from("childs")));
+        assert_eq!(Members::of(&node, &[lease("childs", child.id())]).lease_of(me), None);
+        assert_eq!(Members::of(&node, &[]).lease_of(me), None);
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_reused_pid_is_nobodys_root() {
+        let (_root, node) = node();
+        let me = std::process::id();
+        let mut stale = lease("stale", me);
+        stale.owner.start_ticks += 1;
+        assert_eq!(Members::of(&node, &[stale]).lease_of(me), None);
+    }
+
+    #[test]
+    fn a_process_sees_its_own_pid_here() {
+        let me = std::process::id();
+        assert_eq!(own_view(me), Some(me));
+    }
+}

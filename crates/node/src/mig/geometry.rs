@@ -1,0 +1,50 @@
+//! A GPU in MIG mode as the scheduler counts it.
+
+use cantle_driver::Driver;
+use cantle_mig::{GpuGeometry, Instance};
+use cantle_model::{Gpu, Lease};
+
+use super::journal::Journal;
+use crate::{NodeError, NodeStore};
+
+/// What a GPU in MIG mode offers and has, as the scheduler counts it: without the instances that leases name, and with
+/// those as busy that are not ours, have a process in them, or would not go away. `None` if it is not in MIG mode.
+///
+/// # Errors
+/// If the driver can't say.
+pub fn geometry(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    gpu: &Gpu,
+    leases: &[Lease],
+    now_ms: i64,
+) -> Result<Option<GpuGeometry>, NodeError> {
+    let Some(table) = driver.mig_table(&gpu.uuid)? else { return Ok(None) };
+    let journal = Journal::read(node, &gpu.uuid)?;
+    let processes = driver.processes(&gpu.uuid)?;
+    let mut instances = Vec::new();
+    for found in driver.gpu_instances(&gpu.uuid)? {
+        if found.devices.iter().any(|device| is_leased(leases, device)) {
+            continue;
+        }
+        let profile = table.profiles.iter().position(|profile| profile.id == found.profile_id);
+        let profile = profile.ok_or(NodeError::UnknownProfile(gpu.index, found.profile_id))?;
+        let in_use = processes.iter().any(|process| process.instance == Some(found.id));
+        let given = driver.fixed_devices(&gpu.uuid).is_some();
+        let busy = in_use || !(given || journal.is_ours(&found));
+        instances.push(Instance { id: found.id, profile, start: found.start, busy });
+    }
+    let mut geometry = GpuGeometry { table: table.into(), instances };
+    for place in journal.avoided(now_ms) {
+        if let Some(profile) = geometry.table.profiles.iter().position(|known| known.id == place.profile_id) {
+            geometry.occupy(profile, place.start);
+        }
+    }
+    Ok(Some(geometry))
+}
+
+/// Does a lease name this MIG device?
+pub(super) fn is_leased(leases: &[Lease], device: &str) -> bool {
+    let named = leases.iter().flat_map(|lease| &lease.slices).filter_map(|slice| slice.mig.as_ref());
+    named.into_iter().any(|mig| mig.uuid == device)
+}

@@ -1,0 +1,210 @@
+//! Tasks come and go at random on eight simulated GPUs of each family, through the agent's own steps: plan, lease, journal,
+//! driver. The driver fails as scripted, the agent dies at any step; the simulated driver is the witness.
+
+mod mortal;
+mod world;
+
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use world::{Arrival, World};
+
+use crate::NodeError;
+
+/// Arrivals and departures per family; `CANTLE_STRESS_MIG` sets the long form.
+const EVENTS: usize = 40;
+
+const FAMILIES: [&str; 11] = [
+    "A30-24GB",
+    "A100-40GB",
+    "A100-80GB",
+    "H100-80GB",
+    "H100-94GB",
+    "GH200-96GB",
+    "GH200-144GB",
+    "H200-141GB",
+    "B200-180GB",
+    "GB200-186GB",
+    "RTX-PRO-6000-96GB",
+];
+
+/// What may go wrong while a task gets its instance. It is over when the task is tried again.
+const FAULTS: [&str; 10] = [
+    "nvmlDeviceCreateGpuInstanceWithPlacement error=23 once\n",
+    "nvmlDeviceCreateGpuInstanceWithPlacement error=15 once\n",
+    "nvmlGpuInstanceCreateComputeInstance error=20 once\n",
+    "nvmlGpuInstanceCreateComputeInstance delay_ms=20 once\n",
+    "nvmlComputeInstanceGetInfo_v2 error=999 once\n",
+    "nvmlComputeInstanceDestroy error=19 once\n",
+    "nvmlGpuInstanceDestroy error=19 once\n",
+    "nvmlGpuInstanceDestroy error=999 once\n",
+    "nvmlDeviceGetGpuInstances error=999 once\n",
+    "xid gpu=0 code=79 once\nnvmlDeviceGetComputeRunningProcesses_v3 error=16 once\n",
+];
+
+/// An instance that nobody names as its user and that does not go away: seconds until it is given up.
+const STUCK: &str = "nvmlGpuInstanceDestroy error=19\n";
+
+/// The steps of making an instance, each call before and after, and some to live on.
+const STEPS: usize = 20;
+
+/// SplitMix64 (Steele, Lea, Flood 2014).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        usize::try_from((z ^ (z >> 31)) % end as u64).unwrap()
+    }
+
+    fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    fn step(&mut self) -> u32 {
+        1 + u32::try_from(self.below(STEPS)).unwrap()
+    }
+}
+
+/// How often what happened.
+#[derive(Debug, Default)]
+struct Tally {
+    arrivals: usize,
+    placed: usize,
+    waited: usize,
+    faults: usize,
+    kills: usize,
+    restarts: usize,
+}
+
+/// What goes wrong, once in so many events.
+struct Run<'a> {
+    world: &'a mut World,
+    random: &'a mut Random,
+    tally: Tally,
+    trouble_every: usize,
+}
+
+impl Run<'_> {
+    fn events(&mut self, events: usize) {
+        let profiles = self.world.profiles();
+        for _ in 0..events {
+            let before = self.world.in_use();
+            if !self.world.running.is_empty() && self.random.below(100) < 48 {
+                let leaves = self.random.below(self.world.running.len());
+                self.world.leave(leaves);
+            } else {
+                self.tally.arrivals += 1;
+                let profile = &profiles[self.random.below(profiles.len())];
+                self.arrival(profile);
+            }
+            self.world.check(&before);
+            if self.random.one_in(8 * self.trouble_every) {
+                self.restart();
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        let before = self.world.in_use();
+        self.tally.restarts += 1;
+        let dies_at = self.random.step();
+        self.world.restart(dies_at);
+        self.world.check(&before);
+    }
+
+    /// One task, until it has its instance or rightly waits.
+    fn arrival(&mut self, profile: &str) {
+        let mut faulty = self.trouble();
+        let mut dies_at = if self.random.one_in(self.trouble_every) { self.random.step() } else { 0 };
+        for _ in 0..4 {
+            let feasible = self.world.has_place(profile);
+            match self.world.arrive(profile, dies_at) {
+                Ok(Arrival::Placed) => {
+                    self.tally.placed += 1;
+                    return;
+                }
+                Ok(Arrival::NoPlace) if !feasible => {
+                    self.tally.waited += 1;
+                    return;
+                }
+                // One look at a driver that fails.
+                Ok(Arrival::NoPlace) => assert!(faulty, "{profile} waits with room"),
+                Ok(Arrival::Killed) => {
+                    self.tally.kills += 1;
+                    if self.random.one_in(2) {
+                        self.restart();
+                    }
+                }
+                Err(NodeError::PlacementLost { .. }) if faulty => {}
+                Err(error) => panic!("{profile}: {error}"),
+            }
+            (faulty, dies_at) = (false, 0);
+            if self.world.lost.is_none() {
+                self.world.faults("");
+            }
+        }
+        panic!("{profile} was tried again and again");
+    }
+
+    /// Something may go wrong from now on; will it?
+    fn trouble(&mut self) -> bool {
+        if self.world.lost.is_some() {
+            // A GPU that is lost stays so for a while, and that is trouble enough.
+            if self.random.one_in(8) {
+                self.world.lost = None;
+                self.world.faults("");
+            }
+            return false;
+        }
+        if !self.random.one_in(self.trouble_every) {
+            self.world.faults("");
+            return false;
+        }
+        self.tally.faults += 1;
+        if self.random.one_in(16) {
+            let lost = self.random.below(self.world.gpus());
+            self.world.lost = Some(lost);
+            self.world.faults(&format!("* gpu={lost} error=15\n"));
+            return false;
+        }
+        let stuck = self.trouble_every > SHORT && self.random.one_in(200);
+        self.world.faults(if stuck { STUCK } else { FAULTS[self.random.below(FAULTS.len())] });
+        true
+    }
+}
+
+/// Trouble once in so many events, in the short form and in the long one.
+const SHORT: usize = 3;
+const LONG: usize = 12;
+
+#[test]
+fn tasks_come_and_go_and_nothing_leaks() {
+    let lib_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/lib/cantle");
+    if !lib_dir.join("sim/libnvidia-ml.so.1").exists() {
+        eprintln!("skipped: no simulated driver in {}; run `make build`", lib_dir.display());
+        return;
+    }
+    let wished = std::env::var_os("CANTLE_STRESS_MIG").and_then(|events| events.to_str()?.parse().ok());
+    let (events, trouble_every) = wished.map_or((EVENTS, SHORT), |events| (events, LONG));
+    for (seed, family) in (1..).zip(FAMILIES) {
+        let began = Instant::now();
+        let mut world = World::new(&format!("8x{family}:mig"), &lib_dir);
+        let open_files = world.open_files();
+        let mut random = Random(seed);
+        let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
+        run.events(events);
+        run.restart();
+        let took = Duration::from_secs(began.elapsed().as_secs());
+        println!("8 {family}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}", run.tally);
+        while !world.running.is_empty() {
+            world.leave(0);
+        }
+        world.restart(0);
+        assert_eq!(world.open_files(), open_files, "files are left open");
+    }
+}

@@ -1,0 +1,300 @@
+//! `cantle run`: one task, now, on this machine, without a server.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cantle_driver::{Driver, Installation};
+use cantle_model::{
+    ComputeMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
+};
+use cantle_runtime::{
+    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, RunningTask,
+    StartError, Stopper, TaskSpec, start_attached,
+};
+use cantle_sched::{Policy, Reason, Waiting};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::capacity;
+use crate::clock::now_ms;
+use crate::launch::{Launcher, enforced_by, got, new_lease};
+use crate::mig::{self, Stages, make_instances};
+use crate::refusals::Refusals;
+use crate::store::{Locked, NodeStore};
+use crate::watchdog::{Finding, Watchdog};
+use crate::{NodeError, own_holder};
+
+/// How often a task that waits for capacity tries again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often the refusals of a task and its real use of memory are read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// What `cantle run` was asked for.
+#[derive(Clone, Debug)]
+pub struct RunRequest {
+    /// How much GPU.
+    pub request: GpuRequest,
+    /// Of which GPUs, or in which MIG instances as they are.
+    pub gpus: GpuList,
+    /// What must keep it apart from its neighbours.
+    pub isolation: Isolation,
+    /// How compute time is divided.
+    pub compute: ComputeMode,
+    /// What to run.
+    pub command: Command,
+    /// How long to wait for capacity; none: not at all.
+    pub timeout: Option<Duration>,
+    /// The driver whose GPUs are meant.
+    pub installation: Installation,
+    /// cantle's libraries (`shim/`, `sim/`).
+    pub lib_dir: PathBuf,
+    /// Which backends are accepted.
+    pub backend: BackendChoice,
+    /// The container to run it in, if any.
+    pub image: Option<Docker>,
+}
+
+/// `--docker [IMAGE ARGS…]`, `--podman [IMAGE ARGS…]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Docker {
+    /// For tasks that name none.
+    pub image: Option<String>,
+    /// `docker run` options for tasks that name no image.
+    pub options: Vec<String>,
+    /// `docker run` options for all, before those.
+    pub extra_options: Vec<String>,
+    /// The engine's socket; the first of the usual ones that is there if none is given.
+    pub socket: Option<PathBuf>,
+}
+
+/// Runs one task with the stdin, stdout and stderr of this process and returns its exit code. `notify` gets lines for
+/// people: what the task got, and what happens to it.
+///
+/// # Errors
+/// If it can't be started; then nothing of it is left.
+pub async fn run_here(request: RunRequest, notify: &dyn Fn(&str)) -> Result<i32, NodeError> {
+    run(request, None, notify).await
+}
+
+/// Runs a `docker run` command line with a slice of the GPU that it names, and returns its exit code.
+///
+/// # Errors
+/// If an option would lift the limit, or it can't be started; then nothing of it is left.
+pub async fn run_docker(
+    request: RunRequest,
+    docker: &DockerRun,
+    notify: &dyn Fn(&str),
+) -> Result<i32, NodeError> {
+    run(request, Some(docker), notify).await
+}
+
+async fn run(
+    request: RunRequest,
+    docker: Option<&DockerRun>,
+    notify: &dyn Fn(&str),
+) -> Result<i32, NodeError> {
+    // A refusal is better than a promise that nothing enforces.
+    match request.compute {
+        ComputeMode::Even => {}
+        mode @ (ComputeMode::Fair | ComputeMode::Strict) => return Err(NodeError::Compute(mode)),
+    }
+    let driver = cantle_driver::open(&request.installation)?;
+    let wanted = match docker {
+        Some(docker) => GpuList::Indices(vec![docker.gpu_index().map_err(StartError::from)?]),
+        None => request.gpus.clone(),
+    };
+    let (driver, gpus) = mig::chosen(driver, &wanted)?;
+    let driver = driver.as_ref();
+    let node = NodeStore::open(&NodeStore::dir_for(&request.installation))?;
+    let launcher = Launcher::new(driver, &request.lib_dir, &node, request.backend)?;
+    let lease = wait_for_capacity(driver, &node, &gpus, &request, notify).await?;
+    let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher };
+    let ran = run_under(&on, &request, docker, lease.clone(), notify).await;
+    node.lock()?.retire(&lease)?;
+    ran
+}
+
+/// What it takes to run a task under a lease.
+struct Equipment<'a> {
+    driver: &'a dyn Driver,
+    node: &'a NodeStore,
+    gpus: &'a [Gpu],
+    launcher: &'a Launcher,
+}
+
+async fn run_under(
+    on: &Equipment<'_>,
+    request: &RunRequest,
+    docker: Option<&DockerRun>,
+    mut lease: Lease,
+    notify: &dyn Fn(&str),
+) -> Result<i32, NodeError> {
+    let &Equipment { driver, node, gpus, launcher } = on;
+    make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
+    launcher.make_region(driver, node, &lease, gpus)?;
+    let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
+    let mut task = match (docker, &request.image) {
+        (Some(docker), _) => start_attached(&docker_client(spec, docker, &lease, driver)?)?,
+        (None, Some(image)) => start_in(image, spec, &lease, driver, notify).await?,
+        (None, None) => start_attached(&spec)?,
+    };
+    let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
+    let enforced = enforced_by(backend);
+    lease.leader = Some(task.leader());
+    lease.enforcement = backend.enforcement();
+    node.lock()?.put(&lease)?;
+    // An instance may be larger than what was asked for.
+    let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
+    let asked = if is_instance { format!("asked {}, got ", request.request) } else { String::new() };
+    notify(&format!("{asked}{}, {enforced}", got(&lease.slices, gpus)));
+    let stopper = task.stopper();
+    let mut monitor = Monitor {
+        driver,
+        node,
+        gpus,
+        lease: &lease,
+        refusals: Refusals::of(&node.slice_dir(&lease.id)),
+        watchdog: Watchdog::default(),
+    };
+    loop {
+        let ended = timeout(POLL_INTERVAL, task.wait()).await;
+        if let Ok(exit) = ended {
+            monitor.final_report(notify);
+            return Ok(exit.code());
+        }
+        if monitor.poll(&stopper, notify) {
+            stopper.kill().await;
+        }
+    }
+}
+
+/// Watches the task while it runs.
+struct Monitor<'a> {
+    driver: &'a dyn Driver,
+    node: &'a NodeStore,
+    gpus: &'a [Gpu],
+    lease: &'a Lease,
+    refusals: Option<Refusals>,
+    watchdog: Watchdog,
+}
+
+impl Monitor<'_> {
+    /// Reports refusals and findings; true if the task must be stopped.
+    fn poll(&mut self, stopper: &Stopper, notify: &dyn Fn(&str)) -> bool {
+        let now = Instant::now();
+        let slices = &self.lease.slices;
+        let refusals = self.refusals.as_mut();
+        if let Some(line) = refusals.and_then(|it| it.report(slices, self.gpus, || stopper.pids(), now)) {
+            notify(&line);
+        }
+        let ours = |lease: &LeaseId| *lease == self.lease.id;
+        let mut guilty = false;
+        for (_, finding) in self.watchdog.scan(self.driver, self.node, self.gpus, ours, now) {
+            match finding {
+                Finding::Suspect(why) => notify(&why),
+                Finding::Guilty(why) => {
+                    notify(&format!("the task is killed: {why} (cantle explain watchdog-kill)"));
+                    guilty = true;
+                }
+            }
+        }
+        guilty
+    }
+
+    /// Reports what was held back until the end of the task.
+    fn final_report(&mut self, notify: &dyn Fn(&str)) {
+        let slices = &self.lease.slices;
+        if let Some(line) = self.refusals.as_mut().and_then(|it| it.final_report(slices, self.gpus, Vec::new))
+        {
+            notify(&line);
+        }
+    }
+}
+
+/// Starts the task in a container with the streams of this process.
+async fn start_in(
+    image: &Docker,
+    spec: TaskSpec,
+    lease: &Lease,
+    driver: &dyn Driver,
+    notify: &dyn Fn(&str),
+) -> Result<RunningTask, NodeError> {
+    let engine = Engine::connect(image.socket.as_deref()).await?;
+    let parts = driver.container_parts(&lease.slices)?;
+    let container = ContainerSpec {
+        task: lease.task.clone(),
+        image: image.image.clone().unwrap_or_default(),
+        options: image.options.clone(),
+        devices: parts.devices,
+        driver_files: parts.files,
+    };
+    Ok(engine.start_and_notify(&spec, &container, ContainerOutput::Inherit, notify).await?)
+}
+
+/// The slice is put into the container; docker's own client runs without one.
+fn docker_client(
+    spec: TaskSpec,
+    docker: &DockerRun,
+    lease: &Lease,
+    driver: &dyn Driver,
+) -> Result<TaskSpec, NodeError> {
+    let parts = driver.container_parts(&lease.slices)?;
+    let words =
+        docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files).map_err(StartError::from)?;
+    Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })
+}
+
+async fn wait_for_capacity(
+    driver: &dyn Driver,
+    node: &NodeStore,
+    gpus: &[Gpu],
+    request: &RunRequest,
+    notify: &dyn Fn(&str),
+) -> Result<Lease, NodeError> {
+    let until = request.timeout.map(|timeout| Instant::now() + timeout);
+    let mut reported = String::new();
+    loop {
+        let reason = match take(driver, &node.lock()?, gpus, request)? {
+            Ok(lease) => return Ok(lease),
+            Err(reason) => reason,
+        };
+        if matches!(reason, Reason::Never { .. }) {
+            return Err(NodeError::Never(Box::new(reason)));
+        }
+        if until.is_none_or(|until| Instant::now() >= until) {
+            return Err(NodeError::NoRoom(Box::new(reason)));
+        }
+        let reason = reason.to_string();
+        if reason != reported {
+            notify(&format!("waiting: {reason}"));
+            reported = reason;
+        }
+        sleep(RETRY_INTERVAL).await;
+    }
+}
+
+/// Plans for this one task, and takes what the plan gives it.
+fn take(
+    driver: &dyn Driver,
+    locked: &Locked<'_>,
+    gpus: &[Gpu],
+    request: &RunRequest,
+) -> Result<Result<Lease, Reason>, NodeError> {
+    let id = TaskId(format!("run-{}", own_holder().pid));
+    let spec = QueueSpec { name: "run".to_owned(), want: QueueWant::Task };
+    let now = now_ms();
+    let mut waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
+    waiting.isolation = request.isolation;
+    let leases = locked.sweep()?;
+    let world = capacity::describe(driver, locked.node(), "here", gpus, &leases);
+    let decided = cantle_decide::decide(&world.queue(spec, vec![waiting]).build(), &Policy::default(), now)?;
+    if let Some(wait) = decided.waits.into_iter().next() {
+        return Ok(Err(wait.reason));
+    }
+    let mut slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
+    mig::name_given(driver, &mut slices)?;
+    let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
+    let lease = new_lease(id, name, None, slices);
+    locked.put(&lease)?;
+    Ok(Ok(lease))
+}

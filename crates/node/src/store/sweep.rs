@@ -1,0 +1,77 @@
+//! Leases whose holders are gone.
+
+use std::path::Path;
+
+use cantle_ledger::host::Observer;
+use cantle_model::{Lease, Slice};
+use cantle_runtime::TaskDirectory;
+
+use super::{Locked, TASK_LINK};
+use crate::NodeError;
+use crate::uuid::gpu_uuid_bytes;
+
+impl Locked<'_> {
+    /// Removes each lease that nobody holds any more, and returns the active ones.
+    ///
+    /// A lease is active as long as its owner lives, or the task's first process or supervisor, or any process that is
+    /// attached to its accounting region, as the kernel's locks say. So a task outlives a killed `cantle run` with its slice
+    /// intact. One that is [`Lease::kept`] is active until it is retired.
+    ///
+    /// # Errors
+    /// Names the file that can't be read or removed.
+    pub fn sweep(&self) -> Result<Vec<Lease>, NodeError> {
+        let mut active = Vec::new();
+        for lease in self.leases()? {
+            if self.is_held(&lease) {
+                active.push(lease);
+            } else {
+                self.free(&lease.id)?;
+            }
+        }
+        Ok(active)
+    }
+
+    fn is_held(&self, lease: &Lease) -> bool {
+        if lease.kept {
+            return true;
+        }
+        let lives = |holder| cantle_runtime::alive(holder);
+        if lives(&lease.owner) || lease.leader.as_ref().is_some_and(lives) {
+            return true;
+        }
+        let dir = self.node.slice_dir(&lease.id);
+        if TaskDirectory::new(dir.join(TASK_LINK)).is_supervised() {
+            return true;
+        }
+        let Ok(region) = Observer::open(&dir) else {
+            // Never made, or removed: nobody can allocate through it.
+            return false;
+        };
+        if region.is_in_use() {
+            return true;
+        }
+        // A child could still attach. With limits of zero it can reserve nothing.
+        set_limits(&region, lease, |_| 0);
+        let attached_late = region.is_in_use();
+        if attached_late {
+            set_limits(&region, lease, |slice| slice.memory_limit_bytes);
+        }
+        attached_late
+    }
+}
+
+/// Lets nothing more be allocated from the slice in `dir`.
+pub(super) fn close(dir: &Path, lease: &Lease) {
+    if let Ok(region) = Observer::open(dir) {
+        set_limits(&region, lease, |_| 0);
+    }
+}
+
+fn set_limits(region: &Observer, lease: &Lease, limit_bytes: impl Fn(&Slice) -> u64) {
+    for slice in &lease.slices {
+        let Some(uuid) = gpu_uuid_bytes(slice.device()) else { continue };
+        if let Err(error) = region.set_limit(&uuid, limit_bytes(slice)) {
+            tracing::warn!(%error, lease = %lease.id, "can't change a slice's limit");
+        }
+    }
+}

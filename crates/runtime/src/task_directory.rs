@@ -1,0 +1,227 @@
+//! The directory of one task: what is known of it on disk, and the right to start it.
+//!
+//! ```text
+//! lock         locked by the task's supervisor as long as it lives
+//! task.json    what is to be started, with the task's variables
+//! state.json   processes and backend, once started
+//! output.log   stdout and stderr
+//! exit.json    how it ended, once nothing of it is left
+//! ```
+//!
+//! A task in a container has neither `lock` nor `task.json`: the engine is its supervisor. The program that starts tasks may
+//! keep files of its own in the directory ([`TaskDirectory::owner_file`]).
+//!
+//! # Who may start a task from here
+//!
+//! The supervisor is a process that gets nothing but this directory, and the program that started it may be killed at any
+//! instant. The lock decides:
+//!
+//! 1. The supervisor takes the lock, and ends at once if somebody has it.
+//! 2. Only then it reads `task.json`, and ends if there is none.
+//! 3. It keeps the lock until nothing of the task is left and `exit.json` is written. The kernel releases the lock when
+//!    the supervisor dies, however it dies.
+//!
+//! So "is the lock taken?" means "does a supervisor live?" ([`TaskDirectory::is_supervised`]). To make sure that nothing
+//! starts any more, take the lock and remove `task.json` while holding it ([`TaskDirectory::disarm`]): a
+//! supervisor that comes later finds nothing to start.
+//!
+//! # What survives what
+//!
+//! All of it survives the death of any process. `exit.json` survives a loss of power too, and so does the `state.json` by
+//! which an ended task is found: the end of a task is reported to a server that does not lose its power with this machine.
+//! The start of a task waits for no disk, because a loss of power ends the task as well.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::{self, Durability, FileError, FileSystem, Kernel};
+use crate::processes::Scope;
+use crate::{Backend, Exit, TaskSpec};
+
+const LOCK: &str = "lock";
+const TASK: &str = "task.json";
+const STATE: &str = "state.json";
+const OUTPUT: &str = "output.log";
+const EXIT: &str = "exit.json";
+
+/// The directory of one task.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TaskDirectory(PathBuf);
+
+/// What `state.json` says: enough to find a started task again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct TaskState {
+    pub(crate) scope: Scope,
+    pub(crate) backend: Backend,
+    /// The container, if it is one.
+    #[serde(default)]
+    pub(crate) container: Option<ContainerRef>,
+    /// How many bytes at the beginning of a container's output file are cantle's own.
+    #[serde(default)]
+    pub(crate) head_len: u64,
+}
+
+/// A container by its name on its engine, which lasts over a restart of this program.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ContainerRef {
+    pub(crate) socket: PathBuf,
+    pub(crate) id: String,
+}
+
+impl TaskDirectory {
+    /// The names that belong to the runtime.
+    pub const FILES: [&str; 5] = [LOCK, TASK, STATE, OUTPUT, EXIT];
+
+    /// The directory at `path`, which need not exist.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self(path.into())
+    }
+
+    /// Makes the directory, for its owner only. It is made durable by [`files::sync_directory`] of its parent.
+    ///
+    /// # Errors
+    /// Names the directory.
+    pub fn create(path: impl Into<PathBuf>) -> Result<Self, FileError> {
+        let directory = Self::new(path);
+        let made = DirBuilder::new().recursive(true).mode(0o700).create(&directory.0);
+        made.map_err(|why| FileError::new(&directory.0, why))?;
+        Ok(directory)
+    }
+
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// What the task prints.
+    #[must_use]
+    pub fn output(&self) -> PathBuf {
+        self.0.join(OUTPUT)
+    }
+
+    /// A file of the program that starts tasks. Its name must be none of [`Self::FILES`].
+    #[must_use]
+    pub fn owner_file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    /// Does a supervisor live that may have started the task?
+    #[must_use]
+    pub fn is_supervised(&self) -> bool {
+        let lock = File::open(self.0.join(LOCK));
+        lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(fs::TryLockError::WouldBlock)))
+    }
+
+    /// Makes sure that nothing starts from this directory any more; false if a supervisor lives, which may have started the
+    /// task or be about to.
+    ///
+    /// # Errors
+    /// Names the file that can't be locked or removed.
+    pub fn disarm(&self) -> Result<bool, FileError> {
+        match self.try_lock() {
+            Ok(Some(_lock)) => files::remove(&self.0.join(TASK)).map(|()| true),
+            Ok(None) => Ok(false),
+            Err(why) => Err(FileError::new(&self.0.join(LOCK), why)),
+        }
+    }
+
+    /// Removes the directory with all that is in it.
+    ///
+    /// # Errors
+    /// Names what could not be removed.
+    pub fn remove(&self) -> Result<(), FileError> {
+        files::remove(&self.0)
+    }
+
+    /// The supervisor's lock; `None` if another process has it.
+    pub(crate) fn try_lock(&self) -> io::Result<Option<File>> {
+        let mut open = OpenOptions::new();
+        let lock = open.write(true).create(true).truncate(false).mode(0o600).open(self.0.join(LOCK))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(lock)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(why)) => Err(why),
+        }
+    }
+
+    /// Makes the directory if need be, and removes what an earlier run under the same name may have left: it must not be
+    /// taken for this one's.
+    pub(crate) fn prepare(&self) -> Result<(), FileError> {
+        Self::create(&self.0)?;
+        [STATE, EXIT, OUTPUT].iter().try_for_each(|old| files::remove(&self.0.join(old)))
+    }
+
+    pub(crate) fn write_spec(&self, spec: &TaskSpec) -> Result<(), FileError> {
+        files::write_json(&self.0.join(TASK), spec, Durability::Crash)
+    }
+
+    pub(crate) fn read_spec(&self) -> Result<TaskSpec, FileError> {
+        let path = self.0.join(TASK);
+        files::read_json(&path)?.ok_or_else(|| FileError::new(&path, io::ErrorKind::NotFound.into()))
+    }
+
+    pub(crate) fn write_state(&self, state: &TaskState) -> Result<(), FileError> {
+        files::write_json(&self.0.join(STATE), state, Durability::Crash)
+    }
+
+    /// `None` if the task was never started, or its state is lost.
+    pub(crate) fn read_state(&self) -> Option<TaskState> {
+        files::read_json(&self.0.join(STATE)).ok().flatten()
+    }
+
+    pub(crate) fn write_exit(&self, exit: Exit) -> io::Result<()> {
+        self.write_exit_to(&Kernel, exit)
+    }
+
+    fn write_exit_to(&self, files: &impl FileSystem, exit: Exit) -> io::Result<()> {
+        match files::sync(files, &self.0.join(STATE)) {
+            Err(why) if why.kind() != io::ErrorKind::NotFound => return Err(why),
+            _ => {}
+        }
+        files::write_json_to(files, &self.0.join(EXIT), &exit, Durability::PowerLoss)
+    }
+
+    pub(crate) fn read_exit(&self) -> Option<Exit> {
+        files::read_json(&self.0.join(EXIT)).ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::disk::Disk;
+
+    #[test]
+    fn nothing_starts_from_a_disarmed_directory() {
+        let root = tempfile::tempdir().unwrap();
+        let directory = TaskDirectory::create(root.path().join("a")).unwrap();
+        assert!(!directory.is_supervised());
+        fs::write(directory.path().join(TASK), "{}").unwrap();
+        let supervisor = directory.try_lock().unwrap().unwrap();
+        assert!(directory.is_supervised());
+        assert!(!directory.disarm().unwrap());
+        assert!(directory.path().join(TASK).exists());
+        drop(supervisor);
+        assert!(!directory.is_supervised());
+        assert!(directory.disarm().unwrap());
+        assert!(!directory.path().join(TASK).exists());
+        assert!(directory.read_spec().is_err(), "a supervisor that comes later finds nothing");
+    }
+
+    #[test]
+    fn an_ended_task_is_found_after_a_loss_of_power() {
+        let (disk, directory) = (Disk::default(), TaskDirectory::new("/tasks/a"));
+        let state = directory.path().join(STATE);
+        files::write_json_to(&disk, &state, &"its processes", Durability::Crash).unwrap();
+        directory.write_exit_to(&disk, Exit::Code(3)).unwrap();
+        let found = disk.restart();
+        assert_eq!(found.get(&state).unwrap(), b"\"its processes\"");
+        assert_eq!(found.get(&directory.path().join(EXIT)).unwrap(), b"{\"code\":3}");
+    }
+}

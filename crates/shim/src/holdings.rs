@@ -1,0 +1,159 @@
+//! What one process holds on one GPU, and the rule by which an allocation is charged.
+//!
+//! The driver gives out physical memory in granules of 2 MiB. A large allocation takes its size rounded up to granules. Small
+//! ones share granules: each counts as a multiple of 512 bytes, and their sum is rounded up. A context takes what the agent
+//! measured for this GPU, once per process. So most small allocations change nothing in the accounting region.
+
+use cantle_ledger::{Account, Over, granules_holding};
+
+/// Larger allocations get granules of their own.
+pub(crate) const SMALL_BYTES: u64 = 1 << 20;
+const SMALL_STEP_BYTES: u64 = 512;
+
+/// What this process holds on one GPU, except for allocations of whole granules, which are in the tables. All-zero is nothing.
+#[derive(Debug, Default)]
+pub(crate) struct Holdings {
+    small_bytes: u64,
+    small_granules: u32,
+    context_granules: u32,
+    /// Granules charged for the memory of launched graphs.
+    pub(crate) graph_granules: u32,
+    /// Contexts that the program created itself and that still exist.
+    pub(crate) own_contexts: u32,
+}
+
+const fn small_size(bytes: u64) -> u64 {
+    bytes.div_ceil(SMALL_STEP_BYTES).wrapping_mul(SMALL_STEP_BYTES)
+}
+
+impl Holdings {
+    /// Reserves what an allocation of `bytes` takes.
+    #[inline]
+    pub(crate) fn reserve(&mut self, account: &mut Account<'_>, bytes: u64) -> Result<(), Over> {
+        if bytes > SMALL_BYTES {
+            return account.reserve(granules_holding(bytes));
+        }
+        let sum = self.small_bytes.wrapping_add(small_size(bytes));
+        let granules = granules_holding(sum);
+        if granules > self.small_granules {
+            account.reserve(granules - self.small_granules)?;
+            self.small_granules = granules;
+        }
+        self.small_bytes = sum;
+        Ok(())
+    }
+
+    /// Gives back what an allocation of `bytes` took.
+    #[inline]
+    pub(crate) fn release(&mut self, account: &mut Account<'_>, bytes: u64) {
+        if bytes > SMALL_BYTES {
+            return account.release(granules_holding(bytes));
+        }
+        self.small_bytes = self.small_bytes.saturating_sub(small_size(bytes));
+        let granules = granules_holding(self.small_bytes);
+        if granules < self.small_granules {
+            account.release(self.small_granules - granules);
+            self.small_granules = granules;
+        }
+    }
+
+    /// Turns a reservation of `from` bytes into one of `to`. The charge never falls below the smaller of the two meanwhile.
+    pub(crate) fn resize(&mut self, account: &mut Account<'_>, from: u64, to: u64) -> Result<(), Over> {
+        if from <= SMALL_BYTES || to <= SMALL_BYTES {
+            self.reserve(account, to)?;
+            self.release(account, from);
+            return Ok(());
+        }
+        let (from, to) = (granules_holding(from), granules_holding(to));
+        account.release(from.saturating_sub(to));
+        account.reserve(to.saturating_sub(from))
+    }
+
+    /// Reserves the context's memory if this process does not hold it yet.
+    #[inline]
+    pub(crate) fn reserve_context(&mut self, account: &mut Account<'_>, granules: u32) -> Result<(), Over> {
+        if self.context_granules == 0 && granules > 0 {
+            account.reserve(granules)?;
+            self.context_granules = granules;
+        }
+        Ok(())
+    }
+
+    /// Gives the context's memory back.
+    pub(crate) fn release_context(&mut self, account: &mut Account<'_>) {
+        account.release(core::mem::take(&mut self.context_granules));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::CString;
+    use std::os::unix::ffi::OsStrExt as _;
+    use std::vec::Vec;
+
+    use cantle_ledger::host::{self, GpuLimit};
+    use cantle_ledger::{Attachment, GRANULE_BYTES};
+
+    use super::*;
+
+    fn attach(limit: u64) -> (tempfile::TempDir, Attachment) {
+        let dir = tempfile::tempdir().unwrap();
+        let gpu = GpuLimit { uuid: [1; 16], limit_bytes: limit * GRANULE_BYTES, context_bytes: 0 };
+        host::create(dir.path(), "lease", &[gpu]).unwrap();
+        let attachment = Attachment::new(&CString::new(dir.path().as_os_str().as_bytes()).unwrap()).unwrap();
+        (dir, attachment)
+    }
+
+    /// The rule, said again: large ones each in granules, small ones together.
+    fn granules(live: &[u64]) -> u32 {
+        let (large, small): (Vec<u64>, Vec<u64>) = live.iter().partition(|&&bytes| bytes > SMALL_BYTES);
+        let small = small.iter().map(|bytes| bytes.div_ceil(512) * 512).sum::<u64>().div_ceil(GRANULE_BYTES);
+        (large.iter().map(|bytes| bytes.div_ceil(GRANULE_BYTES)).sum::<u64>() + small) as u32
+    }
+
+    #[test]
+    fn charges_by_the_rule_whatever_comes_and_goes() {
+        let (_dir, attachment) = attach(60);
+        let (mut holdings, mut account) = (Holdings::default(), attachment.account(0).unwrap());
+        let (mut live, mut state) = (Vec::new(), 1_u64);
+        let mut below = |end: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % end
+        };
+        let mut refused = 0;
+        for _ in 0..20_000 {
+            let bytes = if below(4) == 0 { below(20 << 20) } else { below(SMALL_BYTES + 2) };
+            match below(3) {
+                0 if !live.is_empty() => {
+                    let gone = live.swap_remove(below(live.len() as u64) as usize);
+                    holdings.release(&mut account, gone);
+                }
+                1 if !live.is_empty() => {
+                    let at = below(live.len() as u64) as usize;
+                    if holdings.resize(&mut account, live[at], bytes).is_ok() {
+                        live[at] = bytes;
+                    }
+                }
+                _ => match holdings.reserve(&mut account, bytes) {
+                    Ok(()) => live.push(bytes),
+                    Err(_) => refused += 1,
+                },
+            }
+            assert_eq!(account.held(), granules(&live));
+        }
+        assert!(refused > 100, "the limit was never in the way");
+    }
+
+    #[test]
+    fn a_context_is_charged_once() {
+        let (_dir, attachment) = attach(10);
+        let (mut holdings, mut account) = (Holdings::default(), attachment.account(0).unwrap());
+        assert!(holdings.reserve_context(&mut account, 11).is_err());
+        holdings.reserve_context(&mut account, 7).unwrap();
+        holdings.reserve_context(&mut account, 7).unwrap();
+        assert_eq!(account.held(), 7);
+        holdings.release_context(&mut account);
+        holdings.release_context(&mut account);
+        assert_eq!(account.held(), 0);
+    }
+}

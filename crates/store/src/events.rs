@@ -1,0 +1,63 @@
+//! Events, in order.
+
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
+
+use crate::data::EventRow;
+use crate::{Store, StoreError, row};
+
+impl Store {
+    /// Records events from outside; the store gives their ids.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn add_events(&self, events: Vec<EventRow>) -> Result<(), StoreError> {
+        let mut write = self.write_bulk().await?;
+        for event in events {
+            self.record(&mut write.tx, event).await?;
+        }
+        write.commit().await
+    }
+
+    /// Records an event in the transaction that makes it true.
+    pub(crate) async fn record(&self, tx: &mut SqliteConnection, event: EventRow) -> Result<(), StoreError> {
+        sqlx::query(
+            "INSERT INTO happenings (id, time_us, kind, task, queue, node, message) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        )
+        .bind(self.next_ids(event.time_us, 1))
+        .bind(event.time_us)
+        .bind(event.kind)
+        .bind(event.task)
+        .bind(event.queue)
+        .bind(event.node)
+        .bind(event.message)
+        .execute(tx)
+        .await?;
+        Ok(())
+    }
+
+    /// Events in order: those after `after`, or without it the newest ones.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn events(
+        &self,
+        task: Option<&str>,
+        after: Option<i64>,
+        limit: i64,
+    ) -> Result<Vec<EventRow>, StoreError> {
+        let mut sql = QueryBuilder::<Sqlite>::new(select!(happenings, "WHERE id > "));
+        sql.push_bind(after.unwrap_or(i64::MIN));
+        if let Some(task) = task {
+            sql.push(" AND task = ").push_bind(task);
+        }
+        sql.push(if after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " })
+            .push_bind(limit);
+        let rows = sql.build().fetch_all(&self.readers).await?;
+        let mut found: Vec<EventRow> = rows.iter().map(row::event).collect::<Result<_, _>>()?;
+        if after.is_none() {
+            found.reverse();
+        }
+        Ok(found)
+    }
+}
