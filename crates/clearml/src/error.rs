@@ -1,6 +1,5 @@
 //! Why a call failed.
 
-#[cfg(feature = "client")]
 use crate::subcode;
 
 /// Each variant is one line that says what is wrong; [`WireError::hints`] says what would help.
@@ -98,7 +97,6 @@ impl WireError {
 ///
 /// # Errors
 /// All others, which may pass.
-#[cfg(feature = "client")]
 pub fn accept_refusal(answer: Result<(), WireError>) -> Result<(), WireError> {
     match answer {
         Err(error) if error.is_temporary() => Err(error),

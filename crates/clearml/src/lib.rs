@@ -9,6 +9,7 @@ mod client;
 mod command;
 mod conf;
 mod credentials;
+#[cfg(feature = "client")]
 mod error;
 mod execution;
 mod status;
@@ -27,9 +28,8 @@ pub use client::Client;
 pub use command::{SECTION, TaskRequest, TaskRequestError, shell_words};
 pub use conf::{Conf, ConfError};
 pub use credentials::Credentials;
-pub use error::WireError;
 #[cfg(feature = "client")]
-pub use error::accept_refusal;
+pub use error::{WireError, accept_refusal};
 pub use execution::{CLEARML_AGENT, runnable, sdk_command};
 pub use status::{ABORTED, DONE, StatusReason, StopRequest};
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

@@ -47,14 +47,23 @@ proptest! {
         let wanted = share(&request, total);
         prop_assert_eq!(wanted.unwrap().milli, Milli(milli));
         prop_assert_eq!(share(&through_a_task(request), total), wanted);
-        for metadata in [
-            json!({"labels": {"clearml-injector/fraction": &text}}),
-            json!({"annotations": {"gpu-fraction": &text}}),
-        ] {
-            let template = template_of(metadata);
-            prop_assert_eq!(share(&template.request([]), total), wanted);
-            prop_assert_eq!(share(&charged(&template, total), total), wanted);
-        }
+        let template = template_of(json!({"annotations": {"gpu-fraction": &text}}));
+        prop_assert_eq!(share(&template.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&template, total), total), wanted);
+    }
+
+    /// ClearML's label knows these values and no others.
+    #[test]
+    fn an_eighth(
+        text in prop::sample::select(&["0.125", "0.250", "0.375", "0.500", "0.625", "0.750", "0.875"][..]),
+        total in prop::sample::select(&TOTALS_MIB[..]),
+    ) {
+        let request = GpuRequest::from_fraction(text).unwrap();
+        let wanted = share(&request, total);
+        prop_assert!(wanted.is_some());
+        let template = template_of(json!({"labels": {"clearml-injector/fraction": text}}));
+        prop_assert_eq!(share(&template.request([]), total), wanted);
+        prop_assert_eq!(share(&charged(&template, total), total), wanted);
     }
 
     #[test]
