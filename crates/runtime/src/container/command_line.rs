@@ -1,6 +1,7 @@
 //! A `docker run` command line that somebody else composed, with a slice put into it. Stock ClearML agents start their
 //! containers by such command lines and watch docker's own client, so it stays one.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use cantle_model::TaskId;
@@ -108,7 +109,9 @@ impl DockerRun {
         words.extend(self.client.iter().cloned());
         words.extend(admitted.options.iter().map(word));
         words.extend(contents::variables(spec).iter().map(|(name, value)| format!("--env={name}={value}")));
-        words.extend(contents::mounts(spec, driver_files).iter().map(contents::mount_option));
+        words.extend(
+            contents::mounts(spec, driver_files, &BTreeSet::new()).iter().map(contents::mount_option),
+        );
         words.extend(devices.iter().map(|device| format!("--device={}", device.display())));
         words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
         words.push(format!("--label={LABEL_TASK}={task}"));

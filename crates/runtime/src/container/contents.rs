@@ -1,10 +1,11 @@
 //! What cantle puts into a container: the slice, and the driver behind its filter.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use bollard::models::{DeviceMapping, Mount, MountTmpfsOptions, MountType};
 
+use super::copies::DriverCopy;
 use crate::cdi::{self, DeviceNode, Edits};
 use crate::namespace::{CANTLE_DIR, REAL_DIR, SLICE_DIR};
 use crate::{Backend, TaskSpec, environment};
@@ -24,6 +25,16 @@ fn library_dirs() -> [String; 2] {
 /// not among them: a device's description is a file that others may read, and variables can be secrets.
 #[must_use]
 pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf]) -> Edits {
+    edits_over(spec, devices, driver_files, &BTreeSet::new())
+}
+
+/// As [`slice_edits`], for an image with copies of the driver's libraries.
+pub(super) fn edits_over(
+    spec: &TaskSpec,
+    devices: &[PathBuf],
+    driver_files: &[PathBuf],
+    copies: &BTreeSet<DriverCopy>,
+) -> Edits {
     let node = |path: &PathBuf| DeviceNode { path: path.clone(), permissions: DEVICE_PERMISSIONS.to_owned() };
     Edits {
         env: variables(&TaskSpec { env: BTreeMap::new(), ..spec.clone() })
@@ -31,7 +42,7 @@ pub fn slice_edits(spec: &TaskSpec, devices: &[PathBuf], driver_files: &[PathBuf
             .map(|(name, value)| format!("{name}={value}"))
             .collect(),
         device_nodes: devices.iter().map(node).collect(),
-        mounts: mounts(spec, driver_files).into_iter().map(cdi_mount).collect(),
+        mounts: mounts(spec, driver_files, copies).into_iter().map(cdi_mount).collect(),
     }
 }
 
@@ -62,8 +73,8 @@ pub(super) fn variables(spec: &TaskSpec) -> BTreeMap<String, String> {
 }
 
 /// Everything that cantle mounts. The real libraries are where the shim is linked against them; the shim has every name
-/// under which a program may open them.
-pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
+/// under which a program may open them, and is in the place of the image's own copies.
+pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf], copies: &BTreeSet<DriverCopy>) -> Vec<Mount> {
     if spec.slices.is_empty() {
         return Vec::new();
     }
@@ -92,6 +103,10 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf]) -> Vec<Mount> {
     }
     for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
         mounts.push(bind(file, format!("/usr/bin/{name}"), true));
+    }
+    let taken: BTreeSet<String> = mounts.iter().filter_map(|mount| mount.target.clone()).collect();
+    for copy in copies.iter().filter(|copy| !taken.contains(&copy.path)) {
+        mounts.push(bind(&confinement.shim_dir.join(format!("{}.1", copy.stem)), copy.path.clone(), true));
     }
     mounts
 }

@@ -1,5 +1,6 @@
 //! One container engine.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,8 @@ use cantle_model::LeaseId;
 
 use super::admission::{self, Host};
 use super::calls::{self, CALL_LIMIT, limited};
-use super::contents::slice_edits;
+use super::contents::edits_over;
+use super::copies::{self, DriverCopy};
 use super::output::ContainerOutput;
 use super::plan::{self, InjectionMode, LABEL_LEASE, LABEL_TASK, Plan};
 use super::task::Container;
@@ -134,18 +136,50 @@ impl Engine {
         notify: impl Fn(&str),
     ) -> Result<RunningTask, StartError> {
         let admitted = admission::admit(&container.options, &plan::protected(spec), &Machine)?;
-        let device = self.offer(spec, container);
+        let none = BTreeSet::new();
+        let mut device = self.offer(spec, container, &none);
         let mode = if device.is_some() { InjectionMode::Device } else { InjectionMode::Mounts };
-        let plan = plan::plan(spec, container, &admitted, mode)?;
+        let plan = plan::plan(spec, container, &admitted, mode, &none)?;
         output.begin(&plan.log_head).map_err(|why| StartError::setup("output file", why))?;
         self.have_image(&container.image, &plan, |line| output.note(line, &notify)).await?;
-        let id = self.create(&plan, &spec.lease).await?;
-        let started = self.run_created(&id, spec, output).await;
+        let mut id = self.create(&plan, &spec.lease).await?;
+        let copies = self.copies(&id, spec).await;
+        if let Ok(copies) = &copies
+            && !copies.is_empty()
+        {
+            let paths: Vec<&str> = copies.iter().map(|copy| copy.path.as_str()).collect();
+            output.note(
+                &format!("the image has libraries of the driver, which are covered: {}", paths.join(", ")),
+                &notify,
+            );
+            match mode {
+                InjectionMode::Device => {
+                    // The engine reads the description when the container starts. The old one goes before the new one comes.
+                    drop(device.take());
+                    device = self.offer(spec, container, copies);
+                }
+                InjectionMode::Mounts => {
+                    self.remove(&id).await?;
+                    let plan = plan::plan(spec, container, &admitted, mode, copies)?;
+                    id = self.create(&plan, &spec.lease).await?;
+                }
+            }
+        }
+        let started = match copies {
+            Ok(_) => self.run_created(&id, spec, output).await,
+            Err(error) => Err(error.into()),
+        };
+        drop(device);
         if started.is_err() {
             // The first error is the one to report.
             let _ = self.remove(&id).await;
         }
         Ok(RunningTask { kind: Kind::Container(started?) })
+    }
+
+    /// The image's own copies of the driver's libraries, which a task with a slice must not load.
+    async fn copies(&self, id: &str, spec: &TaskSpec) -> Result<BTreeSet<DriverCopy>, EngineError> {
+        if spec.slices.is_empty() { Ok(BTreeSet::new()) } else { copies::find(&self.docker, id).await }
     }
 
     async fn run_created(
@@ -164,9 +198,14 @@ impl Engine {
     }
 
     /// The engine reads the spec at the start and never again: it goes with what is returned.
-    fn offer(&self, spec: &TaskSpec, container: &ContainerSpec) -> Option<Published> {
+    fn offer(
+        &self,
+        spec: &TaskSpec,
+        container: &ContainerSpec,
+        copies: &BTreeSet<DriverCopy>,
+    ) -> Option<Published> {
         let dir = self.cdi_dir.as_ref().filter(|_| !spec.slices.is_empty())?;
-        let container_edits = slice_edits(spec, &container.devices, &container.driver_files);
+        let container_edits = edits_over(spec, &container.devices, &container.driver_files, copies);
         let device = cdi::CdiDevice { name: spec.lease.0.clone(), container_edits };
         // Without the right to write there the container gets the same by mounts.
         cdi::Spec::of_slices(vec![device]).publish(dir, &spec.lease.0).ok()

@@ -6,6 +6,7 @@ mod calls;
 mod command_line;
 mod config;
 mod contents;
+mod copies;
 mod engine;
 mod error;
 mod fetch;

@@ -1,6 +1,6 @@
 //! The whole container of a task: its own options, and what cantle adds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
@@ -12,6 +12,7 @@ use super::AdmissionError;
 use super::admission::{Admitted, Protected};
 use super::config::{self, Extra};
 use super::contents::{device, mount_option, mounts, variables};
+use super::copies::DriverCopy;
 use crate::namespace::CANTLE_DIR;
 use crate::{TaskSpec, cdi};
 
@@ -63,7 +64,11 @@ pub(super) fn protected(spec: &TaskSpec) -> Protected {
         }
     }
     let mut targets = vec![PathBuf::from(CANTLE_DIR)];
-    targets.extend(mounts(spec, &[]).iter().filter_map(|mount| mount.target.as_ref().map(PathBuf::from)));
+    targets.extend(
+        mounts(spec, &[], &BTreeSet::new())
+            .iter()
+            .filter_map(|mount| mount.target.as_ref().map(PathBuf::from)),
+    );
     Protected { sources, targets }
 }
 
@@ -72,6 +77,7 @@ pub(super) fn plan(
     container: &ContainerSpec,
     admitted: &Admitted,
     mode: InjectionMode,
+    copies: &BTreeSet<DriverCopy>,
 ) -> Result<Plan, AdmissionError> {
     let mut body = ContainerCreateBody {
         image: Some(container.image.clone()),
@@ -89,7 +95,7 @@ pub(super) fn plan(
         .extend(labels.map(|(name, value)| (name.to_owned(), value.to_owned())));
     let host = body.host_config.get_or_insert_default();
     let given = match mode {
-        InjectionMode::Mounts => by_mounts(spec, container, host),
+        InjectionMode::Mounts => by_mounts(spec, container, copies, host),
         InjectionMode::Device => by_device(spec, host),
     };
     let name = name_of(&spec.lease.0);
@@ -98,8 +104,13 @@ pub(super) fn plan(
 }
 
 /// Gives the options of docker's client that do the same.
-fn by_mounts(spec: &TaskSpec, container: &ContainerSpec, host: &mut HostConfig) -> Vec<String> {
-    let ours = mounts(spec, &container.driver_files);
+fn by_mounts(
+    spec: &TaskSpec,
+    container: &ContainerSpec,
+    copies: &BTreeSet<DriverCopy>,
+    host: &mut HostConfig,
+) -> Vec<String> {
+    let ours = mounts(spec, &container.driver_files, copies);
     let mut words: Vec<String> = ours.iter().map(mount_option).collect();
     words.extend(container.devices.iter().map(|device| format!("--device={}", device.display())));
     host.mounts.get_or_insert_default().extend(ours);
@@ -208,7 +219,7 @@ mod tests {
             devices: vec!["/dev/nvidia0".into()],
             driver_files: Vec::new(),
         };
-        plan(&spec(), &container, &Admitted::default(), mode).unwrap()
+        plan(&spec(), &container, &Admitted::default(), mode, &BTreeSet::new()).unwrap()
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A container that runs a task.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bollard::Docker;
@@ -12,11 +12,12 @@ use tokio::task::JoinHandle;
 
 use super::EngineError;
 use super::calls::{self, CALL_LIMIT, ContainerStatus, limited, status};
+use super::copies::uncovered;
 use super::output::ContainerOutput;
 use crate::processes::{FileId, Scope};
 use crate::signals::{self, FromTerminal, Signals};
 use crate::task_directory::{ContainerRef, TaskState};
-use crate::{Backend, Exit, StartError, TaskDirectory, TaskSpec, holder_of};
+use crate::{Backend, Confinement, Exit, StartError, TaskDirectory, TaskSpec, holder_of};
 
 /// How long to wait before an engine that is away is asked again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
@@ -56,7 +57,7 @@ impl Container {
         let root = crate::processes::parent_of(pid).and_then(holder_of).unwrap_or(nobody);
         let scope = Scope::below(root, leader, usage);
         if leader != nobody && !spec.slices.is_empty() {
-            verify(pid, &spec.confinement.slice_dir)?;
+            verify(pid, &spec.confinement)?;
         }
         let directory = output.task_directory().cloned();
         let head = directory.as_ref().and_then(|directory| std::fs::metadata(directory.output()).ok());
@@ -203,8 +204,9 @@ async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
 }
 
 /// The container must really see its own slice. An image with clever links could make a harmless-looking mount of the
-/// task land on top of cantle's.
-fn verify(pid: u32, slice_dir: &Path) -> Result<(), StartError> {
+/// task land on top of cantle's, or bring a library along that knows no limit.
+fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartError> {
+    let slice_dir = &confinement.slice_dir;
     for name in ["limits", "usage"] {
         let root = PathBuf::from(format!("/proc/{pid}/root/"));
         let inside = root.join(crate::namespace::SLICE_DIR.trim_start_matches('/')).join(name);
@@ -216,6 +218,13 @@ fn verify(pid: u32, slice_dir: &Path) -> Result<(), StartError> {
                 format!("it hides {name} of its slice; it was ended"),
             ));
         }
+    }
+    if let Some(copy) = uncovered(pid, confinement) {
+        let path = copy.display();
+        return Err(StartError::setup(
+            "container",
+            format!("its image has a library of the driver at {path}, where no limit holds; it was ended"),
+        ));
     }
     Ok(())
 }

@@ -1,0 +1,180 @@
+//! Copies of the driver's libraries that an image brings along, such as CUDA's compatibility packages. A loader that is pointed at
+//! them finds them before the library directories that every container gets, so the filter is mounted over each of them too.
+//!
+//! Before the start the engine is asked about the places where images have such copies ([`find`]). After it the container's own
+//! file system is looked at, with its loader's configuration, and a copy that is still there ends the container ([`uncovered`]).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io;
+use std::path::PathBuf;
+
+use bollard::Docker;
+use bollard::query_parameters::ContainerArchiveInfoOptionsBuilder;
+use futures_util::future::join_all;
+use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
+
+use super::EngineError;
+use super::calls::{CALL_LIMIT, limited};
+use crate::Confinement;
+use crate::processes::FileId;
+
+/// The filter libraries, by the names that programs open.
+pub(super) const STEMS: [&str; 2] = ["libcuda.so", "libnvidia-ml.so"];
+
+/// Where NVIDIA's images and container toolkits put libraries of the driver.
+const USUAL_DIRS: [&str; 3] = ["/usr/local/cuda/compat", "/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"];
+
+/// Where a container's loader looks by itself: what [`super::contents`] mounts into.
+const DEFAULT_DIRS: [&str; 4] = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"];
+
+/// A file in a container over which a filter library is to be mounted.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct DriverCopy {
+    /// Where it is, links resolved.
+    pub(super) path: String,
+    /// Which library it is.
+    pub(super) stem: &'static str,
+}
+
+/// The copies in a container that was made and not yet started, in the directories that its variables name and in the usual ones.
+///
+/// # Errors
+/// If the engine does not answer.
+pub(super) async fn find(docker: &Docker, id: &str) -> Result<BTreeSet<DriverCopy>, EngineError> {
+    let made = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await?;
+    let env = made.config.and_then(|config| config.env).unwrap_or_default();
+    let dirs = named_dirs(env.iter().map(String::as_str));
+    let names = dirs.iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
+    let places = names.flat_map(|(dir, stem)| {
+        [stem.to_owned(), format!("{stem}.1")].map(|name| (format!("{dir}/{name}"), stem))
+    });
+    let found = join_all(places.map(|(path, stem)| async move {
+        let options = ContainerArchiveInfoOptionsBuilder::default().path(&path).build();
+        // An engine that does not answer this, or a path that is not there: what is there all the same is found after the start.
+        let about = tokio::time::timeout(CALL_LIMIT, docker.get_container_archive_info(id, Some(options)));
+        let target = about.await.ok()?.ok()?.link_target;
+        let path = if target.starts_with('/') { target } else { path };
+        Some(DriverCopy { path, stem })
+    }));
+    Ok(found.await.into_iter().flatten().collect())
+}
+
+/// The directories in which a program with these variables finds libraries first.
+fn named_dirs<'a>(env: impl Iterator<Item = &'a str>) -> BTreeSet<String> {
+    let env: BTreeMap<&str, &str> = env.filter_map(|line| line.split_once('=')).collect();
+    let mut dirs: BTreeSet<String> = USUAL_DIRS.map(str::to_owned).into();
+    let path = env.get("LD_LIBRARY_PATH").copied().unwrap_or_default();
+    let absolute = path.split(':').filter(|dir| dir.starts_with('/'));
+    dirs.extend(absolute.map(|dir| dir.trim_end_matches('/').to_owned()));
+    // `CUDA_VERSION=12.8.1` in NVIDIA's images; the toolkit is in /usr/local/cuda-12.8.
+    let mut numbers = env.get("CUDA_VERSION").copied().unwrap_or_default().split('.');
+    if let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) {
+        dirs.insert(format!("/usr/local/cuda-{major}.{minor}/compat"));
+    }
+    dirs
+}
+
+/// The first copy that a program of this process could load instead of the filter, if any.
+///
+/// A process that is gone has no file system any more, and did no harm.
+pub(super) fn uncovered(pid: u32, confinement: &Confinement) -> Option<PathBuf> {
+    let root = Root(File::open(format!("/proc/{pid}/root")).ok()?);
+    let env = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+    let env: Vec<String> =
+        env.split(|byte| *byte == 0).map(|line| String::from_utf8_lossy(line).into_owned()).collect();
+    let mut dirs = named_dirs(env.iter().map(String::as_str));
+    dirs.extend(DEFAULT_DIRS.map(str::to_owned));
+    dirs.extend(root.configured_dirs());
+    let toolkits = root.entries("usr/local").into_iter().filter(|name| name.starts_with("cuda"));
+    dirs.extend(toolkits.map(|name| format!("/usr/local/{name}/compat")));
+    for stem in STEMS {
+        let filter = FileId::of(&confinement.shim_dir.join(format!("{stem}.1")));
+        let paths = dirs.iter().flat_map(|dir| [format!("{dir}/{stem}.1"), format!("{dir}/{stem}")]);
+        let mut copies = paths.filter(|path| root.file_id(path).is_some_and(|found| Some(found) != filter));
+        if let Some(copy) = copies.next() {
+            return Some(copy.into());
+        }
+    }
+    None
+}
+
+/// The file system of a container. Links in it are followed as its own programs would.
+struct Root(File);
+
+impl Root {
+    fn open(&self, path: &str) -> io::Result<File> {
+        let how =
+            OpenHow::new().flags(OFlag::O_PATH | OFlag::O_CLOEXEC).resolve(ResolveFlag::RESOLVE_IN_ROOT);
+        Ok(openat2(&self.0, path, how)?.into())
+    }
+
+    /// A path of ours to something in there.
+    fn path_to(&self, path: &str) -> Option<(File, PathBuf)> {
+        use std::os::fd::AsRawFd as _;
+        let file = self.open(path).ok()?;
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Some((file, path.into()))
+    }
+
+    fn file_id(&self, path: &str) -> Option<FileId> {
+        let (_open, path) = self.path_to(path)?;
+        FileId::of(&path)
+    }
+
+    fn read(&self, path: &str) -> String {
+        let read = self.path_to(path).and_then(|(_open, path)| fs::read_to_string(path).ok());
+        read.unwrap_or_default()
+    }
+
+    /// The names in a directory.
+    fn entries(&self, path: &str) -> Vec<String> {
+        let Some((_open, path)) = self.path_to(path) else { return Vec::new() };
+        let entries = fs::read_dir(path).into_iter().flatten();
+        entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect()
+    }
+
+    /// The directories of the loader's configuration. Its `include` lines all mean `ld.so.conf.d/*.conf`.
+    fn configured_dirs(&self) -> Vec<String> {
+        let more =
+            self.entries("etc/ld.so.conf.d").into_iter().map(|name| format!("etc/ld.so.conf.d/{name}"));
+        let files = std::iter::once("etc/ld.so.conf".to_owned()).chain(more);
+        let text: String = files.map(|file| self.read(&file) + "\n").collect();
+        let lines = text.lines().map(str::trim).filter(|line| line.starts_with('/'));
+        lines.map(|line| line.trim_end_matches('/').to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn an_image_says_where_its_libraries_are() {
+        let env =
+            ["LD_LIBRARY_PATH=/opt/odd/:relative:/usr/local/cuda-12.8/compat", "CUDA_VERSION=12.8.1", "A=1"];
+        let dirs = named_dirs(env.into_iter());
+        assert!(dirs.contains("/opt/odd") && dirs.contains("/usr/local/cuda-12.8/compat"), "{dirs:?}");
+        assert!(dirs.contains("/usr/local/cuda/compat") && !dirs.contains("relative"), "{dirs:?}");
+    }
+
+    #[test]
+    fn links_lead_where_they_lead_a_program_in_there() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("usr/local/cuda-12.8/compat")).unwrap();
+        fs::create_dir_all(dir.path().join("etc/ld.so.conf.d")).unwrap();
+        fs::write(dir.path().join("usr/local/cuda-12.8/compat/libcuda.so.570"), "").unwrap();
+        symlink("libcuda.so.570", dir.path().join("usr/local/cuda-12.8/compat/libcuda.so.1")).unwrap();
+        symlink("/usr/local/cuda-12.8", dir.path().join("usr/local/cuda")).unwrap();
+        fs::write(dir.path().join("etc/ld.so.conf.d/00.conf"), "# first\n/usr/local/cuda/compat/\n").unwrap();
+        let root = Root(File::open(dir.path()).unwrap());
+        assert_eq!(root.configured_dirs(), ["/usr/local/cuda/compat"]);
+        assert_eq!(root.entries("usr/local").len(), 2);
+        let file = FileId::of(&dir.path().join("usr/local/cuda-12.8/compat/libcuda.so.570"));
+        assert!(file.is_some());
+        assert_eq!(root.file_id("/usr/local/cuda/compat/libcuda.so.1"), file);
+        assert_eq!(root.file_id("/usr/local/cuda/compat/libcuda.so"), None);
+    }
+}
