@@ -8,19 +8,29 @@ import pathlib
 import stat
 import sys
 
+# In containers; their images are Debian's.
 LIBRARIES = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu")
 PROGRAM = pathlib.Path("/usr/bin/nvidia-smi")
+# On the node the driver is there too, or in a driver container of NVIDIA's GPU Operator.
+ROOTS = [pathlib.Path("/"), pathlib.Path("/run/nvidia/driver")]
 # Of all instances that the GPUs may ever have: a hundred nodes for each GPU, so they come as a folder.
 CAPABILITIES = pathlib.Path("/dev/nvidia-caps")
 
 
 def driver_files():
-    """The driver's libraries by their real names, and the links to them."""
-    version = (LIBRARIES / "libcuda.so.1").resolve().name.removeprefix("libcuda")
-    named = [*LIBRARIES.glob("libcuda*.so*"), *LIBRARIES.glob("libnv*.so*")]
+    """The driver's libraries by their real names, the links to them, and its program."""
+    root = next(root for root in ROOTS if (below(root, LIBRARIES) / "libcuda.so.1").exists())
+    libraries = below(root, LIBRARIES)
+    version = (libraries / "libcuda.so.1").resolve().name.removeprefix("libcuda")
+    named = [*libraries.glob("libcuda*.so*"), *libraries.glob("libnv*.so*")]
     there = [path for path in named if path.resolve().name.endswith(version)]
     links = [path for path in there if path.is_symlink()]
-    return [path for path in there if not path.is_symlink()], links
+    programs = [path for path in [below(root, PROGRAM)] if path.exists()]
+    return [path for path in there if not path.is_symlink()], links, programs
+
+
+def below(root, path):
+    return root / path.relative_to("/")
 
 
 def nodes():
@@ -36,11 +46,11 @@ def nodes():
 def give(bundle):
     config = bundle / "config.json"
     spec = json.loads(config.read_text())
-    files, links = driver_files()
-    files += [PROGRAM] if PROGRAM.exists() else []
-    bind = lambda path, *more: {"type": "bind", "source": str(path), "destination": str(path), "options": ["rbind", "ro", "nosuid", *more]}
+    files, links, programs = driver_files()
+    places = {path: LIBRARIES / path.name for path in files} | dict.fromkeys(programs, PROGRAM)
+    bind = lambda path, to, *more: {"type": "bind", "source": str(path), "destination": str(to), "options": ["rbind", "ro", "nosuid", *more]}
     # Before those that the container has by name: cantle's cover the driver's.
-    spec["mounts"] = [bind(path, "nodev") for path in files] + spec.get("mounts", []) + [bind(CAPABILITIES)]
+    spec["mounts"] = [bind(path, to, "nodev") for path, to in places.items()] + spec.get("mounts", []) + [bind(CAPABILITIES, CAPABILITIES)]
 
     linux = spec["linux"]
     devices, rules = linux.setdefault("devices", []), linux.setdefault("resources", {}).setdefault("devices", [])

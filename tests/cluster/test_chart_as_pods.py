@@ -105,6 +105,24 @@ def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
     wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
 
 
+def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, namespace):
+    """GPU Operator's driver container: what the node's pod sees in its own library directory has another path on the node."""
+    machine = worker.with_gpus("1xA100-40GB", layout="driver-container")
+    with installed(plane, {}, pods=3):
+        wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
+        pods = Documented(plane.api, namespace)
+        held(pods.fill(LABELLED), 20 << 10)
+        assert machine.truth()[0]["used_bytes"] <= 20 * GIB
+        specs = [json.loads(path.read_text()) for path in machine.path("/run/cdi").glob("cantle-*.json")]
+        mounts = [mount for spec in specs for device in spec["devices"] for mount in device["containerEdits"]["mounts"]]
+        hosts = {mount["hostPath"] for mount in mounts if mount["type"] == "bind"}
+        assert len(hosts) > 4 and all(machine.path(path).exists() for path in hosts), hosts
+        assert not machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), "the node has it elsewhere"
+        pods.delete("train-pod")
+        pods.wait_gone("train-pod")
+    wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
+
+
 def is_told_of_instances(plane, folder):
     """Where NVIDIA's device plugin has instances, pods that ask for them would be taken to cantle all the same."""
     plugins = lambda: [each["verdict"] for each in check(plane, folder)[1].get("NVIDIA's device plugin", [])]

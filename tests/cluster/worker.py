@@ -134,9 +134,9 @@ class Worker:
         self.plane.api.merge(f"/api/v1/nodes/{self.name}/status", {"status": {"addresses": addresses}})
         return self
 
-    def with_gpus(self, gpus):
+    def with_gpus(self, gpus, **how):
         """The machine, which now has these and no others."""
-        self.machine.insert(gpus)
+        self.machine.insert(gpus, **how)
         return self.machine
 
     def ctr(self, *words):

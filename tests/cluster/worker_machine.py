@@ -43,11 +43,11 @@ class WorkerMachine(Machine):
             raise RuntimeError(f"no machine: {command} ended with {holder.wait()}")
         return holder
 
-    def insert(self, gpus):
+    def insert(self, gpus, layout="debian"):
         """Other GPUs than before, and nothing that cantle wrote down about those. No pod runs."""
         self.remove_gpus()
         hold = ["sh", "-c", "echo ready; exec sleep infinity"]
-        self.gpus = self.hold(self.command(CANTLE, "sim", "machine", "--gpus", gpus, "--", *hold))
+        self.gpus = self.hold(self.command(CANTLE, "sim", "machine", "--layout", layout, "--gpus", gpus, "--", *hold))
         graft = [sys.executable, GRAFT, str(self.gpus.pid), str(self.holder.pid)]
         self.grafted = subprocess.run(graft, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout.split()
         self._witness = Witness(self.root)

@@ -38,6 +38,9 @@ pub struct NodeConfig {
     pub installation: Installation,
     /// cantle's libraries (`shim/`, `sim/`).
     pub lib_dir: PathBuf,
+    /// Where copies of the driver's files are made for pods, at the same path here and on the node. Without it pods get the files
+    /// from where they are for this process.
+    pub driver_files_dir: Option<PathBuf>,
     /// The kubelet's directory, usually `/var/lib/kubelet`.
     pub kubelet_dir: PathBuf,
     /// Where the container engine reads CDI specs, usually `/var/run/cdi`.
@@ -59,10 +62,11 @@ impl NodeConfig {
             Some(list) => MigAtStart::Listed(list.clone()),
             None => labelled(client, &self.node).await?,
         };
-        let Self { node, installation, lib_dir, .. } = self.clone();
-        let opened =
-            tokio::task::spawn_blocking(move || AllocatableGpus::open(&installation, &lib_dir, &node, &mig))
-                .await;
+        let Self { node, installation, lib_dir, driver_files_dir, .. } = self.clone();
+        let opened = tokio::task::spawn_blocking(move || {
+            AllocatableGpus::open(&installation, &lib_dir, driver_files_dir.as_deref(), &node, &mig)
+        });
+        let opened = opened.await;
         Ok(Arc::new(opened.map_err(|panicked| KubeError::Lost(panicked.to_string()))??))
     }
 

@@ -20,6 +20,7 @@ use cantle_sched::{Host, Start, Waiting};
 use tokio::time::Instant;
 
 use crate::clock::now_ms;
+use crate::driver_files::DriverFiles;
 use crate::launch::{Launcher, new_lease};
 use crate::members::Members;
 use crate::mig::{Adopt, Stages, Writer, make_instances, turn_on};
@@ -79,16 +80,19 @@ pub struct AllocatableGpus {
     no_mig: Mutex<BTreeSet<GpuUuid>>,
     watchdog: Mutex<Watchdog>,
     stages: Stages,
+    copies: Option<DriverFiles>,
 }
 
 impl AllocatableGpus {
-    /// Takes the GPUs of this machine for the cluster's node `name`; those of `mig` are put into MIG mode first.
+    /// Takes the GPUs of this machine for the cluster's node `name`; those of `mig` are put into MIG mode first. Containers get
+    /// the driver's files from copies in `driver_files_dir`, or from where they are for this process.
     ///
     /// # Errors
     /// If there are none, another agent has them, or one that is listed can't be put into MIG mode.
     pub fn open(
         installation: &Installation,
         lib_dir: &Path,
+        driver_files_dir: Option<&Path>,
         name: &str,
         mig: &MigAtStart,
     ) -> Result<Self, NodeError> {
@@ -113,6 +117,13 @@ impl AllocatableGpus {
                 .collect();
             turn_on(driver.as_ref(), &mut gpus, &GpuList::Indices(free))?;
         }
+        let copies = match driver_files_dir {
+            Some(dir) => Some(DriverFiles::of_driver(driver.as_ref(), dir)?),
+            None => None,
+        };
+        if let Some(copies) = copies.as_ref().filter(|_| leases.is_empty()) {
+            copies.remove_others()?;
+        }
         // Out of MIG mode is where a context can be measured.
         launcher.measure(driver.as_ref(), &gpus)?;
         let opened = Self {
@@ -124,6 +135,7 @@ impl AllocatableGpus {
             no_mig: Mutex::default(),
             watchdog: Mutex::default(),
             stages: Stages::default(),
+            copies,
         };
         if *mig == MigAtStart::AllThatCan {
             opened.turn_mig_on()?;
@@ -323,10 +335,18 @@ impl AllocatableGpus {
     /// What a container needs to have this slice.
     ///
     /// # Errors
-    /// If the driver can't say.
+    /// If the driver can't say, or a file of it can't be copied.
     pub fn edits(&self, lease: &Lease) -> Result<Edits, NodeError> {
-        let parts = self.driver.container_parts(&lease.slices)?;
-        let spec = self.launcher.spec(&self.node, &lease.id, &lease.slices, &Command::default());
+        let mut parts = self.driver.container_parts(&lease.slices)?;
+        let mut spec = self.launcher.spec(&self.node, &lease.id, &lease.slices, &Command::default());
+        if let Some(copies) = &self.copies {
+            let libraries = &mut spec.confinement.libraries;
+            let files =
+                [&mut libraries.cuda.real, &mut libraries.nvml.real].into_iter().chain(&mut parts.files);
+            for file in files {
+                *file = copies.copy_of(file)?;
+            }
+        }
         Ok(slice_edits(&spec, &parts.devices, &parts.files))
     }
 

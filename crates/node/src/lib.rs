@@ -7,6 +7,7 @@
 mod allocation;
 pub mod capacity;
 pub mod clock;
+mod driver_files;
 mod error;
 mod launch;
 mod members;

@@ -12,7 +12,8 @@ use crate::names::MIG_RESOURCE;
 /// What can be set by whoever runs the injector.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rules {
-    /// Environment variables that pods with a slice may not set, in addition to `CANTLE_…`.
+    /// Environment variables that pods with a slice may not set, in addition to `CANTLE_…` and
+    /// `DOCKER_RESOURCE_…`.
     pub denied_env: Vec<String>,
     /// How pods come to their slices.
     pub mode: InjectionMode,
@@ -71,8 +72,12 @@ const NODE_PATHS: [&str; 17] = [
     "/var/lib/kubelet",
 ];
 
-/// Where limits lie inside a container.
-const INSIDE: &str = "/run/cantle";
+/// Inside a container: where limits lie, and where NVIDIA's container runtime reads requests for GPUs, which win over its variable
+/// (`accept-nvidia-visible-devices-as-volume-mounts`).
+const INSIDE: [&str; 2] = ["/run/cantle", "/run/nvidia-container-devices"];
+
+/// Variables that NVIDIA's container runtime can be set up to read requests for GPUs from (`swarm-resource`).
+const SWARM_RESOURCE: &str = "DOCKER_RESOURCE_";
 
 pub(crate) fn check(pod: &Pod, rules: &Rules) -> Result<(), Denial> {
     for (_, _, c) in ContainerList::containers(pod) {
@@ -125,7 +130,8 @@ impl Parts<'_> {
         if let Some(entry) = self.env.iter().flatten().find(|entry| is_denied_env(entry, rules)) {
             return Err(lifts(format!("sets {}", entry.name), "leave the variable out"));
         }
-        match self.mounts.iter().flatten().find(|mount| is_within(&plain(&mount.mount_path), INSIDE)) {
+        let is_inside = |path: &str| INSIDE.iter().any(|inside| is_within(path, inside));
+        match self.mounts.iter().flatten().find(|mount| is_inside(&plain(&mount.mount_path))) {
             Some(mount) => {
                 Err(lifts(format!("mounts a volume at {}", mount.mount_path), "mount it elsewhere"))
             }
@@ -138,7 +144,8 @@ fn is_denied_env(entry: &EnvVar, rules: &Rules) -> bool {
     let is_ours = entry.name == NO_DEVICES.0
         && entry.value_from.is_none()
         && entry.value.as_deref() == Some(NO_DEVICES.1);
-    !is_ours && (entry.name.starts_with("CANTLE_") || rules.denied_env.contains(&entry.name))
+    let by_prefix = ["CANTLE_", SWARM_RESOURCE].iter().any(|prefix| entry.name.starts_with(prefix));
+    !is_ours && (by_prefix || rules.denied_env.contains(&entry.name))
 }
 
 /// Is `path` of the node above, at or below something of ours?

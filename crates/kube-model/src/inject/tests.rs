@@ -265,6 +265,11 @@ fn limits_cannot_be_lifted() {
             "capability CAP_SYS_ADMIN",
         ),
         (json!({"env": [{"name": "LD_PRELOAD", "value": "/x.so"}]}), "sets LD_PRELOAD"),
+        (json!({"env": [{"name": "DOCKER_RESOURCE_GPU", "value": "all"}]}), "sets DOCKER_RESOURCE_GPU"),
+        (
+            json!({"volumeMounts": [{"name": "v", "mountPath": "/var/run/nvidia-container-devices/all"}]}),
+            "mounts a volume at /var/run/nvidia-container-devices/all",
+        ),
         (json!({"env": [{"name": "LD_LIBRARY_PATH", "value": "/x"}]}), "sets LD_LIBRARY_PATH"),
         (json!({"env": [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}), "sets NVIDIA_VISIBLE_DEVICES"),
         (

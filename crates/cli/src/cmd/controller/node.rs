@@ -28,6 +28,10 @@ pub(crate) struct NodeArgs {
     /// Directory in which the kubelet looks for device plugins (classic path); --kubelet-dir does not change it
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet/device-plugins")]
     device_plugin_dir: PathBuf,
+    /// Directory into which the driver's files are copied for pods; it has the same path here and on the node. Needed
+    /// where the driver has other paths in this program's container than on the node
+    #[arg(long, value_name = "DIR")]
+    driver_files_dir: Option<PathBuf>,
     /// The kubelet's directory
     #[arg(long, value_name = "DIR", default_value = "/var/lib/kubelet")]
     kubelet_dir: PathBuf,
@@ -62,6 +66,7 @@ pub(super) fn node(context: &Context, kubeconfig: Option<&Path>, args: NodeArgs)
         node: args.node,
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
+        driver_files_dir: args.driver_files_dir,
         kubelet_dir: args.kubelet_dir,
         cdi_dir: args.cdi_dir,
         mig: args.mig,
