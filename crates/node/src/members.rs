@@ -86,25 +86,29 @@ pub(crate) fn own_view(pid: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use cantle_model::{Holder, TaskId};
+pub(crate) mod tests {
+    use cantle_model::{Holder, Slice, TaskId};
 
     use super::*;
 
-    fn lease(id: &str, pid: u32) -> Lease {
+    pub(crate) fn lease_of(id: &str, pid: u32, slices: Vec<Slice>) -> Lease {
         let owner = cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: 0 });
         Lease {
             id: LeaseId::from(id),
             task: TaskId::from("t"),
             name: String::new(),
             queue: None,
-            slices: Vec::new(),
+            slices,
             placed_ms: 0,
             owner,
             leader: None,
             kept: false,
             enforcement: None,
         }
+    }
+
+    fn lease(id: &str, pid: u32) -> Lease {
+        lease_of(id, pid, Vec::new())
     }
 
     fn node() -> (tempfile::TempDir, NodeStore) {
