@@ -39,6 +39,8 @@ pub enum HookKind {
     Frees,
     /// Reports how much memory there is, or who uses it: shows the slice.
     Reports,
+    /// Finds a context that was made past the hooks: charges it.
+    Notices,
     /// Hands out addresses of other functions: hands out the hooks.
     Resolves,
 }

@@ -1,8 +1,8 @@
 //! Contexts: what they cost, and what is freed with them.
 //!
 //! A context takes memory that no allocation shows, once per process and GPU. It is reserved when a context is made, or at the
-//! first hooked call that finds one (the runtime makes them through a private table), and given back when the last one on the GPU
-//! is destroyed. Everything allocated in a context is freed with it.
+//! first hooked call that finds one (NVIDIA's runtime makes them through a private table), and given back when the last one on the
+//! GPU is destroyed. Everything allocated in a context is freed with it.
 
 use core::ffi::{c_int, c_uint, c_void};
 
@@ -84,6 +84,39 @@ pub(super) unsafe fn retain_primary(
     if status != SUCCESS {
         uncharge_if_none_left(gpu, device);
     }
+    status
+}
+
+/// A context becomes current.
+pub(super) unsafe fn enter(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(context) };
+    charge::notice_context();
+    status
+}
+
+/// Host memory, which is no part of a slice; but a program that only pins memory has a context too.
+pub(super) unsafe fn pin<S>(
+    real: unsafe extern "C" fn(*mut *mut c_void, S) -> Status,
+    address: *mut *mut c_void,
+    bytes: S,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(address, bytes) };
+    charge::notice_context();
+    status
+}
+
+/// As [`pin`].
+pub(super) unsafe fn pin_with_flags(
+    real: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Status,
+    address: *mut *mut c_void,
+    bytes: usize,
+    flags: c_uint,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(address, bytes, flags) };
+    charge::notice_context();
     status
 }
 

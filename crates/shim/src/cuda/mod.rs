@@ -20,6 +20,7 @@ use pool::{Pool, Stream};
 use vmm::Handle;
 
 pub(crate) const SUCCESS: Status = 0;
+pub(crate) const INVALID_VALUE: Status = 1;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 
@@ -95,6 +96,13 @@ hooks! { CUDA, "cuda":
     Frees cuDevicePrimaryCtxRelease_v2(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxReset(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxReset_v2(device: Device) => context::end_primary;
+
+    Notices cuCtxSetCurrent(context: Context) => context::enter;
+    Notices cuCtxPushCurrent(context: Context) => context::enter;
+    Notices cuCtxPushCurrent_v2(context: Context) => context::enter;
+    Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;
+    Notices cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) => context::pin;
+    Notices cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) => context::pin;
 
     Reports cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => report::memory_info;
     Reports cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) => report::memory_info;

@@ -374,6 +374,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
     let status = unsafe { real() };
+    charge::notice_context();
     settle_all();
     status
 }
@@ -382,6 +383,7 @@ pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Stat
 pub(super) unsafe fn synchronize_with(real: unsafe extern "C" fn(Stream) -> Status, with: Stream) -> Status {
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(with) };
+    charge::notice_context();
     settle_all();
     status
 }

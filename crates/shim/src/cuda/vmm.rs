@@ -6,13 +6,16 @@
 use core::ffi::{c_int, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Address, OUT_OF_MEMORY, SUCCESS};
+use super::{Address, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
 
 /// `CUmemGenericAllocationHandle`.
 pub(super) type Handle = u64;
+
+/// No granularity of the driver's is finer: it refuses other sizes, however large they are.
+const PAGE_BYTES: usize = 4096;
 
 /// `CUmemLocation`.
 #[repr(C)]
@@ -49,7 +52,12 @@ pub(super) unsafe fn create(
         // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(handle, bytes, properties, flags) };
     };
-    let reservation = match SliceGpu::of(location.id).and_then(|gpu| gpu.reserve(physical(bytes as u64))) {
+    let gpu = match SliceGpu::of(location.id) {
+        Ok(_) if bytes % PAGE_BYTES != 0 => return INVALID_VALUE,
+        Ok(gpu) => gpu,
+        Err(status) => return status,
+    };
+    let reservation = match gpu.reserve(physical(bytes as u64)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };
