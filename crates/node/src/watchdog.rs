@@ -321,17 +321,17 @@ mod tests {
 
     #[test]
     fn who_takes_more_is_reported() {
-        let said = on_gpu(&[(7, 9 * GIB), (9, 3 * GIB)], &[7], true, false).unwrap();
-        let held = "it holds 12 GiB of GPU 2, its limit is 10 GiB";
+        let said = on_gpu(&[(7, 9 * GIB), (9, 4 * GIB)], &[7], true, false).unwrap();
+        let held = "it holds 13 GiB of GPU 2, its limit is 10 GiB";
         assert_eq!(
             said,
             format!(
-                "process 9 reached GPU 2 past the slice's accounting and holds 3 GiB of it; the task: {held}"
+                "process 9 reached GPU 2 past the slice's accounting and holds 4 GiB of it; the task: {held}"
             )
         );
-        assert_eq!(on_gpu(&[(7, 12 * GIB)], &[7], true, false).unwrap(), held);
+        assert_eq!(on_gpu(&[(7, 13 * GIB)], &[7], true, false).unwrap(), held);
         let said = on_gpu(&[(7, 10 * GIB + GIB / 2)], &[7], true, true).unwrap();
-        assert_eq!(said, "it holds 10.50 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
+        assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
         let said = on_gpu(&[(7, GIB)], &[7], false, false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
     }

@@ -14,7 +14,7 @@
 
 use cantle_ledger::{Account, Attachment, Over};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::holdings::Holdings;
 use crate::lock::Guard;
@@ -102,7 +102,7 @@ impl SliceGpu {
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
         if self.try_reserve(bytes).is_err() {
             // As the driver does before it gives up: pools return what they don't use.
-            pool::trim_all();
+            pool_charge::trim_all();
             let refused = self.try_reserve(bytes);
             refused
                 .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))?;

@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Context, Device, SUCCESS, driver, pool};
+use super::{Context, Device, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::{Entry, Table};
@@ -165,7 +165,10 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_if_none_left(gpu, device);
-    pool::settle_all();
+    if status == SUCCESS && !is_primary_active(device) {
+        pool_charge::forget(gpu.index);
+    }
+    pool_charge::settle_all();
     status
 }
 

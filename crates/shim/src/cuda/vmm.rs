@@ -28,6 +28,8 @@ pub(super) struct Location {
 impl Location {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`; the others are host memory.
     pub(super) const DEVICE: c_int = 1;
+    /// `CU_MEM_LOCATION_TYPE_HOST`, `…_HOST_NUMA` and `…_HOST_NUMA_CURRENT`.
+    pub(super) const HOST: [c_int; 3] = [2, 3, 4];
 }
 
 /// The beginning of `CUmemAllocationProp`.
