@@ -9,6 +9,7 @@ import pytest
 
 from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, assert_held_to_its_slice, assert_not_held
 
+CHUNK = 64 << 20
 TAKES = ["green_stream", "upload"]
 # What can't be accounted for, with the code that says so.
 CANT = {"green_stream_old": 201, "managed_pool": 801}
@@ -75,3 +76,23 @@ def test_a_capture_in_a_full_slice_is_recorded(machine):
     record = running.record()
     assert record["refused"] == 2 and machine.used() <= LIMIT
     assert running.end() == 0
+
+
+def test_memory_that_a_descriptor_keeps_is_charged(machine):
+    """No hook sees how long it lives: the watchdog does, from the driver's own figures."""
+    running = machine.start([sys.executable, HERE / "unkind.py", "exported", LIMIT], LIMIT, env={"UNKIND": "exported"})
+    assert running.child.stdout.readline() == "exported\n"
+    time.sleep(3)
+    print(file=running.child.stdin, flush=True)
+    record = running.record()
+    assert record["granted"] == (LIMIT * 3 // 4 - CONTEXT) // CHUNK * CHUNK and record["refused"] == 2, record
+    assert machine.used() <= LIMIT
+    assert running.end() == 0
+
+
+def test_more_of_it_than_the_slice_has_is_not_borne(machine):
+    program = [sys.executable, HERE / "unkind.py", "exported_without_end", LIMIT]
+    running = machine.start(program, LIMIT, env={"UNKIND": "exported"})
+    assert running.child.wait(timeout=60) == 137
+    assert "its limit is 4 GiB" in running.child.stderr.read()
+    assert machine.used() == 0

@@ -69,3 +69,18 @@ int cuMemPoolGetAttribute(void *pool, int which, void *value) {
     if (is("reset_takes_pools") && is_reset) abort();
     return CALL("cuMemPoolGetAttribute", pool, which, value);
 }
+
+/* Memory lives as long as a file descriptor that it was exported as, also when its handle is released. */
+static u64 exported[64];
+
+int cuMemExportToShareableHandle(void *shared, u64 handle, int kind, u64 flags) {
+    static int count;
+    if (is("exported") && count < 64) exported[count++] = handle;
+    return CALL("cuMemExportToShareableHandle", shared, handle, kind, flags);
+}
+
+int cuMemRelease(u64 handle) {
+    for (int i = 0; i < 64; i++)
+        if (handle && exported[i] == handle) return 0;
+    return CALL("cuMemRelease", handle);
+}

@@ -42,6 +42,38 @@ def uploaded():
     return cuda.cuGraphInstantiateWithParams(ctypes.byref(executable), graph, parameters)
 
 
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp: memory of the first GPU, to be shared by a file descriptor."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("type", "handle_types", "location", "device")] + [("rest", ctypes.c_uint64 * 2)]
+
+
+def exported_and_released(size=CHUNK):
+    handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
+    properties = Properties(1, 1, 1, 0)
+    status = cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    if not status:
+        must(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, ctypes.c_uint64(0)))
+        must(cuda.cuMemRelease(handle))
+    return status
+
+
+def exported():
+    """A quarter of the slice, exported and released; when its owner says so, the rest of it."""
+    for _ in range(limit // CHUNK // 4):
+        must(exported_and_released())
+    print("exported", flush=True)
+    sys.stdin.readline()
+    return fill(lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(CHUNK)))
+
+
+def exported_without_end():
+    """As much again as the slice, as fast as it goes."""
+    for _ in range(60):
+        must(exported_and_released(2 * CHUNK))
+    return 60 * 2 * CHUNK, 0
+
+
 def fill(take):
     granted = 0
     while granted < 2 * limit:
