@@ -55,7 +55,7 @@ pub(super) unsafe fn create(
         return unsafe { real(handle, bytes, properties, flags) };
     };
     let gpu = match SliceGpu::of(location.id) {
-        Ok(_) if bytes % PAGE_BYTES != 0 => return INVALID_VALUE,
+        Ok(_) if !bytes.is_multiple_of(PAGE_BYTES) => return INVALID_VALUE,
         Ok(gpu) => gpu,
         Err(status) => return status,
     };
