@@ -24,7 +24,7 @@ pub fn describe(
     let members = Members::of(node, leases).and(&neighbours);
     let offer = |gpu: &Gpu| {
         // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
-        offer(driver, node, gpu, leases, &members).unwrap_or_else(|error| {
+        offer(driver, node, gpu, (leases, &neighbours), &members).unwrap_or_else(|error| {
             tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
             Offer { closed: true, ..Offer::new(gpu.clone()) }
         })
@@ -37,7 +37,7 @@ fn offer(
     driver: &dyn Driver,
     node: &crate::NodeStore,
     gpu: &Gpu,
-    leases: &[Lease],
+    (leases, neighbours): (&[Lease], &[Lease]),
     members: &Members,
 ) -> Result<Offer, NodeError> {
     let mut offer = Offer::new(gpu.clone());
@@ -46,17 +46,17 @@ fn offer(
     match geometry {
         // In MIG mode others hold instances, not bytes.
         Some(geometry) => (offer.table, offer.instances) = (Some(geometry.table), geometry.instances),
-        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases, members)?,
+        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases.iter().chain(neighbours), members)?,
     }
     Ok(offer)
 }
 
 /// Memory of `gpu` that no lease answers for: what processes outside of slices hold, and what a task was let take beyond its own
 /// (the watchdog's tolerance aside, which every slice bears).
-fn foreign_bytes(
+fn foreign_bytes<'a>(
     driver: &dyn Driver,
     gpu: &Gpu,
-    leases: &[Lease],
+    leases: impl Iterator<Item = &'a Lease>,
     members: &Members,
 ) -> Result<u64, DriverError> {
     let mut foreign = 0;
