@@ -8,6 +8,7 @@ import pytest
 from conftest import CONTEXT, HERE, LIMIT, MIB
 
 HEAP_MIB = 40
+CAPACITY = 40960 * MIB
 
 
 class Program:
@@ -32,11 +33,10 @@ def program(machine):
 def wait_until_charged(machine, program):
     """Until the program sees what the driver has given out. The driver is compared with the ledger twice a second."""
     deadline = time.monotonic() + 30
-    while (seen := program("look"))["free"] != max(0, LIMIT - machine.used()):
+    used = min(LIMIT, machine.used())
+    while (seen := program("look"))["free"] != LIMIT - used or seen["nvml"] != [LIMIT, LIMIT - used, used]:
         assert time.monotonic() < deadline, (seen, machine.used())
         time.sleep(0.05)
-    used = min(LIMIT, machine.used())
-    assert seen["nvml"] == [LIMIT, LIMIT - used, used], "CUDA and NVML disagree"
 
 
 @pytest.mark.parametrize("heap_mib", [0, HEAP_MIB])
@@ -59,10 +59,48 @@ def test_a_little_over_the_limit_is_borne(machine, program):
     assert program("fill")["granted"] == 0
 
 
-def test_much_over_the_limit_is_not(machine):
+def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program):
+    """A framework fills its slice and loads cuBLAS then. The rest of the GPU is nobody's: the slice gets no more, and goes on. What it
+    took is not given to others meanwhile."""
+    program("fill")
+    program("heap 600")
+    assert machine.used() == LIMIT + 600 * MIB
+    wait_until_charged(machine, program)
+    time.sleep(3)
+    assert program("fill")["granted"] == 0
+    rest = machine.start(["true"], CAPACITY - LIMIT)
+    assert rest.child.wait(timeout=60) == 6, rest.child.stderr.read()
+    assert machine.start(["true"], CAPACITY - 2 * LIMIT).child.wait(timeout=60) == 0
+    program("heap 0")
+    wait_until_charged(machine, program)
+    assert machine.start(["true"], CAPACITY - LIMIT).child.wait(timeout=60) == 0
+
+
+@pytest.fixture
+def neighbour(machine):
+    """Has all of the GPU that the test's slice leaves, and uses little of it."""
+    neighbour = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - LIMIT)
+    assert neighbour.child.stdout.readline() == "holding\n"
+    yield neighbour
+    assert neighbour.child.poll() is None
+    neighbour.end()
+
+
+def test_a_neighbour_is_not_hurt(machine, neighbour):
+    """What is borne elsewhere is not where a neighbour's slice would be the smaller for it."""
+    others = machine.used()
     program = Program(machine)
     program("fill")
     program.tell("heap 400")
     assert program.running.child.wait(timeout=60) == 137
     assert "it holds 4.39 GiB of GPU 0, its limit is 4 GiB" in program.running.child.stderr.read()
+    assert machine.used() == others
+
+
+def test_what_no_module_takes_is_not_borne(machine):
+    program = Program(machine)
+    program("fill")
+    program.tell("heap 1500")
+    assert program.running.child.wait(timeout=60) == 137
+    assert "it holds 5.46 GiB of GPU 0, its limit is 4 GiB" in program.running.child.stderr.read()
     assert machine.used() == 0

@@ -63,8 +63,9 @@ def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, pol
     cantle = make_cantle("1xA100-40GB")
     copy = tmp_path / "private-copy.so"
     shutil.copy(cantle.machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1"), copy)
-    cantle.up("--queue", "half=0.5", "--watchdog", policy, "--metrics-listen", "127.0.0.1:0")
-    task = cantle.submit("half", "python3", EVADER, copy, 1024)
+    cantle.up("--queue", "half=0.5", "--queue", "quarter=0.25", "--watchdog", policy, "--metrics-listen", "127.0.0.1:0")
+    # More than the slice of 20 GiB: within it, what it takes would only be charged.
+    task = cantle.submit("half", "python3", EVADER, copy, 24 << 10)
     wait_until(lambda: events(cantle, task, "watch"), 30, lambda: cantle.log())
     said = re.search(r"process (\d+) reached GPU 0 past the slice's accounting", events(cantle, task, "watch")[0]["message"])
     assert said, events(cantle, task, "watch")
@@ -74,7 +75,7 @@ def test_what_the_watchdog_does_is_a_matter_of_policy(make_cantle, tmp_path, pol
         assert watchdog_actions(cantle) == {"warn": 1, "kill": 1}
     else:
         # Long past the second after which it would have been killed: another task has come and gone meanwhile.
-        other = cantle.submit("half", "sleep", "4")
+        other = cantle.submit("quarter", "sleep", "4")
         cantle.wait_state(other, "completed")
         assert cantle.task(task)["state"] == "in_progress" and events(cantle, task, "kill") == []
         (process,) = cantle.truth()[0]["processes"]

@@ -93,3 +93,22 @@ def test_cuda_bindings(machine, python):
         print(json.dumps([call(d.cuDeviceGetCount()), total - free, refused.name, call(d.cuMemGetInfo())[0] - free]))
     """)
     assert json.loads(machine.run(python, "-c", script)) == [3, CONTEXT_MIB * MIB + GIB, "CUDA_ERROR_OUT_OF_MEMORY", GIB]
+
+
+@pytest.mark.gpus("1xA10-24GB:reserved")
+def test_what_the_driver_keeps_for_itself(machine, python):
+    """NVML's first version counts it as used, the second beside; CUDA does not count it at all."""
+    script = textwrap.dedent("""
+        import ctypes, json, pynvml as n
+        n.nvmlInit()
+        gpu = n.nvmlDeviceGetHandleByIndex(0)
+        first, second = n.nvmlDeviceGetMemoryInfo(gpu), n.nvmlDeviceGetMemoryInfo(gpu, version=n.nvmlMemory_v2)
+        cuda, total = ctypes.CDLL("libcuda.so.1"), ctypes.c_size_t()
+        assert cuda.cuInit(0) == 0 and cuda.cuDeviceTotalMem_v2(ctypes.byref(total), 0) == 0
+        mib = lambda *figures: [figure / 2**20 for figure in figures]
+        print(json.dumps([mib(first.total, first.used, first.free), mib(second.total, second.reserved, second.used, second.free),
+                          mib(total.value)]))
+    """)
+    first, second, total = json.loads(machine.run(python, "-c", script))
+    assert (first, second, total) == ([23028, 516, 22512], [23028, 516, 0, 22512], [22512])
+    assert machine.used() == 0

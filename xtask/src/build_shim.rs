@@ -68,7 +68,10 @@ pub(crate) fn build(out_dir: &Path, target_dir: &Path) -> Result<()> {
         let real = artifact.filters.map(|real| stub(&stubs, &format!("real-{}", artifact.file), real, &[]));
         link(artifact, &stubs, real.transpose()?)?;
         let built = target_dir.join("shim/libcantle_shim.so");
-        crate::dist::install(&built, &out_dir.join(artifact.file))?;
+        let named = target_dir.join("shim").join(artifact.file);
+        std::fs::copy(&built, &named).with_context(|| format!("cannot copy {}", built.display()))?;
+        crate::link_names::add(artifact, &named)?;
+        crate::dist::install(&named, &out_dir.join(artifact.file))?;
     }
     Ok(())
 }

@@ -5,6 +5,7 @@ mod arch;
 mod build_shim;
 mod deps;
 mod dist;
+mod link_names;
 mod machine_path;
 mod quick;
 mod suites;

@@ -10,6 +10,7 @@ use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _
 use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, elf};
 
 use crate::build_shim::{ARTIFACTS, Artifact};
+use crate::link_names;
 
 /// A shared object may be this large.
 const MAX_BYTES: usize = 192 << 10;
@@ -30,7 +31,9 @@ pub(crate) fn run(dist_dir: &Path) -> Result<()> {
         let path = dist_dir.join("lib/cantle/shim").join(artifact.file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let summary = check(artifact, &bytes).with_context(|| path.display().to_string())?;
-        println!("verify-shim: {}: {summary}", artifact.file);
+        let links = artifact.filters.map(|_| link_names::check(artifact, &path)).transpose()?;
+        let links = links.map(|links| format!(", {links}")).unwrap_or_default();
+        println!("verify-shim: {}: {summary}{links}", artifact.file);
     }
     Ok(())
 }
@@ -108,6 +111,13 @@ fn check_versions(file: &ElfFile64<'_, Endianness>) -> Result<Option<(u32, u32)>
     Ok(newest)
 }
 
+/// How many symbols the loader knows of: those behind them are for link editors. The second word of the older hash table.
+fn loaded_symbols(file: &ElfFile64<'_, Endianness>) -> Result<usize> {
+    let table = file.section_by_name(".hash").context("it has no .hash")?.data()?;
+    let count = table.get(4..8).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
+    Ok(count.context("its .hash is empty")? as usize)
+}
+
 /// Exported names are the hook table's, no more and no fewer.
 fn check_exports(artifact: &Artifact, file: &ElfFile64<'_, Endianness>) -> Result<usize> {
     let names = |table: &'static [Hook]| table.iter().filter_map(|hook| hook.name.to_str().ok());
@@ -116,7 +126,8 @@ fn check_exports(artifact: &Artifact, file: &ElfFile64<'_, Endianness>) -> Resul
         "nvml" => names(hooks::NVML).collect(),
         _ => names(hooks::CUDA).chain(names(hooks::NVML)).chain(PRELOAD_EXPORTS.iter().copied()).collect(),
     };
-    let symbols = file.dynamic_symbols().filter(|symbol| symbol.is_definition());
+    let loaded = loaded_symbols(file)?;
+    let symbols = file.dynamic_symbols().filter(|symbol| symbol.index().0 < loaded && symbol.is_definition());
     let found: BTreeSet<&str> = symbols.map(|symbol| symbol.name()).collect::<Result<_, _>>()?;
     let (missing, extra): (Vec<_>, Vec<_>) =
         (wanted.difference(&found).collect(), found.difference(&wanted).collect());

@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 use nvml_wrapper_sys::bindings::{
-    NvmlLib, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t, nvmlMemory_t, nvmlPciInfo_t, nvmlProcessInfo_t,
-    nvmlReturn_t, nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
+    NvmlLib, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t, nvmlMemory_t, nvmlMemory_v2_t, nvmlPciInfo_t,
+    nvmlProcessInfo_t, nvmlReturn_t, nvmlTemperatureSensors_enum_NVML_TEMPERATURE_GPU, nvmlUtilization_t,
 };
 
 use crate::libraries::NVML_SONAME;
@@ -23,6 +23,10 @@ const NVML_SUCCESS: nvmlReturn_t = 0;
 const NVML_ERROR_INVALID_ARGUMENT: nvmlReturn_t = 2;
 const NVML_ERROR_NOT_SUPPORTED: nvmlReturn_t = 3;
 const NVML_ERROR_INSUFFICIENT_SIZE: nvmlReturn_t = 7;
+const NVML_ERROR_FUNCTION_NOT_FOUND: nvmlReturn_t = 13;
+const NVML_ERROR_ARGUMENT_VERSION_MISMATCH: nvmlReturn_t = 25;
+/// `nvmlMemory_v2`: the structure's size, and 2 in the upper byte.
+const MEMORY_VERSION_2: c_uint = size_of::<nvmlMemory_v2_t>() as c_uint | 2 << 24;
 /// NVML's "not available" for a process's memory.
 const VALUE_NOT_AVAILABLE: u64 = u64::MAX;
 /// NVML's "not in an instance" for a process.
@@ -110,7 +114,22 @@ impl Session {
         Ok(device.handle)
     }
 
+    /// Without what the driver keeps for itself, 0.4 to 1 GiB of a GPU, which no program can have. Drivers before 510 don't tell:
+    /// there it counts as used.
     fn memory_of(&self, handle: nvmlDevice_t, gpu: &GpuUuid) -> Result<Memory> {
+        let mut memory =
+            nvmlMemory_v2_t { version: MEMORY_VERSION_2, total: 0, reserved: 0, free: 0, used: 0 };
+        match nvml!(self, Some(gpu), nvmlDeviceGetMemoryInfo_v2(handle, &raw mut memory)) {
+            Ok(()) => {
+                return Ok(Memory {
+                    total_bytes: memory.total.saturating_sub(memory.reserved),
+                    used_bytes: memory.used,
+                    free_bytes: memory.free,
+                });
+            }
+            Err(error) if lacks_function(&error) => {}
+            Err(error) => return Err(error),
+        }
         let mut memory = nvmlMemory_t { total: 0, free: 0, used: 0 };
         nvml!(self, Some(gpu), nvmlDeviceGetMemoryInfo(handle, &raw mut memory))?;
         Ok(Memory { total_bytes: memory.total, used_bytes: memory.used, free_bytes: memory.free })
@@ -270,6 +289,17 @@ impl Driver for Session {
 
     fn libraries(&self) -> Result<Libraries> {
         self.installation.libraries(&self.versions().driver)
+    }
+}
+
+/// Did a driver answer that it does not know the function, or not for this GPU?
+const fn lacks_function(error: &DriverError) -> bool {
+    const CODES: [nvmlReturn_t; 3] =
+        [NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_FUNCTION_NOT_FOUND, NVML_ERROR_ARGUMENT_VERSION_MISMATCH];
+    match error {
+        DriverError::TooOld { .. } => true,
+        DriverError::Nvml { code, .. } => *code == CODES[0] || *code == CODES[1] || *code == CODES[2],
+        _ => false,
     }
 }
 

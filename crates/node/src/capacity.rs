@@ -1,11 +1,14 @@
 //! This node as the scheduler sees it: what the driver shows, minus what is leased, minus what others use.
 
+use std::collections::BTreeMap;
+
 use cantle_decide::{Offer, SnapshotBuilder};
-use cantle_driver::{Driver, DriverError};
-use cantle_model::{Gpu, Lease};
+use cantle_driver::{Driver, DriverError, ProcessMemory};
+use cantle_model::{Gpu, Lease, LeaseId};
 
 use crate::clock::now_ms;
 use crate::members::Members;
+use crate::watchdog::{actual_bytes, tolerance_bytes};
 use crate::{NodeError, mig};
 
 /// This machine for the scheduler: `gpus` of the node called `name` with the leases that are active, those of other users
@@ -21,7 +24,7 @@ pub fn describe(
     let members = Members::of(node, leases).and(&neighbours);
     let offer = |gpu: &Gpu| {
         // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
-        offer(driver, node, gpu, leases, &members).unwrap_or_else(|error| {
+        offer(driver, node, gpu, (leases, &neighbours), &members).unwrap_or_else(|error| {
             tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
             Offer { closed: true, ..Offer::new(gpu.clone()) }
         })
@@ -34,7 +37,7 @@ fn offer(
     driver: &dyn Driver,
     node: &crate::NodeStore,
     gpu: &Gpu,
-    leases: &[Lease],
+    (leases, neighbours): (&[Lease], &[Lease]),
     members: &Members,
 ) -> Result<Offer, NodeError> {
     let mut offer = Offer::new(gpu.clone());
@@ -43,26 +46,34 @@ fn offer(
     match geometry {
         // In MIG mode others hold instances, not bytes.
         Some(geometry) => (offer.table, offer.instances) = (Some(geometry.table), geometry.instances),
-        None => offer.foreign_bytes = foreign_bytes(driver, gpu, members)?,
+        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases.iter().chain(neighbours), members)?,
     }
     Ok(offer)
 }
 
-/// Memory of `gpu` held by processes that no lease answers for.
-///
-/// # Errors
-/// If the driver can't say.
-pub fn foreign_bytes(driver: &dyn Driver, gpu: &Gpu, members: &Members) -> Result<u64, DriverError> {
+/// Memory of `gpu` that no lease answers for: what processes outside of slices hold, and what a task was let take beyond its own
+/// (the watchdog's tolerance aside, which every slice bears).
+fn foreign_bytes<'a>(
+    driver: &dyn Driver,
+    gpu: &Gpu,
+    leases: impl Iterator<Item = &'a Lease>,
+    members: &Members,
+) -> Result<u64, DriverError> {
     let mut foreign = 0;
+    let mut held: BTreeMap<&LeaseId, Vec<ProcessMemory>> = BTreeMap::new();
     for process in driver.processes(&gpu.uuid)? {
-        if members.lease_of(process.pid).is_some() {
-            continue;
-        }
-        foreign += match process.used_bytes {
-            Some(bytes) => bytes,
+        match (members.lease_of(process.pid), process.used_bytes) {
+            (Some(lease), _) => held.entry(lease).or_default().push(process),
+            (None, Some(bytes)) => foreign += bytes,
             // The driver hides sizes (some containers): then all that is in use may be theirs.
-            None => return Ok(driver.memory(&gpu.uuid)?.used_bytes),
-        };
+            (None, None) => return Ok(driver.memory(&gpu.uuid)?.used_bytes),
+        }
+    }
+    for lease in leases {
+        let slices = lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid);
+        let limit: u64 = slices.map(|slice| slice.memory_limit_bytes).sum();
+        let held = held.get(&lease.id).map_or(&[][..], Vec::as_slice);
+        foreign += actual_bytes(held).saturating_sub(limit + tolerance_bytes(held));
     }
     Ok(foreign)
 }

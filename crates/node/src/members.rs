@@ -24,26 +24,26 @@ type FileId = (u64, u64);
 
 /// What the processes of each lease have in common.
 #[derive(Debug, Default)]
-pub struct Members {
+pub(crate) struct Members {
     regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
 }
 
 impl Members {
     /// Of these leases. Orphans within a task stay its descendants: the owner of the lease is their subreaper.
-    pub fn of(node: &NodeStore, leases: &[Lease]) -> Self {
+    pub(crate) fn of(node: &NodeStore, leases: &[Lease]) -> Self {
         let region = |lease: &Lease| Some((file_id(&node.slice_dir(&lease.id))?, lease.id.clone()));
         Self { regions: leases.iter().filter_map(region).collect(), roots: holders(leases).collect() }
     }
 
     /// Also of leases of other users, whose regions only they can see.
-    pub fn and(mut self, leases: &[Lease]) -> Self {
+    pub(crate) fn and(mut self, leases: &[Lease]) -> Self {
         self.roots.extend(holders(leases));
         self
     }
 
     /// The lease that process `pid` belongs to.
-    pub fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
+    pub(crate) fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
         let seen = file_id(&Path::new("/proc").join(pid.to_string()).join("root").join(REGION));
         seen.and_then(|region| self.regions.get(&region)).or_else(|| self.by_ancestor(pid))
     }
@@ -86,25 +86,29 @@ pub(crate) fn own_view(pid: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use cantle_model::{Holder, TaskId};
+pub(crate) mod tests {
+    use cantle_model::{Holder, Slice, TaskId};
 
     use super::*;
 
-    fn lease(id: &str, pid: u32) -> Lease {
+    pub(crate) fn lease_of(id: &str, pid: u32, slices: Vec<Slice>) -> Lease {
         let owner = cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: 0 });
         Lease {
             id: LeaseId::from(id),
             task: TaskId::from("t"),
             name: String::new(),
             queue: None,
-            slices: Vec::new(),
+            slices,
             placed_ms: 0,
             owner,
             leader: None,
             kept: false,
             enforcement: None,
         }
+    }
+
+    fn lease(id: &str, pid: u32) -> Lease {
+        lease_of(id, pid, Vec::new())
     }
 
     fn node() -> (tempfile::TempDir, NodeStore) {

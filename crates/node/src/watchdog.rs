@@ -1,8 +1,13 @@
 //! The driver's own figures against what the shim has counted.
 //!
-//! The shim counts the calls that pass through it. Memory that is allocated otherwise (modules, stacks, workspaces of
-//! libraries, or a program that evades the shim) still shows in the driver's list of processes. The harmless part is
-//! charged to the slice, so that the limit holds for all of it. A task that holds more is reported, and killed if that lasts.
+//! The shim counts the calls that pass through it. Memory that is allocated otherwise still shows in the driver's list of
+//! processes: contexts that NVIDIA's runtime makes through a private table, modules, stacks, workspaces of libraries, OpenCL and
+//! video encoders, and programs that evade the shim. Whose processes they are is said by the kernel, so what they hold is charged
+//! to their slice, and the limit holds for all of it.
+//!
+//! What is taken without asking may still exceed the limit. The charge is the first answer to that: the slice gets nothing more.
+//! A task is reported, and killed if it lasts, if it holds more than an honest program's modules, or if a neighbour could not
+//! have all of its slice for it ([ADR 0015](../../../docs/adr/0015-what-is-taken-unasked.md)).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -62,14 +67,20 @@ impl Watchdog {
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
         let before: BTreeMap<_, _> =
             leases.iter().map(|lease| (&lease.id, counted(&node.slice_dir(&lease.id)))).collect();
-        let held = held_by_lease(driver, gpus, &Members::of(node, &leases));
+        let neighbours = node.neighbours();
+        let everybody = Everybody::ask(driver, gpus, &Members::of(node, &leases).and(&neighbours));
+        let crowded: BTreeSet<&GpuUuid> = gpus
+            .iter()
+            .filter(|gpu| everybody.claims_bytes(gpu, leases.iter().chain(&neighbours)) > gpu.memory_bytes)
+            .map(|gpu| &gpu.uuid)
+            .collect();
         let nothing = Held::new();
         let mut findings = Vec::new();
         for lease in leases.iter().filter(|lease| ours(&lease.id)) {
-            let used = held.get(&lease.id);
+            let used = everybody.held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
             let before = before.get(&lease.id).map_or(&[][..], Vec::as_slice);
-            let Some(wrong) = check(lease, &dir, used.unwrap_or(&nothing), before, gpus) else {
+            let Some(wrong) = check(lease, &dir, used.unwrap_or(&nothing), before, gpus, &crowded) else {
                 self.since.remove(&lease.id);
                 continue;
             };
@@ -99,7 +110,14 @@ fn counted(dir: &Path) -> Vec<u64> {
 ///
 /// The driver was asked between `before` and now. Memory that was freed meanwhile was counted before, memory that was
 /// allocated is counted now. Neither is hidden, so the larger count is the right one.
-fn check(lease: &Lease, dir: &Path, used: &Held, before: &[u64], gpus: &[Gpu]) -> Option<String> {
+fn check(
+    lease: &Lease,
+    dir: &Path,
+    used: &Held,
+    before: &[u64],
+    gpus: &[Gpu],
+    crowded: &BTreeSet<&GpuUuid>,
+) -> Option<String> {
     let region = Observer::open(dir).ok();
     let snapshot = region.as_ref().and_then(|region| region.snapshot().ok());
     // A region that its tenant has damaged counts nothing and lists no process.
@@ -119,6 +137,7 @@ fn check(lease: &Lease, dir: &Path, used: &Held, before: &[u64], gpus: &[Gpu]) -
                 .max(at.and_then(|at| before.get(at)).copied().unwrap_or(0)),
             processes,
             attached: &attached,
+            is_crowded: crowded.contains(&gpu.uuid),
         };
         if let (Some(region), Some(now)) = (&region, now) {
             charge(region, now, on_gpu.hidden_bytes());
@@ -139,18 +158,65 @@ fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
 
 type Held = BTreeMap<GpuUuid, Vec<ProcessMemory>>;
 
-/// GPUs that do not answer are left out: no answer proves nothing.
-fn held_by_lease(driver: &dyn Driver, gpus: &[Gpu], members: &Members) -> BTreeMap<LeaseId, Held> {
-    let mut held: BTreeMap<LeaseId, Held> = BTreeMap::new();
-    for gpu in gpus {
-        let processes: Result<_, DriverError> = driver.processes(&gpu.uuid);
-        for process in processes.unwrap_or_default() {
-            if let Some(lease) = members.lease_of(process.pid) {
-                held.entry(lease.clone()).or_default().entry(gpu.uuid.clone()).or_default().push(process);
+/// What everybody holds, by the driver's own figures.
+#[derive(Default)]
+struct Everybody {
+    held: BTreeMap<LeaseId, Held>,
+    /// By processes that no lease answers for.
+    foreign_bytes: BTreeMap<GpuUuid, u64>,
+}
+
+impl Everybody {
+    /// GPUs that do not answer are left out: no answer proves nothing.
+    fn ask(driver: &dyn Driver, gpus: &[Gpu], members: &Members) -> Self {
+        let mut everybody = Self::default();
+        for gpu in gpus {
+            let processes: Result<_, DriverError> = driver.processes(&gpu.uuid);
+            for process in processes.unwrap_or_default() {
+                match members.lease_of(process.pid) {
+                    Some(lease) => {
+                        let held = everybody.held.entry(lease.clone()).or_default();
+                        held.entry(gpu.uuid.clone()).or_default().push(process);
+                    }
+                    None => {
+                        *everybody.foreign_bytes.entry(gpu.uuid.clone()).or_default() +=
+                            process.used_bytes.unwrap_or(0);
+                    }
+                }
             }
         }
+        everybody
     }
-    held
+
+    /// What is spoken for on a GPU: each slice's limit, or what its task holds if that is more, and what others use. If it is more
+    /// than there is, somebody could not have all of his slice.
+    fn claims_bytes<'a>(&self, gpu: &Gpu, leases: impl Iterator<Item = &'a Lease>) -> u64 {
+        let claim = |lease: &Lease| {
+            let slices = lease.slices.iter().filter(|slice| slice.gpu == gpu.uuid);
+            let limit: u64 = slices.map(|slice| slice.memory_limit_bytes).sum();
+            let held = self.held.get(&lease.id).and_then(|held| held.get(&gpu.uuid));
+            let processes = held.map_or(&[][..], Vec::as_slice);
+            limit.max(actual_bytes(processes).saturating_sub(tolerance_bytes(processes)))
+        };
+        leases.map(claim).sum::<u64>() + self.foreign_bytes.get(&gpu.uuid).copied().unwrap_or(0)
+    }
+}
+
+pub(crate) fn actual_bytes(processes: &[ProcessMemory]) -> u64 {
+    processes.iter().filter_map(|process| process.used_bytes).sum()
+}
+
+/// Always borne: modules and stacks of an honest program grow without a call that the shim sees, also in a full slice.
+pub(crate) const fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
+    const PER_PROCESS_BYTES: u64 = 64 << 20;
+    PER_PROCESS_BYTES * processes.len() as u64
+}
+
+/// Borne as long as everybody can have all of his slice. Kernels and workspaces of cuBLAS, cuDNN and Triton, which load lazily,
+/// take 100 to 600 MiB of a process that has filled its slice by then.
+const fn modules_bytes(processes: &[ProcessMemory]) -> u64 {
+    const PER_PROCESS_BYTES: u64 = 1 << 30;
+    PER_PROCESS_BYTES * processes.len() as u64
 }
 
 /// One task on one GPU at one moment.
@@ -164,47 +230,39 @@ struct TaskOnGpu<'a> {
     processes: &'a [ProcessMemory],
     /// Pids that the slice's processes know themselves by.
     attached: &'a BTreeSet<u32>,
+    /// Not everybody could have all of his slice now.
+    is_crowded: bool,
 }
 
 impl TaskOnGpu<'_> {
-    fn actual_bytes(&self) -> u64 {
-        self.processes.iter().filter_map(|process| process.used_bytes).sum()
-    }
-
     fn hidden_bytes(&self) -> u64 {
-        self.actual_bytes().saturating_sub(self.counted_bytes)
+        actual_bytes(self.processes).saturating_sub(self.counted_bytes)
     }
 
     fn wrong(&self) -> Option<String> {
-        if self.processes.is_empty() {
+        let (index, actual) = (self.index, actual_bytes(self.processes));
+        let first = self.processes.first()?;
+        let Some(slice) = self.slice else {
+            let (pid, held) = (first.pid, Bytes(actual));
+            return Some(format!("process {pid} holds {held} of GPU {index}, of which it has no slice"));
+        };
+        let limit = slice.memory_limit_bytes;
+        if actual <= limit + self.borne_bytes() {
             return None;
         }
-        let (index, actual) = (self.index, self.actual_bytes());
-        let Some(slice) = self.slice else {
-            let pid = self.processes.first().map_or(0, |process| process.pid);
-            return Some(format!(
-                "process {pid} holds {} of GPU {index}, of which it has no slice",
-                Bytes(actual)
-            ));
-        };
-        let stranger = self.processes.iter().find(|process| !knows(self.attached, process.pid));
-        if let Some(stranger) = stranger.filter(|stranger| stranger.used_bytes != Some(0)) {
-            return Some(format!(
-                "process {} reached GPU {index} past the slice's accounting and holds {} of it",
-                stranger.pid,
-                Bytes(stranger.used_bytes.unwrap_or(0)),
-            ));
-        }
-        let limit = slice.memory_limit_bytes;
-        (actual > limit + self.tolerance_bytes())
-            .then(|| format!("it holds {} of GPU {index}, its limit is {}", Bytes(actual), Bytes(limit)))
+        let held = format!("it holds {} of GPU {index}, its limit is {}", Bytes(actual), Bytes(limit));
+        let strangers = self.processes.iter().filter(|process| !knows(self.attached, process.pid));
+        let Some(stranger) = strangers.max_by_key(|stranger| stranger.used_bytes) else { return Some(held) };
+        Some(format!(
+            "process {} reached GPU {index} past the slice's accounting and holds {} of it; the task: {held}",
+            stranger.pid,
+            Bytes(stranger.used_bytes.unwrap_or(0)),
+        ))
     }
 
-    /// Modules and stacks of an honest program grow without a call that the shim sees. They are charged at the next scan,
-    /// which refuses the next allocation, but are no reason to stop a program that had used up its slice.
-    fn tolerance_bytes(&self) -> u64 {
-        const PER_PROCESS_BYTES: u64 = 64 << 20;
-        PER_PROCESS_BYTES * self.processes.len() as u64
+    /// How much more than its slice the task may hold.
+    fn borne_bytes(&self) -> u64 {
+        if self.is_crowded { tolerance_bytes(self.processes) } else { modules_bytes(self.processes) }
     }
 }
 
@@ -222,36 +280,74 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn wrong(counted: u64, processes: &[(u32, u64)], attached: &[u32], with_slice: bool) -> Option<String> {
-        let slice = Slice { gpu: "GPU-a".into(), milli: Milli(250), memory_limit_bytes: 10 * GIB, mig: None };
-        let processes: Vec<ProcessMemory> = processes
-            .iter()
-            .map(|&(pid, bytes)| ProcessMemory { pid, used_bytes: Some(bytes), instance: None })
-            .collect();
-        let attached = attached.iter().copied().collect();
+    fn processes(processes: &[(u32, u64)]) -> Vec<ProcessMemory> {
+        let process = |&(pid, bytes): &_| ProcessMemory { pid, used_bytes: Some(bytes), instance: None };
+        processes.iter().map(process).collect()
+    }
+
+    fn slice(limit_bytes: u64) -> Slice {
+        Slice { gpu: "GPU-a".into(), milli: Milli(250), memory_limit_bytes: limit_bytes, mig: None }
+    }
+
+    fn on_gpu(held: &[(u32, u64)], attached: &[u32], has_slice: bool, is_crowded: bool) -> Option<String> {
+        let slice = slice(10 * GIB);
         let on_gpu = TaskOnGpu {
             index: 2,
-            slice: with_slice.then_some(&slice),
-            counted_bytes: counted,
-            processes: &processes,
-            attached: &attached,
+            slice: has_slice.then_some(&slice),
+            counted_bytes: 0,
+            processes: &processes(held),
+            attached: &attached.iter().copied().collect(),
+            is_crowded,
         };
         on_gpu.wrong()
     }
 
     #[test]
     fn honest_tasks_are_left_alone() {
-        assert_eq!(wrong(10 * GIB, &[(7, 6 * GIB), (8, 4 * GIB)], &[7, 8], true), None);
-        assert_eq!(wrong(10 * GIB, &[(7, 10 * GIB + (32 << 20))], &[7], true), None, "a module was loaded");
+        assert_eq!(on_gpu(&[(7, 6 * GIB), (8, 4 * GIB)], &[7, 8], true, true), None);
+        assert_eq!(on_gpu(&[(7, 10 * GIB + (32 << 20))], &[7], true, true), None, "a module was loaded");
+        assert_eq!(
+            on_gpu(&[(7, 10 * GIB + (600 << 20))], &[7], true, false),
+            None,
+            "cuDNN, and nobody is hurt"
+        );
+        assert_eq!(
+            on_gpu(&[(7, 4 * GIB), (9, GIB)], &[7], true, true),
+            None,
+            "a context or OpenCL, within the slice"
+        );
+        assert_eq!(on_gpu(&[(9, 1 << 20)], &[], true, true), None, "nothing but a context");
     }
 
     #[test]
-    fn evaders_are_reported() {
-        let said = wrong(GIB, &[(7, GIB), (9, GIB)], &[7], true).unwrap();
-        assert_eq!(said, "process 9 reached GPU 2 past the slice's accounting and holds 1 GiB of it");
-        let said = wrong(GIB, &[(7, 11 * GIB)], &[7], true).unwrap();
-        assert_eq!(said, "it holds 11 GiB of GPU 2, its limit is 10 GiB");
-        let said = wrong(0, &[(7, GIB)], &[7], false).unwrap();
+    fn who_takes_more_is_reported() {
+        let said = on_gpu(&[(7, 9 * GIB), (9, 4 * GIB)], &[7], true, false).unwrap();
+        let held = "it holds 13 GiB of GPU 2, its limit is 10 GiB";
+        assert_eq!(
+            said,
+            format!(
+                "process 9 reached GPU 2 past the slice's accounting and holds 4 GiB of it; the task: {held}"
+            )
+        );
+        assert_eq!(on_gpu(&[(7, 13 * GIB)], &[7], true, false).unwrap(), held);
+        let said = on_gpu(&[(7, 10 * GIB + GIB / 2)], &[7], true, true).unwrap();
+        assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
+        let said = on_gpu(&[(7, GIB)], &[7], false, false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
+    }
+
+    #[test]
+    fn what_is_spoken_for_is_the_larger_of_limit_and_use() {
+        let gpu =
+            Gpu { uuid: "GPU-a".into(), index: 0, model: String::new(), memory_bytes: 40 * GIB, mig: false };
+        let lease = |id: &str| members::tests::lease_of(id, 1, vec![slice(10 * GIB)]);
+        let leases = [lease("a"), lease("b")];
+        let mut everybody = Everybody::default();
+        assert_eq!(everybody.claims_bytes(&gpu, leases.iter()), 20 * GIB);
+        let held = |bytes| Held::from([("GPU-a".into(), processes(&[(7, bytes)]))]);
+        everybody.held.insert("a".into(), held(2 * GIB));
+        everybody.held.insert("b".into(), held(12 * GIB));
+        everybody.foreign_bytes.insert("GPU-a".into(), 3 * GIB);
+        assert_eq!(everybody.claims_bytes(&gpu, leases.iter()), 25 * GIB - (64 << 20));
     }
 }

@@ -20,6 +20,19 @@ pub(crate) struct Holdings {
     pub(crate) graph_granules: u32,
     /// Contexts that the program created itself and that still exist.
     pub(crate) own_contexts: u32,
+    /// What calls that allocate from pools right now count on.
+    pub(crate) pool_calls: PoolCalls,
+}
+
+/// What the calls that are inside the driver count on, together: no lock is held meanwhile.
+#[derive(Debug, Default)]
+pub(crate) struct PoolCalls {
+    /// Granules that were reserved for growth.
+    pub(crate) ahead: u32,
+    /// Those of them that no pool has grown by yet.
+    pub(crate) unused: u32,
+    /// Idle memory of pools that is promised to them.
+    pub(crate) claimed_bytes: u64,
 }
 
 const fn small_size(bytes: u64) -> u64 {

@@ -39,6 +39,8 @@ pub enum HookKind {
     Frees,
     /// Reports how much memory there is, or who uses it: shows the slice.
     Reports,
+    /// Shows what was made past the hooks, a context or a pool: it is charged, or remembered.
+    Notices,
     /// Hands out addresses of other functions: hands out the hooks.
     Resolves,
 }

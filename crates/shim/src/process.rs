@@ -43,6 +43,8 @@ pub(crate) struct Process {
     pub(crate) uses_pools: AtomicBool,
     /// Memory pools, with what is charged for their reservation.
     pub(crate) pools: Table,
+    /// Memory pools on the host, which take nothing of the slice.
+    pub(crate) host_pools: Table,
     /// True once `graphs` has had an entry.
     pub(crate) uses_graph_memory: AtomicBool,
     /// Executable graphs that allocate, with the most they can take.

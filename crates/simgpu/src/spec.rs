@@ -1,4 +1,4 @@
-//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig`: which GPUs the simulated machine has.
+//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved`: which GPUs the simulated machine has.
 
 use crate::models::{self, MODELS};
 
@@ -12,6 +12,8 @@ pub struct SpecDevice {
     pub model: usize,
     /// MIG mode is on at first start.
     pub mig: bool,
+    /// The driver keeps a part of the memory for itself, as real ones do ([`models::RESERVED_MIB`]).
+    pub reserved: bool,
 }
 
 /// Why a spec was refused.
@@ -26,7 +28,7 @@ pub enum SpecError {
     Model(String),
     #[error("`{0}` has no MIG; models with MIG: {with_mig}", with_mig = mig_models())]
     NoMig(&'static str),
-    #[error("unknown suffix `:{0}`; the only suffix is `:mig`")]
+    #[error("unknown suffix `:{0}`; suffixes are `:mig` and `:reserved`")]
     Suffix(String),
     #[error("{0} simulated GPUs asked for; at most 16 are possible")]
     TooMany(usize),
@@ -62,24 +64,30 @@ fn parse_item(item: &str) -> Result<(usize, SpecDevice), SpecError> {
         }
         _ => (1, item),
     };
-    let (key, mig) = match rest.split_once(':') {
-        None => (rest, false),
-        Some((key, "mig")) => (key, true),
+    let (key, mig, reserved) = match rest.split_once(':') {
+        None => (rest, false, false),
+        Some((key, "mig")) => (key, true, false),
+        Some((key, "reserved")) => (key, false, true),
         Some((_, suffix)) => return Err(SpecError::Suffix(suffix.to_owned())),
     };
     let model = models::find(key).ok_or_else(|| SpecError::Model(key.to_owned()))?;
     if mig && MODELS[model].mig.is_none() {
         return Err(SpecError::NoMig(MODELS[model].key));
     }
-    Ok((count, SpecDevice { model, mig }))
+    Ok((count, SpecDevice { model, mig, reserved }))
 }
 
 /// The spec in its shortest usual form; parsing it gives the same devices.
 pub fn format(devices: &[SpecDevice]) -> String {
-    let groups = devices.chunk_by(|a, b| a == b);
-    let items = groups
-        .map(|g| format!("{}x{}{}", g.len(), MODELS[g[0].model].key, if g[0].mig { ":mig" } else { "" }));
-    items.collect::<Vec<_>>().join(",")
+    let item = |group: &[SpecDevice]| {
+        let suffix = match group[0] {
+            SpecDevice { mig: true, .. } => ":mig",
+            SpecDevice { reserved: true, .. } => ":reserved",
+            _ => "",
+        };
+        format!("{}x{}{suffix}", group.len(), MODELS[group[0].model].key)
+    };
+    devices.chunk_by(|a, b| a == b).map(item).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]
@@ -88,8 +96,8 @@ mod tests {
 
     #[test]
     fn parses_counts_models_and_mig() {
-        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig").unwrap();
-        assert_eq!(format(&devices), "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig");
+        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved").unwrap();
+        assert_eq!(format(&devices), "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved");
         assert_eq!(parse(&format(&devices)).unwrap(), devices);
     }
 

@@ -29,10 +29,10 @@ fn evader(place: &Place) {
     let _daemon = cluster.daemon("0", &["half=0.5"]);
     let honest = cluster.submit("half", "honest", &until(place, "never"));
     cluster.wait(&honest, TaskStatus::InProgress);
-    let evader = cluster.submit("half", "evader", &script(place, 1024));
+    let evader = cluster.submit("half", "evader", &script(place, 24 << 10));
     let failed = cluster.wait(&evader, TaskStatus::Failed);
     let reason = failed.reason.unwrap();
-    assert!(reason.contains("reached GPU 0 past the slice's accounting and holds 1."), "{reason}");
+    assert!(reason.contains("reached GPU 0 past the slice's accounting and holds 24."), "{reason}");
     let kinds: Vec<String> = cluster.events(&evader).into_iter().map(|event| event.kind).collect();
     assert!(kinds.iter().any(|kind| kind == "watch") && kinds.iter().any(|kind| kind == "kill"), "{kinds:?}");
     assert_eq!(cluster.task(&honest).state, TaskStatus::InProgress);
@@ -40,7 +40,7 @@ fn evader(place: &Place) {
 }
 
 fn evader_under_run(place: &Place) {
-    let out = place.run("0.5", 0, &script(place, 64)).output().unwrap();
+    let out = place.run("0.5", 0, &script(place, 24 << 10)).output().unwrap();
     assert_eq!(out.status.code(), Some(137), "{out:?}");
     let said = String::from_utf8_lossy(&out.stderr);
     assert!(said.contains("the task is killed: process "), "{said}");

@@ -14,7 +14,7 @@
 
 use cantle_ledger::{Account, Attachment, Over};
 
-use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::holdings::Holdings;
 use crate::lock::Guard;
@@ -32,6 +32,26 @@ pub(super) fn current() -> Option<(Context, Device)> {
     (found && !context.is_null()).then_some((context, device))
 }
 
+/// Charges the current context of a process that has nothing charged yet: NVIDIA's runtime makes contexts through a private table
+/// of the driver, which no hook sees. Cheap enough for calls that programs make often: after the first time it is one load.
+#[inline]
+pub(super) fn notice_context() {
+    if process().is_some_and(|process| process.existing_attachment().is_none()) {
+        notice_first_context();
+    }
+}
+
+#[cold]
+fn notice_first_context() {
+    if let Some((_, device)) = current()
+        && let Ok(gpu) = SliceGpu::of(device)
+        && let Some(mut balance) = gpu.lock()
+    {
+        // It exists. If the limit does not admit it, the agent finds it in the driver's figures and charges it.
+        let _refused = balance.reserve_context();
+    }
+}
+
 /// A GPU of the slice, with this process's slot in the accounting region.
 #[derive(Clone, Copy)]
 pub(super) struct SliceGpu {
@@ -43,12 +63,12 @@ pub(super) struct SliceGpu {
 
 impl SliceGpu {
     /// The GPU that a CUDA device is. An error is the answer to an allocation there: without a ledger, or on a GPU outside the
-    /// slice, there is no memory.
+    /// slice, there is no memory; what is no device the driver has said.
     #[inline]
     pub(super) fn of(device: Device) -> Result<Self, Status> {
         let process = process().ok_or(OUT_OF_MEMORY)?;
         let attachment = process.attachment().ok_or(OUT_OF_MEMORY)?;
-        let index = gpu_index(process, device).ok_or(OUT_OF_MEMORY)?;
+        let index = gpu_index(process, device)?;
         Ok(Self { process, attachment, index })
     }
 
@@ -63,9 +83,10 @@ impl SliceGpu {
         self.process
     }
 
-    /// Granules in use by the whole slice, and its limit.
+    /// Granules in use by the whole slice, without those of dead processes, and its limit.
     pub(super) fn used_and_limit(self) -> (u32, u32) {
         let ledger = self.attachment.ledger();
+        ledger.reap();
         (ledger.used(self.index), ledger.gpus().get(self.index).map_or(0, |gpu| gpu.limit_granules()))
     }
 
@@ -81,7 +102,7 @@ impl SliceGpu {
     pub(super) fn reserve(self, bytes: u64) -> Result<Reservation, Status> {
         if self.try_reserve(bytes).is_err() {
             // As the driver does before it gives up: pools return what they don't use.
-            pool::trim_all();
+            pool_charge::trim_all();
             let refused = self.try_reserve(bytes);
             refused
                 .map_err(|over| self.lock().map_or(OUT_OF_MEMORY, |balance| balance.refuse(over, bytes)))?;
@@ -221,33 +242,45 @@ pub(super) fn release(allocation: &Entry) {
     }
 }
 
-/// Index of a device in the slice, by its UUID: ordinals depend on the program's environment.
+/// Index of a device in the slice, by its UUID: ordinals depend on the program's environment. If the driver does not tell the
+/// UUID, because it is not initialised or there is no such device, its status is the answer, and the next call asks again.
 #[inline]
-fn gpu_index(process: &Process, device: Device) -> Option<usize> {
-    let known = process.devices.get(usize::try_from(device).ok()?)?;
-    known.get_or(|| {
+fn gpu_index(process: &Process, device: Device) -> Result<usize, Status> {
+    let mut refused = OUT_OF_MEMORY;
+    let mut find = || {
         let ledger = process.ledger()?;
         // A MIG instance has a UUID of its own, which only the newer function reports.
-        let newer = uuid(device, &driver::cuDeviceGetUuid_v2).and_then(|uuid| ledger.gpu_index(&uuid));
-        Some(
-            newer.or_else(|| uuid(device, &driver::cuDeviceGetUuid).and_then(|uuid| ledger.gpu_index(&uuid))),
-        )
-    })
+        let newer = uuid(device, &driver::cuDeviceGetUuid_v2).map(|uuid| ledger.gpu_index(&uuid));
+        if let Ok(Some(index)) = newer {
+            return Some(Some(index));
+        }
+        let older = uuid(device, &driver::cuDeviceGetUuid).map(|uuid| ledger.gpu_index(&uuid));
+        older.or(newer).map_err(|status| refused = status).ok()
+    };
+    let known = usize::try_from(device).ok().and_then(|device| process.devices.get(device));
+    let found = match known {
+        Some(known) => known.get_or(find),
+        None => find().flatten(),
+    };
+    found.ok_or(refused)
 }
 
 type UuidFunction = crate::function::Function<unsafe extern "C" fn(*mut [u8; 16], Device) -> Status>;
 
-fn uuid(device: Device, function: &UuidFunction) -> Option<[u8; 16]> {
+fn uuid(device: Device, function: &UuidFunction) -> Result<[u8; 16], Status> {
     let mut uuid = [0; 16];
     // SAFETY: `uuid` is a live local of 16 bytes, the size of a `CUuuid`, which is all that the function writes.
-    (unsafe { function.get().ok()?(&raw mut uuid, device) } == SUCCESS).then_some(uuid)
+    match unsafe { function.get()?(&raw mut uuid, device) } {
+        SUCCESS => Ok(uuid),
+        status => Err(status),
+    }
 }
 
 /// The slice's limit on a device; 0 if it is not of the slice or there is no ledger.
 pub(super) fn limit_granules(device: Device) -> u32 {
     let limit = || {
         let process = process()?;
-        Some(process.ledger()?.gpus().get(gpu_index(process, device)?)?.limit_granules())
+        Some(process.ledger()?.gpus().get(gpu_index(process, device).ok()?)?.limit_granules())
     };
     limit().unwrap_or(0)
 }

@@ -1,13 +1,13 @@
 //! Contexts: what they cost, and what is freed with them.
 //!
 //! A context takes memory that no allocation shows, once per process and GPU. It is reserved when a context is made, or at the
-//! first hooked call that finds one (the runtime makes them through a private table), and given back when the last one on the GPU
-//! is destroyed. Everything allocated in a context is freed with it.
+//! first hooked call that finds one (NVIDIA's runtime makes them through a private table), and given back when the last one on the
+//! GPU is destroyed. Everything allocated in a context is freed with it.
 
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Context, Device, SUCCESS, driver, pool};
+use super::{Context, Device, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::{Entry, Table};
@@ -87,6 +87,39 @@ pub(super) unsafe fn retain_primary(
     status
 }
 
+/// A context becomes current.
+pub(super) unsafe fn enter(real: unsafe extern "C" fn(Context) -> Status, context: Context) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(context) };
+    charge::notice_context();
+    status
+}
+
+/// Host memory, which is no part of a slice; but a program that only pins memory has a context too.
+pub(super) unsafe fn pin<S>(
+    real: unsafe extern "C" fn(*mut *mut c_void, S) -> Status,
+    address: *mut *mut c_void,
+    bytes: S,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(address, bytes) };
+    charge::notice_context();
+    status
+}
+
+/// As [`pin`].
+pub(super) unsafe fn pin_with_flags(
+    real: unsafe extern "C" fn(*mut *mut c_void, usize, c_uint) -> Status,
+    address: *mut *mut c_void,
+    bytes: usize,
+    flags: c_uint,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(address, bytes, flags) };
+    charge::notice_context();
+    status
+}
+
 /// Charges for a context on a device. `None`: the device is not of the slice; it may have a context, but will get no memory.
 fn in_slice(device: Device) -> Result<Option<SliceGpu>, Status> {
     let Ok(gpu) = SliceGpu::of(device) else { return Ok(None) };
@@ -132,7 +165,10 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = ending(process, in_primary, || unsafe { real(device) }, |_| !is_primary_active(device));
     uncharge_if_none_left(gpu, device);
-    pool::settle_all();
+    if status == SUCCESS && !is_primary_active(device) {
+        pool_charge::forget(gpu.index);
+    }
+    pool_charge::settle_all();
     status
 }
 

@@ -1,7 +1,7 @@
 //! Graphs that allocate: the driver takes their memory when they are launched, so it is reserved then.
 //!
 //! When a graph is made executable, its allocation nodes are added up: it can't take more than that. At a launch, what exceeds
-//! the idle part of the GPU's graph memory is reserved. Afterwards the driver reports what it really took, and that is charged.
+//! the idle part of the GPU's graph memory is reserved; so it is at an upload, also one that is part of making it executable. Afterwards the driver reports what it really took, and that is charged.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
@@ -10,7 +10,7 @@ use cantle_ledger::{GRANULE_BYTES, MAX_GPUS, granules_holding};
 
 use super::charge::{Balance, SliceGpu};
 use super::pool::{self, Stream};
-use super::{Address, Device, SUCCESS, driver};
+use super::{Address, Device, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::process::process;
 use crate::table::Entry;
@@ -38,6 +38,15 @@ pub(super) struct AllocParameters {
     bytes: usize,
     address: Address,
 }
+
+/// The beginning of `CUDA_GRAPH_INSTANTIATE_PARAMS`.
+#[repr(C)]
+pub(super) struct InstantiateParameters {
+    flags: u64,
+}
+
+/// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`: the memory is taken at once.
+const UPLOAD: u64 = 2;
 
 /// What a graph's allocation nodes ask for on each GPU of the slice, each node in whole granules.
 #[derive(Default)]
@@ -179,13 +188,25 @@ pub(super) unsafe fn instantiate_with_flags(
 }
 
 pub(super) unsafe fn instantiate_with_parameters(
-    real: unsafe extern "C" fn(*mut Graph, Graph, *mut c_void) -> Status,
+    real: unsafe extern "C" fn(*mut Graph, Graph, *mut InstantiateParameters) -> Status,
     executable: *mut Graph,
     graph: Graph,
-    parameters: *mut c_void,
+    parameters: *mut InstantiateParameters,
 ) -> Status {
-    // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `executable`.
-    unsafe { instantiated(real(executable, graph, parameters), executable, graph) }
+    // SAFETY: the call contract, the arguments go on unchanged; `parameters` is null or valid for the driver to read, and so for us;
+    // the out-parameter contract for `executable`.
+    unsafe {
+        let real = || real(executable, graph, parameters);
+        let uploads = parameters.as_ref().is_some_and(|parameters| parameters.flags & UPLOAD != 0);
+        let status = if uploads {
+            let mut sums = Sums::default();
+            sums.add_graph(graph, MAX_DEPTH);
+            with_room(&sums, real)
+        } else {
+            real()
+        };
+        instantiated(status, executable, graph)
+    }
 }
 
 /// Launch or upload.
@@ -199,25 +220,37 @@ pub(super) unsafe fn launch(
     let Some(process) = process().filter(|process| process.uses_graph_memory.load(Relaxed)) else {
         return real();
     };
-    let known = |gpu| process.graphs.get(key(executable, gpu));
+    let mut sums = Sums::default();
+    for (gpu, sum) in sums.0.iter_mut().enumerate() {
+        if let Some(known) = process.graphs.get(key(executable, gpu)) {
+            *sum = Sum { device: known.context as Device, bytes: known.bytes() };
+        }
+    }
+    with_room(&sums, real)
+}
+
+/// Reserves what a graph may take, calls `real`, by which the driver takes it, and charges what that was.
+fn with_room(sums: &Sums, real: impl FnOnce() -> Status) -> Status {
     let mut growths = [0_u32; MAX_GPUS];
     let mut refused = None;
-    for (gpu, growth) in growths.iter_mut().enumerate() {
-        let Some(known) = known(gpu) else { continue };
+    for ((gpu, sum), growth) in sums.0.iter().enumerate().zip(&mut growths) {
+        if sum.bytes == 0 {
+            continue;
+        }
         let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock) else { continue };
-        let device = known.context as Device;
-        let idle = attribute(device, RESERVED).saturating_sub(attribute(device, USED));
-        let needed = pool::growth_granules(known.bytes().saturating_sub(idle));
+        let idle = attribute(sum.device, RESERVED).saturating_sub(attribute(sum.device, USED));
+        let needed = pool_charge::growth_granules(sum.bytes.saturating_sub(idle));
         match balance.account.reserve(needed) {
             Ok(()) => *growth = needed,
-            Err(over) => refused = Some(balance.refuse(over, known.bytes())),
+            Err(over) => refused = Some(balance.refuse(over, sum.bytes)),
         }
     }
     let status = refused.unwrap_or_else(real);
-    for (gpu, &growth) in growths.iter().enumerate() {
-        let Some(known) = known(gpu) else { continue };
-        if let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock) {
-            settle(&mut balance, known.context as Device, growth);
+    for ((gpu, sum), &growth) in sums.0.iter().enumerate().zip(&growths) {
+        if sum.bytes > 0
+            && let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock)
+        {
+            settle(&mut balance, sum.device, growth);
         }
     }
     status

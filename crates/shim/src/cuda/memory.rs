@@ -3,7 +3,7 @@
 use core::ffi::c_uint;
 
 use super::charge::{self, SliceGpu};
-use super::{Address, OUT_OF_MEMORY, SUCCESS, pool};
+use super::{Address, OUT_OF_MEMORY, SUCCESS, pool_charge};
 use crate::function::Status;
 use crate::process::process;
 use crate::table::Entry;
@@ -151,7 +151,7 @@ pub(super) unsafe fn free<A: Width>(real: unsafe extern "C" fn(A) -> Status, add
         // If another thread has filled the table meanwhile, the memory stays charged: too much is safe, too little is not.
         Some(entry) => drop(process.memory.insert(entry)),
         // Perhaps from a pool.
-        None => pool::settle_all(),
+        None => pool_charge::settle_all(),
     }
     status
 }

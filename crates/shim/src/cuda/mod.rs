@@ -7,6 +7,7 @@ mod graph;
 mod lookup;
 mod memory;
 mod pool;
+mod pool_charge;
 mod report;
 mod vmm;
 
@@ -20,6 +21,7 @@ use pool::{Pool, Stream};
 use vmm::Handle;
 
 pub(crate) const SUCCESS: Status = 0;
+pub(crate) const INVALID_VALUE: Status = 1;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 
@@ -75,8 +77,8 @@ hooks! { CUDA, "cuda":
     Allocates cuGraphInstantiate(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
     Allocates cuGraphInstantiate_v2(executable: *mut Graph, graph: Graph, error_node: *mut Graph, log: *mut c_char, log_bytes: usize) => graph::instantiate;
     Allocates cuGraphInstantiateWithFlags(executable: *mut Graph, graph: Graph, flags: u64) => graph::instantiate_with_flags;
-    Allocates cuGraphInstantiateWithParams(executable: *mut Graph, graph: Graph, parameters: *mut c_void) => graph::instantiate_with_parameters;
-    Allocates cuGraphInstantiateWithParams_ptsz(executable: *mut Graph, graph: Graph, parameters: *mut c_void) => graph::instantiate_with_parameters;
+    Allocates cuGraphInstantiateWithParams(executable: *mut Graph, graph: Graph, parameters: *mut graph::InstantiateParameters) => graph::instantiate_with_parameters;
+    Allocates cuGraphInstantiateWithParams_ptsz(executable: *mut Graph, graph: Graph, parameters: *mut graph::InstantiateParameters) => graph::instantiate_with_parameters;
     Allocates cuGraphUpload(executable: Graph, stream: Stream) => graph::launch;
     Allocates cuGraphUpload_ptsz(executable: Graph, stream: Stream) => graph::launch;
     Allocates cuGraphLaunch(executable: Graph, stream: Stream) => graph::launch;
@@ -95,6 +97,15 @@ hooks! { CUDA, "cuda":
     Frees cuDevicePrimaryCtxRelease_v2(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxReset(device: Device) => context::end_primary;
     Frees cuDevicePrimaryCtxReset_v2(device: Device) => context::end_primary;
+
+    Notices cuCtxSetCurrent(context: Context) => context::enter;
+    Notices cuCtxPushCurrent(context: Context) => context::enter;
+    Notices cuCtxPushCurrent_v2(context: Context) => context::enter;
+    Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
+    Notices cuMemGetMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
+    Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;
+    Notices cuMemAllocHost(address: *mut *mut c_void, bytes: c_uint) => context::pin;
+    Notices cuMemAllocHost_v2(address: *mut *mut c_void, bytes: usize) => context::pin;
 
     Reports cuMemGetInfo_v2(free: *mut usize, total: *mut usize) => report::memory_info;
     Reports cuMemGetInfo(free: *mut c_uint, total: *mut c_uint) => report::memory_info;
@@ -120,6 +131,9 @@ mod driver {
         cuCtxPushCurrent_v2(Context);
         cuCtxPopCurrent_v2(*mut Context);
         cuStreamGetCtx(Stream, *mut Context);
+        cuStreamGetDevice(Stream, *mut Device);
+        cuStreamIsCapturing(Stream, *mut c_int);
+        cuThreadExchangeStreamCaptureMode(*mut c_int);
         cuDeviceGetMemPool(*mut Pool, Device);
         cuDeviceGetDefaultMemPool(*mut Pool, Device);
         cuMemPoolGetAttribute(Pool, c_int, *mut c_void);

@@ -4,18 +4,22 @@
 //! each pool's reservation is charged as the driver reports it, and read again whenever it may have changed. Before an
 //! allocation that may make the pool grow, the growth is reserved.
 //!
+//! No lock is held while the driver allocates: it may wait for work that another thread has to finish, and that thread may free
+//! memory first. So what calls count on is kept in sum ([`PoolCalls`]).
+//!
 //! Pools are asked by handle at times that the program does not choose, so a pool must not be destroyed meanwhile: the hook of
 //! `cuMemPoolDestroy` holds the balance of the pool's GPU, and a pool is asked only while that is locked and the pool is in the
-//! table ([`known_to`]).
+//! table ([`known_to`]). One that may have gone with its context is asked again once the program uses it.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
-use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
+use cantle_ledger::granules_holding;
 
-use super::charge::{self, Balance, SliceGpu};
+use super::charge::{self, SliceGpu};
+use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
 use super::vmm::Location;
-use super::{Address, Device, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
 use crate::process::process;
 use crate::table::Entry;
@@ -25,10 +29,6 @@ pub(super) type Pool = *mut c_void;
 /// `CUstream`.
 pub(super) type Stream = *mut c_void;
 
-/// `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` and `CU_MEMPOOL_ATTR_USED_MEM_CURRENT`.
-const RESERVED: c_int = 5;
-const USED: c_int = 7;
-
 /// The beginning of `CUmemPoolProps`.
 #[repr(C)]
 pub(super) struct Properties {
@@ -37,35 +37,8 @@ pub(super) struct Properties {
     pub(super) location: Location,
 }
 
-/// The driver's pools grow in steps of this size.
-const STEP_BYTES: u64 = 32 << 20;
-
-/// What a pool may grow by for an allocation that does not fit into what it has.
-pub(super) const fn growth_granules(bytes: u64) -> u32 {
-    granules_holding(bytes.div_ceil(STEP_BYTES).saturating_mul(STEP_BYTES))
-}
-
-/// Pools pack what they give out at multiples of this.
-const SLOT_BYTES: u64 = 512;
-
-/// Whether a pool has enough idle memory for a request. The end of the idle memory may be too small to be given out.
-fn fits(bytes: u64, idle_bytes: u64) -> bool {
-    bytes.checked_next_multiple_of(SLOT_BYTES).is_some_and(|taken| taken <= idle_bytes)
-}
-
-/// # Safety
-/// `pool` is not destroyed during the call, and `which` is [`RESERVED`] or [`USED`].
-unsafe fn attribute(pool: Pool, which: c_int) -> Option<u64> {
-    let mut bytes = 0_u64;
-    // SAFETY: by this function's condition the handle is valid and the driver writes 64 bits, which `bytes` is.
-    let status = unsafe { driver::cuMemPoolGetAttribute.get().ok()?(pool, which, (&raw mut bytes).cast()) };
-    (status == SUCCESS).then_some(bytes)
-}
-
-/// The entry of a pool that is on the balance's GPU. While the balance is locked, such a pool is not destroyed ([`destroy`]).
-fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
-    balance.process().pools.get(pool as u64).filter(|entry| entry.gpu() == balance.gpu())
-}
+/// `CU_MEM_ALLOCATION_TYPE_PINNED`: where it was allocated it stays.
+const PINNED: c_int = 1;
 
 /// Creation takes no memory, but shows which GPU the pool's memory will be on.
 pub(super) unsafe fn create(
@@ -78,12 +51,41 @@ pub(super) unsafe fn create(
     if status == SUCCESS {
         // SAFETY: the out-parameter contract for `pool`; the driver has read `properties` and returned success, so that is valid
         // to read too.
-        let (pool, location) = unsafe { (*pool, (*properties).location) };
-        if location.kind == Location::DEVICE {
-            know(pool, location.id);
-        }
+        let (pool, location, kind) = unsafe { (*pool, (*properties).location, (*properties).kind) };
+        learn(pool, location, kind);
     }
     status
+}
+
+/// A pool by its location, default or current.
+pub(super) unsafe fn of_location(
+    real: unsafe extern "C" fn(*mut Pool, *const Location, c_int) -> Status,
+    pool: *mut Pool,
+    location: *const Location,
+    kind: c_int,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let status = unsafe { real(pool, location, kind) };
+    if status == SUCCESS {
+        // SAFETY: the out-parameter contract for `pool`; the driver has read `location` and returned success, so that is valid to
+        // read too.
+        let (pool, location) = unsafe { (*pool, *location) };
+        learn(pool, location, kind);
+    }
+    status
+}
+
+/// Remembers where a pool's memory is. One of managed memory, which moves to GPUs, is neither on a GPU nor on the host: it stays
+/// unknown, and nothing is allocated from it.
+fn learn(pool: Pool, location: Location, kind: c_int) {
+    if location.kind == Location::DEVICE {
+        know(pool, location.id);
+    } else if kind == PINNED
+        && Location::HOST.contains(&location.kind)
+        && let Some(process) = process()
+    {
+        let _full = process.host_pools.insert(Entry::new(pool as u64, 0, 0, 0));
+    }
 }
 
 /// Enters a pool into the table. If there is no room, its first allocation tries again.
@@ -91,6 +93,10 @@ fn know(pool: Pool, device: Device) -> Option<Entry> {
     let gpu = SliceGpu::of(device).ok()?;
     let pools = &gpu.process().pools;
     if let Some(known) = pools.get(pool as u64) {
+        if known.context == UNSURE {
+            // The program uses it, so it exists.
+            pools.update(pool as u64, |entry| entry.context = 0);
+        }
         return Some(known);
     }
     let entry = Entry::new(pool as u64, 0, gpu.index, 0);
@@ -105,9 +111,11 @@ pub(super) unsafe fn alloc(
     bytes: usize,
     stream: Stream,
 ) -> Status {
-    let Some(device) = device_of(stream) else {
+    let device = match device_of(stream) {
+        Ok(Some(device)) => device,
         // SAFETY: the call contract; the arguments go on unchanged.
-        return unsafe { real(address, bytes, stream) };
+        Ok(None) => return unsafe { real(address, bytes, stream) },
+        Err(status) => return status,
     };
     let mut pool = core::ptr::null_mut();
     // SAFETY: `pool` is a live local of the type that the function writes.
@@ -129,15 +137,24 @@ pub(super) unsafe fn alloc_from(
     pool: Pool,
     stream: Stream,
 ) -> Status {
-    let known = process().and_then(|process| process.pools.get(pool as u64));
     // SAFETY: the call contract; the arguments go on unchanged.
     let real = || unsafe { real(address, bytes, pool, stream) };
-    match known.map_or_else(|| owner_of(pool).map(|device| know(pool, device)), |known| Some(Some(known))) {
-        // SAFETY: the call contract for `stream`; the out-parameter contract for `address`.
-        Some(known) => unsafe { from(known, bytes, address, stream, real) },
-        // Imported, or of host memory: charged elsewhere, or not the GPU's.
-        None => real(),
-    }
+    let Some(process) = process() else { return OUT_OF_MEMORY };
+    let known = match process.pools.get(pool as u64) {
+        Some(known) if known.context != UNSURE => Some(known),
+        _ if process.host_pools.get(pool as u64).is_some() => return real(),
+        Some(unsure) => {
+            process.pools.update(pool as u64, |entry| entry.context = 0);
+            Some(unsure)
+        }
+        None => match owner_of(pool) {
+            Some(device) => know(pool, device),
+            // Of managed memory, or made where no hook saw it: it can't be accounted for.
+            None => return NOT_SUPPORTED,
+        },
+    };
+    // SAFETY: the call contract for `stream`; the out-parameter contract for `address`.
+    unsafe { from(known, bytes, address, stream, real) }
 }
 
 /// The device whose default or current pool this is.
@@ -157,37 +174,45 @@ fn owner_of(pool: Pool) -> Option<Device> {
     (0..count).find(is_of)
 }
 
-/// The device of a stream that the program passed to the current call: that of its context, which need not be current.
-fn device_of(stream: Stream) -> Option<Device> {
+/// The device of a stream that the program passed to the current call: that of its context, which need not be current. None for a
+/// default stream without a context, which the driver refuses. An error is the answer where the driver does not tell.
+fn device_of(stream: Stream) -> Result<Option<Device>, Status> {
     let current = charge::current();
     // The default streams are the current context's.
     if stream as usize <= 2 {
-        return current.map(|(_, device)| device);
+        return Ok(current.map(|(_, device)| device));
     }
     let mut context = core::ptr::null_mut();
     // SAFETY: the call contract for `stream`; `context` is a live local of the type that the function writes.
-    if unsafe { driver::cuStreamGetCtx.get().ok()?(stream, &raw mut context) } != SUCCESS {
-        return None;
+    let told = unsafe { driver::cuStreamGetCtx.get()?(stream, &raw mut context) };
+    if told != SUCCESS {
+        // A stream of a green context (CUDA 12.4) has no context to tell; what it has is a device (12.8).
+        let mut device = 0;
+        // SAFETY: as above; `device` is a live local of the type that the function writes.
+        let asked = driver::cuStreamGetDevice.get().map(|get| unsafe { get(stream, &raw mut device) });
+        return if asked == Ok(SUCCESS) { Ok(Some(device)) } else { Err(told) };
     }
     if let Some((_, device)) = current.filter(|(current, _)| *current == context) {
-        return Some(device);
+        return Ok(Some(device));
     }
     // SAFETY: `context` is that of a stream in use, so it exists until the stream is destroyed, which the call contract excludes.
     // It is popped again, so the thread's stack of contexts is as before; the pop writes to a live local.
     unsafe {
-        if driver::cuCtxPushCurrent_v2.get().ok()?(context) != SUCCESS {
-            return None;
+        let pushed = driver::cuCtxPushCurrent_v2.get()?(context);
+        if pushed != SUCCESS {
+            return Err(pushed);
         }
         let pushed = charge::current();
-        driver::cuCtxPopCurrent_v2.get().ok()?(&raw mut context);
-        pushed.map(|(_, device)| device)
+        driver::cuCtxPopCurrent_v2.get()?(&raw mut context);
+        pushed.map(|(_, device)| Some(device)).ok_or(OUT_OF_MEMORY)
     }
 }
 
 /// Allocates from a pool that is `known`, or that could not be remembered.
 ///
 /// # Safety
-/// If `real` returns success, the driver has allocated memory for `stream` and has written its address to `address`.
+/// The call contract for `stream`. If `real` returns success, the driver has allocated memory for `stream` and has written its
+/// address to `address`.
 unsafe fn from(
     known: Option<Entry>,
     bytes: usize,
@@ -199,17 +224,24 @@ unsafe fn from(
         return OUT_OF_MEMORY;
     };
     let pool = known.key as Pool;
-    // Locked until the pool's new reservation is charged, so that no thread takes another one's growth for its own.
     let Some(mut balance) = gpu.lock() else { return OUT_OF_MEMORY };
     if let Err(status) = balance.charge_context(bytes as u64) {
         return status;
     }
-    let growth = match reserve_growth(&mut balance, pool, bytes as u64) {
-        Ok(growth) => growth,
+    let share = match reserve_growth(&mut balance, pool, bytes as u64) {
+        Ok(share) => share,
+        // What is recorded into a graph takes nothing now.
+        // SAFETY: this function's condition.
+        Err(_) if unsafe { is_capturing(stream) } => {
+            drop(balance);
+            return real();
+        }
         Err(over) => return balance.refuse(over, bytes as u64),
     };
+    drop(balance);
     let status = real();
-    if let Err(over) = settle(&mut balance, pool, growth)
+    let Some(mut balance) = gpu.lock() else { return status };
+    if let Err(over) = share.settle(&mut balance, pool)
         && status == SUCCESS
     {
         // The pool grew by more than was reserved, and that exceeds the limit.
@@ -224,80 +256,13 @@ unsafe fn from(
     status
 }
 
-/// Reserves what the pool may have to grow by for `bytes`. Its idle memory counts, and is trimmed if the growth is refused.
-fn reserve_growth(balance: &mut Balance, pool: Pool, bytes: u64) -> Result<u32, Over> {
-    let _over = settle(balance, pool, 0);
-    if fits(bytes, idle_bytes(balance, pool)) {
-        return Ok(0);
-    }
-    let growth = growth_granules(bytes);
-    if balance.account.reserve(growth).is_err() {
-        trim(balance, pool);
-        balance.account.reserve(growth)?;
-    }
-    Ok(growth)
-}
-
-/// What a pool has reserved and not given out.
-fn idle_bytes(balance: &Balance, pool: Pool) -> u64 {
-    if known_to(balance, pool).is_none() {
-        return 0;
-    }
-    // SAFETY: a pool in the table is not destroyed while the balance is locked.
-    let [reserved, used] = [RESERVED, USED].map(|which| unsafe { attribute(pool, which) }.unwrap_or(0));
-    reserved.saturating_sub(used)
-}
-
-fn trim(balance: &mut Balance, pool: Pool) {
-    if known_to(balance, pool).is_some()
-        && let Ok(trim) = super::real::cuMemPoolTrimTo.get()
-    {
-        // SAFETY: a pool in the table is not destroyed while the balance is locked.
-        unsafe { trim(pool, 0) };
-    }
-    let _over = settle(balance, pool, 0);
-}
-
-/// Sets the charge to the pool's reservation. An error is growth that exceeds the limit; it is charged all the same, because it
-/// has happened.
-///
-/// `ahead` was reserved for growth. It becomes part of the charge: if it were given back first, another process could take it.
-fn settle(balance: &mut Balance, pool: Pool, ahead: u32) -> Result<(), Over> {
-    let known = known_to(balance, pool);
-    // SAFETY: a pool in the table is not destroyed while the balance is locked.
-    let reserved = known.and_then(|_| unsafe { attribute(pool, RESERVED) });
-    let Some((known, reserved)) = known.zip(reserved) else {
-        balance.account.release(ahead);
-        return Ok(());
-    };
-    let (before, now) = (granules_holding(known.bytes()), granules_holding(reserved));
-    let settled = balance.account_for(before.saturating_add(ahead), now);
-    if before != now {
-        let now_bytes = u64::from(now) * GRANULE_BYTES;
-        balance.process().pools.update(pool as u64, |entry| entry.set_bytes(now_bytes));
-    }
-    settled
-}
-
-/// Reads all pools again, after a call that may have made them smaller.
-pub(super) fn settle_all() {
-    each_pool(|balance, pool| {
-        let _over = settle(balance, pool, 0);
-    });
-}
-
-/// Makes all pools as small as they can be.
-pub(super) fn trim_all() {
-    each_pool(trim);
-}
-
-fn each_pool(work: impl Fn(&mut Balance, Pool)) {
-    let Some(process) = process().filter(|process| process.uses_pools.load(Relaxed)) else { return };
-    process.pools.each(|entry| {
-        if let Some(mut balance) = SliceGpu::charged(entry.gpu()).and_then(SliceGpu::lock) {
-            work(&mut balance, entry.key as Pool);
-        }
-    });
+/// # Safety
+/// The call contract for `stream`.
+unsafe fn is_capturing(stream: Stream) -> bool {
+    let mut state = 0;
+    // SAFETY: this function's condition; `state` is a live local of the type that the function writes.
+    let asked = driver::cuStreamIsCapturing.get().map(|get| unsafe { get(stream, &raw mut state) });
+    asked == Ok(SUCCESS) && state != 0
 }
 
 pub(super) unsafe fn free(
@@ -374,6 +339,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
     let status = unsafe { real() };
+    charge::notice_context();
     settle_all();
     status
 }
@@ -382,25 +348,7 @@ pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Stat
 pub(super) unsafe fn synchronize_with(real: unsafe extern "C" fn(Stream) -> Status, with: Stream) -> Status {
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(with) };
+    charge::notice_context();
     settle_all();
     status
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_request_takes_whole_slots_of_what_is_idle() {
-        assert!(fits(1024, 1024) && fits(1, 512) && fits(0, 0));
-        assert!(!fits(1001, 1001), "the last slot is not whole");
-        assert!(!fits(1, 511) && !fits(513, 1023));
-        assert!(!fits(u64::MAX, u64::MAX), "rounded up it is more than there can be");
-    }
-
-    #[test]
-    fn growth_is_in_whole_steps() {
-        assert_eq!(growth_granules(1), 16);
-        assert_eq!(growth_granules(STEP_BYTES + 1), 32);
-    }
 }

@@ -6,13 +6,16 @@
 use core::ffi::{c_int, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Address, OUT_OF_MEMORY, SUCCESS};
+use super::{Address, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::function::Status;
 use crate::process::{Process, process};
 use crate::table::Entry;
 
 /// `CUmemGenericAllocationHandle`.
 pub(super) type Handle = u64;
+
+/// No granularity of the driver's is finer: it refuses other sizes, however large they are.
+const PAGE_BYTES: usize = 4096;
 
 /// `CUmemLocation`.
 #[repr(C)]
@@ -25,6 +28,8 @@ pub(super) struct Location {
 impl Location {
     /// `CU_MEM_LOCATION_TYPE_DEVICE`; the others are host memory.
     pub(super) const DEVICE: c_int = 1;
+    /// `CU_MEM_LOCATION_TYPE_HOST`, `…_HOST_NUMA` and `…_HOST_NUMA_CURRENT`.
+    pub(super) const HOST: [c_int; 3] = [2, 3, 4];
 }
 
 /// The beginning of `CUmemAllocationProp`.
@@ -49,7 +54,12 @@ pub(super) unsafe fn create(
         // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(handle, bytes, properties, flags) };
     };
-    let reservation = match SliceGpu::of(location.id).and_then(|gpu| gpu.reserve(physical(bytes as u64))) {
+    let gpu = match SliceGpu::of(location.id) {
+        Ok(_) if !bytes.is_multiple_of(PAGE_BYTES) => return INVALID_VALUE,
+        Ok(gpu) => gpu,
+        Err(status) => return status,
+    };
+    let reservation = match gpu.reserve(physical(bytes as u64)) {
         Ok(reservation) => reservation,
         Err(status) => return status,
     };

@@ -15,7 +15,7 @@ pub(crate) struct Info {
     used: c_ulonglong,
 }
 
-/// `nvmlMemory_v2_t`. `reserved` is what the driver keeps of the whole GPU for itself: it stays as it is.
+/// `nvmlMemory_v2_t`. `reserved` is what the driver keeps for itself: slices are cut of the rest, so nothing of them is.
 #[repr(C)]
 pub(crate) struct InfoV2 {
     version: c_uint,
@@ -49,8 +49,9 @@ pub(super) unsafe fn info_v2(real: Get<InfoV2>, device: Device, info: *mut InfoV
     // SAFETY: the call contract; the arguments go on unchanged.
     unsafe {
         changed(real, device, info, |info, slice| {
-            let slice = slice.within(info.total);
+            let slice = slice.within(info.total.saturating_sub(info.reserved));
             (info.total, info.free, info.used) = (slice.total, slice.free(), slice.used);
+            info.reserved = 0;
         })
     }
 }
@@ -96,7 +97,9 @@ struct Figures {
 impl Figures {
     /// Not more than there is: the limit in an image was written without knowing the GPU, or the slice that the image runs in.
     fn within(&self, total: u64) -> Self {
-        Self { total: self.total.min(total), used: self.used }
+        let total = self.total.min(total);
+        // More is in use for a while where the driver took it unasked; `used` and `free` add up to `total` all the same.
+        Self { total, used: self.used.min(total) }
     }
 
     const fn free(&self) -> u64 {
@@ -107,6 +110,8 @@ impl Figures {
 /// The slice on a GPU. A GPU outside the slice has none, and nothing is reported about other slices on it.
 fn slice_of(device: Device) -> Figures {
     let figures = devices::in_slice(device).and_then(|(ledger, gpu)| {
+        // What dead processes held is free, and nobody else may ask for long.
+        ledger.reap();
         Some(Figures {
             total: u64::from(ledger.gpus().get(gpu)?.limit_granules()) * GRANULE_BYTES,
             used: u64::from(ledger.used(gpu)) * GRANULE_BYTES,

@@ -76,13 +76,15 @@ type List<R> = unsafe extern "C" fn(Device, *mut c_uint, *mut R) -> Status;
 
 /// The driver's own error for the call, or success. It is asked only to count.
 unsafe fn checked_by_driver<R>(real: List<R>, device: Device, count: *mut c_uint) -> Status {
-    if count.is_null() {
-        return INVALID_ARGUMENT;
-    }
     let mut none = 0;
-    // SAFETY: the call contract for `device`; with a count of 0 the driver writes no row, only the count, a live local.
-    let status = unsafe { real(device, &raw mut none, core::ptr::null_mut()) };
-    if status == INSUFFICIENT_SIZE { SUCCESS } else { status }
+    let asked = if count.is_null() { count } else { &raw mut none };
+    // SAFETY: the call contract for `device`. With a count of 0 the driver writes no row, only the count, a live local; without a
+    // count it refuses.
+    match unsafe { real(device, asked, core::ptr::null_mut()) } {
+        SUCCESS | INSUFFICIENT_SIZE if count.is_null() => INVALID_ARGUMENT,
+        INSUFFICIENT_SIZE => SUCCESS,
+        status => status,
+    }
 }
 
 /// Processes that compute.
@@ -187,6 +189,9 @@ pub(super) unsafe fn keep_own<R: DriverRow>(
     each: impl Fn(&mut R, u64),
 ) -> c_uint {
     let slice = devices::in_slice(device);
+    if let Some((ledger, _)) = slice {
+        ledger.reap();
+    }
     let mut kept = 0;
     for at in 0..count as usize {
         // SAFETY: `at` is less than `count`, so by this function's condition the row is written, and nobody else uses it.

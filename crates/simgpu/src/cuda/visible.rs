@@ -95,7 +95,7 @@ fn whole(state: &StateGuard, index: usize) -> Option<Visible> {
         name: model.name.to_owned(),
         gpu_uuid: uuid,
         uuid,
-        total_bytes: model.memory_bytes(),
+        total_bytes: model.memory_bytes() - device.reserved_bytes(),
         multiprocessors: model.multiprocessors as u32,
     })
 }

@@ -25,34 +25,38 @@ pub(super) struct MemoryV2 {
     used: u64,
 }
 
-fn memory(device: Handle) -> super::NvmlResult<Memory> {
+/// What is installed, given out, and kept by the driver for itself.
+fn memory(device: Handle) -> super::NvmlResult<(Memory, u64)> {
     let target = target(device)?;
-    let total = match target {
-        Target::Gpu(gpu) => gpu.model.memory_bytes(),
+    let (total, reserved) = match target {
+        Target::Gpu(gpu) => (gpu.model.memory_bytes(), gpu.device().reserved_bytes()),
         Target::Mig(place) => {
-            u64::from(place.gpu.device().capacity_granules[target.domains().start]) * GRANULE_BYTES
+            (u64::from(place.gpu.device().capacity_granules[target.domains().start]) * GRANULE_BYTES, 0)
         }
     };
     let used = target.used_granules() * GRANULE_BYTES;
-    Ok(Memory { total, free: total.saturating_sub(used), used })
+    Ok((Memory { total, free: total.saturating_sub(used + reserved), used }, reserved))
 }
 
 nvml_api! {
-    fn nvmlDeviceGetMemoryInfo(device: Handle, info: Out<Memory>) { Ok(info.set(memory(device)?)?) }
+    /// The first version counts what the driver keeps for itself as used.
+    fn nvmlDeviceGetMemoryInfo(device: Handle, info: Out<Memory>) {
+        let (memory, reserved) = memory(device)?;
+        Ok(info.set(Memory { used: memory.used + reserved, ..memory })?)
+    }
 
-    /// Nothing is reserved on a simulated GPU.
     fn nvmlDeviceGetMemoryInfo_v2(device: Handle, info: Out<MemoryV2>) {
         let version = version_word::<MemoryV2>(2);
         if info.get()?.version != version {
             return Err(NvmlError::ARGUMENT_VERSION_MISMATCH);
         }
-        let Memory { total, free, used } = memory(device)?;
-        Ok(info.set(MemoryV2 { version, total, reserved: 0, free, used })?)
+        let (Memory { total, free, used }, reserved) = memory(device)?;
+        Ok(info.set(MemoryV2 { version, total, reserved, free, used })?)
     }
 
     /// Simulated: a window as large as the memory, with one granule in use (`nvmlBAR1Memory_t` is total, free, used).
     fn nvmlDeviceGetBAR1MemoryInfo(device: Handle, info: Out<Memory>) {
-        let total = memory(device)?.total.next_power_of_two();
+        let total = memory(device)?.0.total.next_power_of_two();
         Ok(info.set(Memory { total, free: total - GRANULE_BYTES, used: GRANULE_BYTES })?)
     }
 }

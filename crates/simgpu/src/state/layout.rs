@@ -1,6 +1,7 @@
 //! What the state file holds.
 
-use crate::models::{MODELS, Model};
+use crate::GRANULE_BYTES;
+use crate::models::{MODELS, Model, RESERVED_MIB};
 use crate::spec::{MAX_DEVICES, SpecDevice};
 use crate::version::{DEFAULT_DRIVER, cuda_of};
 
@@ -121,10 +122,18 @@ impl SimGpu {
         &MODELS[self.model as usize % MODELS.len()]
     }
 
+    /// What the driver keeps of the GPU for itself.
+    pub fn reserved_bytes(&self) -> u64 {
+        // A last odd MiB is not reserved.
+        let all = u64::from(self.model().memory_mib / 2);
+        (all - u64::from(self.capacity_granules[WHOLE_GPU]).min(all)) * GRANULE_BYTES
+    }
+
     fn new(spec: SpecDevice) -> Self {
         let mut capacity_granules = [0; MAX_DOMAINS];
         // Rounded down: the last odd MiB of a card can't be handed out.
-        capacity_granules[WHOLE_GPU] = MODELS[spec.model].memory_mib / 2;
+        let reserved_mib = if spec.reserved { RESERVED_MIB } else { 0 };
+        capacity_granules[WHOLE_GPU] = (MODELS[spec.model].memory_mib - reserved_mib) / 2;
         let mig = u32::from(spec.mig);
         Self {
             model: spec.model as u32,
@@ -178,7 +187,11 @@ impl SimState {
 
     /// The spec this machine was made from.
     pub fn spec(&self) -> Vec<SpecDevice> {
-        let of = |d: &SimGpu| SpecDevice { model: d.model as usize, mig: d.mig_at_start != 0 };
+        let of = |d: &SimGpu| SpecDevice {
+            model: d.model as usize,
+            mig: d.mig_at_start != 0,
+            reserved: d.reserved_bytes() > 0,
+        };
         self.devices().iter().map(of).collect()
     }
 

@@ -1,0 +1,98 @@
+"""Where a real driver is less kind than the simulated one. A library over the simulated driver (unkind.c) stands for it."""
+
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, assert_held_to_its_slice, assert_not_held
+
+CHUNK = 64 << 20
+TAKES = ["green_stream", "upload"]
+# What can't be accounted for, with the code that says so.
+CANT = {"green_stream_old": 201, "managed_pool": 801}
+
+
+@pytest.fixture
+def machine(machine, tmp_path):
+    """Its driver's library is replaced by the unkind one, which needs the simulated one."""
+    inner, stub, wrapper = (tmp_path / name for name in ("inner.so", "stub.so", "unkind.so"))
+    shutil.copy(machine.path(LIBCUDA), inner)
+    empty = ["gcc", "-shared", "-o", stub, "-x", "c", "/dev/null", f"-Wl,-soname,{inner}"]
+    build = ["gcc", "-shared", "-fPIC", "-w", f'-DINNER="{inner}"', "-o", wrapper, HERE / "unkind.c"]
+    for command in (empty, [*build, "-Wl,--no-as-needed", stub, "-ldl", "-Wl,-soname,libcuda.so.1"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    subprocess.run(machine.command("mount", "--bind", wrapper, LIBCUDA), check=True)
+    return machine
+
+
+def start(machine, way, limit=LIMIT):
+    return machine.start([sys.executable, HERE / "unkind.py", way, LIMIT], limit, env={"UNKIND": way})
+
+
+@pytest.mark.parametrize("way", TAKES)
+def test_is_held_to_the_slice(machine, way):
+    assert_held_to_its_slice(start(machine, way), machine)
+
+
+@pytest.mark.parametrize("way", [*TAKES, *CANT])
+def test_is_not_outside(machine, way):
+    assert_not_held(start(machine, way, None))
+
+
+@pytest.mark.parametrize("way", CANT)
+def test_what_cant_be_accounted_for_is_refused(machine, way):
+    running = start(machine, way)
+    record = running.record()
+    assert (record["granted"], record["refused"]) == (0, CANT[way]), record
+    assert machine.used() == CONTEXT
+    running.end()
+
+
+def test_no_lock_is_held_while_the_driver_allocates(machine):
+    running = start(machine, "growth_waits")
+    deadline = time.monotonic() + 30
+    while not running.has_line():
+        if time.monotonic() > deadline:
+            running.child.kill()
+            pytest.fail("each thread waits for the other")
+    running.record()
+    running.end()
+    assert running.child.returncode == 0
+
+
+def test_a_pool_that_went_with_its_context_is_not_asked(machine):
+    running = start(machine, "reset_takes_pools")
+    record = running.record()
+    assert record["free"] == LIMIT - machine.used() == LIMIT - CONTEXT, record
+    assert running.end() == 0
+
+
+def test_a_capture_in_a_full_slice_is_recorded(machine):
+    running = start(machine, "capture")
+    record = running.record()
+    assert record["refused"] == 2 and machine.used() <= LIMIT
+    assert running.end() == 0
+
+
+def test_memory_that_a_descriptor_keeps_is_charged(machine):
+    """No hook sees how long it lives: the watchdog does, from the driver's own figures."""
+    running = machine.start([sys.executable, HERE / "unkind.py", "exported", LIMIT], LIMIT, env={"UNKIND": "exported"})
+    assert running.child.stdout.readline() == "exported\n"
+    time.sleep(3)
+    print(file=running.child.stdin, flush=True)
+    record = running.record()
+    assert record["granted"] == (LIMIT * 3 // 4 - CONTEXT) // CHUNK * CHUNK and record["refused"] == 2, record
+    assert machine.used() <= LIMIT
+    assert running.end() == 0
+
+
+def test_more_of_it_than_the_slice_has_is_not_borne(machine):
+    program = [sys.executable, HERE / "unkind.py", "exported_without_end", LIMIT]
+    running = machine.start(program, LIMIT, env={"UNKIND": "exported"})
+    assert running.child.wait(timeout=60) == 137
+    assert "its limit is 4 GiB" in running.child.stderr.read()
+    assert machine.used() == 0

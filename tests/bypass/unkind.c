@@ -1,0 +1,86 @@
+/* A libcuda.so.1 over the simulated one that is as unkind as the real one: $UNKIND says where. INNER is the simulated one's path. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef unsigned long long u64;
+static volatile int finished;
+
+static void *inner(const char *name) {
+    static void *library;
+    if (!library) library = dlopen(INNER, RTLD_NOW);
+    return dlsym(library, name);
+}
+
+static int is(const char *way) {
+    const char *unkind = getenv("UNKIND");
+    return unkind && !strcmp(unkind, way);
+}
+#define CALL(name, ...) ((int (*)())inner(name))(__VA_ARGS__)
+
+/* A stream of a green context has no context to tell, and from CUDA 12.8 on a device. */
+int cuStreamGetCtx(void *stream, void **context) {
+    if (is("green_stream") || is("green_stream_old")) return 201;
+    return CALL("cuStreamGetCtx", stream, context);
+}
+
+int cuStreamGetDevice(void *stream, int *device) {
+    (void)stream;
+    if (!is("green_stream")) return 801;
+    *device = 0;
+    return 0;
+}
+
+struct properties { int type, handle_types, location, id; u64 rest[9]; };
+
+/* A pool of managed memory, whose pages are on the GPU as soon as it touches them. */
+int cuMemPoolCreate(void **pool, const struct properties *properties) {
+    struct properties changed = *properties;
+    if (properties->type == 2) changed.type = 1, changed.location = 1, changed.id = 0;
+    return CALL("cuMemPoolCreate", pool, &changed);
+}
+
+/* An upload as part of making a graph executable. The simulated driver takes the memory at the launch only. */
+int cuGraphInstantiateWithParams(void **executable, void *graph, u64 *parameters) {
+    int status = CALL("cuGraphInstantiateWithParams", executable, graph, parameters);
+    if (!status && parameters[0] & 2) status = CALL("cuGraphLaunch", *executable, (void *)parameters[1]);
+    return status;
+}
+
+/* A pool that must grow waits for work of the GPU, which waits for another thread of the program. */
+void unkind_finish(void) { finished = 1; }
+
+int cuMemAllocAsync(u64 *address, size_t bytes, void *stream) {
+    while (is("growth_waits") && bytes > 64 << 20 && !finished) usleep(1000);
+    return CALL("cuMemAllocAsync", address, bytes, stream);
+}
+
+/* A reset takes the program's pools along; asked about one of them, the driver crashes. */
+static int is_reset;
+
+int cuDevicePrimaryCtxReset_v2(int device) {
+    is_reset = 1;
+    return CALL("cuDevicePrimaryCtxReset_v2", device);
+}
+
+int cuMemPoolGetAttribute(void *pool, int which, void *value) {
+    if (is("reset_takes_pools") && is_reset) abort();
+    return CALL("cuMemPoolGetAttribute", pool, which, value);
+}
+
+/* Memory lives as long as a file descriptor that it was exported as, also when its handle is released. */
+static u64 exported[64];
+
+int cuMemExportToShareableHandle(void *shared, u64 handle, int kind, u64 flags) {
+    static int count;
+    if (is("exported") && count < 64) exported[count++] = handle;
+    return CALL("cuMemExportToShareableHandle", shared, handle, kind, flags);
+}
+
+int cuMemRelease(u64 handle) {
+    for (int i = 0; i < 64; i++)
+        if (handle && exported[i] == handle) return 0;
+    return CALL("cuMemRelease", handle);
+}

@@ -1,0 +1,146 @@
+"""Takes memory where a real driver is unkind: unkind.py WAY LIMIT. See unkind.c, which plays that driver."""
+
+import ctypes
+import json
+import sys
+import threading
+
+CHUNK = 64 << 20
+way, limit = sys.argv[1], int(sys.argv[2])
+cuda = ctypes.CDLL("libcuda.so.1")
+context, stream, pool, pointer = (ctypes.c_void_p() for _ in range(4))
+free, total = ctypes.c_size_t(), ctypes.c_size_t()
+
+
+class PoolProperties(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in ("type", "handle_types", "location", "device")] + [("rest", ctypes.c_uint64 * 9)]
+
+
+class AllocationNode(ctypes.Structure):
+    _fields_ = [("pool", PoolProperties), ("access", ctypes.c_void_p), ("count", ctypes.c_size_t), ("bytes", ctypes.c_size_t), ("at", ctypes.c_uint64)]
+
+
+def must(status):
+    assert status == 0, f"CUDA error {status}"
+
+
+def from_stream():
+    return cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(CHUNK), stream)
+
+
+def from_pool():
+    return cuda.cuMemAllocFromPoolAsync(ctypes.byref(pointer), ctypes.c_size_t(CHUNK), pool, None)
+
+
+def uploaded():
+    """A graph of one allocation, made executable and uploaded at once."""
+    graph, node, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    allocation = AllocationNode(pool=PoolProperties(1, 0, 1, 0), bytes=CHUNK)
+    must(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+    must(cuda.cuGraphAddMemAllocNode(ctypes.byref(node), graph, None, ctypes.c_size_t(0), ctypes.byref(allocation)))
+    parameters = (ctypes.c_uint64 * 4)(2, stream.value, 0, 0)
+    return cuda.cuGraphInstantiateWithParams(ctypes.byref(executable), graph, parameters)
+
+
+class Properties(ctypes.Structure):
+    """CUmemAllocationProp: memory of the first GPU, to be shared by a file descriptor."""
+
+    _fields_ = [(name, ctypes.c_int) for name in ("type", "handle_types", "location", "device")] + [("rest", ctypes.c_uint64 * 2)]
+
+
+def exported_and_released(size=CHUNK):
+    handle, descriptor = ctypes.c_ulonglong(), ctypes.c_int()
+    properties = Properties(1, 1, 1, 0)
+    status = cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(size), ctypes.byref(properties), ctypes.c_uint64(0))
+    if not status:
+        must(cuda.cuMemExportToShareableHandle(ctypes.byref(descriptor), handle, 1, ctypes.c_uint64(0)))
+        must(cuda.cuMemRelease(handle))
+    return status
+
+
+def exported():
+    """A quarter of the slice, exported and released; when its owner says so, the rest of it."""
+    for _ in range(limit // CHUNK // 4):
+        must(exported_and_released())
+    print("exported", flush=True)
+    sys.stdin.readline()
+    return fill(lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(CHUNK)))
+
+
+def exported_without_end():
+    """As much again as the slice, as fast as it goes."""
+    for _ in range(60):
+        must(exported_and_released(2 * CHUNK))
+    return 60 * 2 * CHUNK, 0
+
+
+def fill(take):
+    granted = 0
+    while granted < 2 * limit:
+        status = take()
+        if status:
+            return granted, status
+        granted += CHUNK
+    return granted, 0
+
+
+def growth_waits():
+    """One thread's allocation waits for another thread, which frees memory first."""
+    held = ctypes.c_ulonglong()
+    must(cuda.cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(CHUNK)))
+
+    def grow():
+        must(cuda.cuCtxSetCurrent(context))
+        must(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(2 * CHUNK), stream))
+
+    thread = threading.Thread(target=grow)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive(), "it does not wait: this shows nothing"
+    must(cuda.cuMemFree_v2(held))
+    ctypes.CDLL("/run/cantle/real/libcuda.so.1").unkind_finish()
+    thread.join()
+    return 2 * CHUNK, 0
+
+
+def reset_takes_pools():
+    """A reset with memory of an own pool, and a synchronisation after it."""
+    primary = ctypes.c_void_p()
+    must(cuda.cuCtxDestroy_v2(context))
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0))
+    must(cuda.cuCtxSetCurrent(primary))
+    must(cuda.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(1, 0, 1, 0))))
+    must(from_pool())
+    must(cuda.cuDevicePrimaryCtxReset_v2(0))
+    must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0))
+    must(cuda.cuCtxSetCurrent(primary))
+    must(cuda.cuCtxSynchronize())
+    return 0, 0
+
+
+def capture(granted=0):
+    """A slice that is full, and a capture that would take more if it were launched."""
+    granted, refused = fill(lambda: cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(CHUNK)))
+    graph = ctypes.c_void_p()
+    must(cuda.cuStreamBeginCapture_v2(stream, 0))
+    must(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(4 * CHUNK), stream))
+    must(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+    return granted, refused
+
+
+must(cuda.cuInit(0))
+must(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+must(cuda.cuStreamCreate(ctypes.byref(stream), 0))
+match way:
+    case "green_stream" | "green_stream_old":
+        granted, refused = fill(from_stream)
+    case "managed_pool":
+        must(cuda.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(2, 0, 0, 0))))
+        granted, refused = fill(from_pool)
+    case "upload":
+        granted, refused = fill(uploaded)
+    case _:
+        granted, refused = globals()[way]()
+must(cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+print(json.dumps({"granted": granted, "refused": refused, "free": free.value, "total": total.value}), flush=True)
+sys.stdin.read()
