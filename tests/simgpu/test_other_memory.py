@@ -243,3 +243,17 @@ def test_ipc_memory_is_paid_once(machine, client):
     assert other(f"cu.cuIpcCloseMemHandle(c_uint64({there}))") == 0
     client.kill()
     assert other(opened)[0] == 205 and machine.used() == CONTEXT
+
+
+def test_events_are_shared(machine, client):
+    event = client("number('cuEventCreate', 0, kind=c_uint64)")[1]
+    get = f"(lambda h: [cu.cuIpcGetEventHandle(h, c_uint64({event})), h.raw.hex()])(ctypes.create_string_buffer(64))"
+    code, handle = client(get)
+    other = machine.client()
+    assert code == 0 and other("context()") == 0
+    by_value = "type('Handle', (ctypes.Structure,), {'_fields_': [('raw', ctypes.c_byte * 64)]}).from_buffer_copy(bytes.fromhex(%r))" % handle
+    code, imported = other(f"number('cuIpcOpenEventHandle', {by_value}, kind=c_uint64)")
+    assert code == 0 and other(f"cu.cuEventQuery(c_uint64({imported}))") == 0
+    assert client("cu.cuIpcGetEventHandle(ctypes.create_string_buffer(64), c_uint64(1))") == 400
+    client.kill()
+    assert other(f"number('cuIpcOpenEventHandle', {by_value}, kind=c_uint64)")[0] == 205
