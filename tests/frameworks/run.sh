@@ -1,6 +1,6 @@
 #!/bin/sh
 # The suite `frameworks`: PyTorch, numba, cuda-bindings and NVML's tools in slices of simulated GPUs. Makes .venv-frameworks
-# if it is not there (2.9 GB to download, 7 GB on disk); `--setup` does only that. Words that follow go to pytest.
+# if it is not there (3.2 GB to download, 6 GB on disk); `--setup` does only that. Words that follow go to pytest.
 set -eu
 cd "$(dirname "$0")/../.."
 stamp=.venv-frameworks/requirements.installed

@@ -153,8 +153,27 @@ def test_exported_memory_is_paid_once(machine, client):
         f"number('cuMemImportFromShareableHandle', c_void_p(os.open({path!r}, os.O_RDWR)), 1, kind=c_uint64)"
     )
     assert imported[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
+    assert client(f"release({handle})") == 0
+    # Whoever has the descriptor could still import it, and somebody has imported it.
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
+    assert client(f"os.close({descriptor})") is None
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
     assert other(f"release({imported[1]})") == 0
-    assert client(f"release({handle})") == 0 and machine.used() == 2 * CONTEXT
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT
+
+
+def test_a_descriptor_keeps_memory_that_nobody_has_a_handle_of(machine, client):
+    export = "number('cuMemExportToShareableHandle', c_uint64({}), 1, c_uint64(0))"
+    kept = []
+    for _ in range(39):
+        _, handle = client(f"create({GIB})")
+        kept.append(client(export.format(handle))[1])
+        assert client(f"release({handle})") == 0
+    assert held(machine) == 39 * GIB and client(f"create({GIB})")[0] == 2
+    client(f"os.close({kept[0]})")
+    code, handle = client(f"create({GIB})")
+    assert code == 0 and held(machine) == 39 * GIB
+    assert client(f"number('cuMemImportFromShareableHandle', c_void_p({kept[1]}), 1, kind=c_uint64)")[0] == 0
 
 
 @pytest.mark.parametrize(
