@@ -230,6 +230,14 @@ def test_graph_launch_is_refused_whole(machine, client):
     assert client(f"launch({executable})") == 2 and held(machine) == 0
 
 
+def test_an_upload_takes_what_a_launch_needs(machine, client):
+    executable, _ = client(f"graph_with_allocation({4 * MIB})")
+    assert client(f"cu.cuGraphUpload(c_uint64({executable}), c_uint64(0))") == 0 and held(machine) == 4 * MIB
+    assert client(f"launch({executable})") == 0 and held(machine) == 4 * MIB
+    assert client(f"graph_with_allocation({6 * MIB}, upload=True)[0]") > 0 and held(machine) == 10 * MIB
+    assert client(f"graph_with_allocation({41 * GIB}, upload=True)") == 2 and held(machine) == 10 * MIB
+
+
 def test_captured_allocations_are_graph_memory(machine, client):
     stream = client("number('cuStreamCreate', 1, kind=c_uint64)")[1]
     assert client("cu.cuStreamBeginCapture_v2(c_uint64(0), 0)") == 900
