@@ -49,7 +49,7 @@ class Machine(machines.Machine):
         command = ["env", f"LD_PRELOAD={RUNTIME}", *command]
         if part is not None:
             command = [CANTLE, "run", "--quiet", "--gpu", str(part), "--", *command]
-        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), "PYTHONDONTWRITEBYTECODE": "1", **env}
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.home), **env}
         pipe = subprocess.PIPE
         child = Running(subprocess.Popen(self.command(*command), env=env, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
         self.running.append(child)

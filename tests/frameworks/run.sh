@@ -10,7 +10,7 @@ if ! cmp -s tests/frameworks/requirements.txt "$stamp"; then
 fi
 if ! cmp -s tests/frameworks/requirements.txt "$stamp"; then
     [ -x .venv-frameworks/bin/python ] || python3 -m venv .venv-frameworks
-    # Wheels of this size are not kept a second time; nothing is compiled to bytecode that is never imported.
+    # Wheels of this size are not kept a second time; what is imported is compiled to bytecode then.
     if ! .venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
         -r tests/frameworks/requirements.txt; then
         echo "skipped: PyTorch and the other frameworks cannot be installed here"
