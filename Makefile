@@ -26,9 +26,9 @@ docker-matrix: build setup
 bench: build
 	tests/bench/run.sh
 
-# Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes.
+# Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
 gpu-test:
-	tests/gpu/run.sh
+	tests/gpu/run.sh $(if $(ONLY),--only $(ONLY))
 
 soak: build setup
 	tests/soak.sh

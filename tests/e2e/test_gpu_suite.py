@@ -1,19 +1,36 @@
-"""`make gpu-test` is for machines with a real GPU; that it runs, finds what it looks for and writes its results is tried here."""
+"""`make gpu-test` is for machines with a real GPU; that it runs, finds what it looks for and writes its results is tried here, on a
+simulated GPU with the newest driver. The suite `frameworks` tries its checks with PyTorch."""
 
 import json
 
 from conftest import ROOT
 
+# Checks that fail on simulated GPUs too until their defect is cured; then this has to go.
+DEFECTS = {"free_memory_after_a_sibling_ended", "programs_can_be_linked_inside"}
+NEEDS_KERNELS_OR_TORCH = {"jobs", "torch", "two_ranks", "cupy", "jax", "training"}
+
 
 def test_it_writes_what_it_found(make_cantle, tmp_path):
-    box = make_cantle("1xH100-80GB")
-    done = box.program("make", "-C", ROOT, "gpu-test", env=box.env | {"OUT": str(tmp_path / "out")}, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (result,) = tmp_path.joinpath("out").glob("*-nvidia-h100-80gb-hbm3-driver550.163.01-simulated.json")
+    box = make_cantle("1xH100-80GB", driver="615.10")
+    done = box.program("make", "-C", ROOT, "gpu-test", env=box.env | {"OUT": str(tmp_path / "out")}, timeout=400)
+    (result,) = tmp_path.joinpath("out").glob("*-nvidia-h100-80gb-hbm3-driver615.10-simulated.json")
     record = json.loads(result.read_text())
     outcomes = {check["check"]: check["outcome"] for check in record["results"]}
-    needs_kernels = {check for check, outcome in outcomes.items() if outcome == "skipped"}
-    assert {check.partition("_")[0] for check in needs_kernels} == {"torch", "cupy", "jax", "training"}, outcomes
+    failed = {check for check, outcome in outcomes.items() if outcome == "failed"}
+    assert failed == DEFECTS and record["not_run"] == [], done.stdout + done.stderr
+    assert done.returncode == (2 if DEFECTS else 0), done.stdout + done.stderr
+    skipped = [check for check, outcome in outcomes.items() if outcome == "skipped"]
+    assert all(check.startswith(tuple(NEEDS_KERNELS_OR_TORCH)) for check in skipped), outcomes
     assert next(check["paths"] for check in record["results"] if check["check"] == "every_path_is_held") >= 40
     table = result.with_name(f"{result.stem}.md").read_text()
-    assert table.count("| passed |") == len(outcomes) - len(needs_kernels) and "simulated GPU" in table
+    assert table.count("| passed |") == len(outcomes) - len(skipped) - len(failed) and "simulated GPU" in table
+
+
+def test_one_check_is_chosen_and_the_rest_is_not_run_when_time_is_over(make_cantle, tmp_path):
+    box = make_cantle("1xA100-40GB")
+    program = [ROOT / "tests/gpu/run.sh", "--only", "the_card_is_idle,limits_says_enforced"]
+    env = box.env | {"OUT": str(tmp_path)}
+    done = box.program(*program, env=env, timeout=60)
+    assert done.returncode == 0 and "2 passed, 0 failed, 0 skipped, 0 not run" in done.stdout, done.stdout + done.stderr
+    assert box.program(*program, "--minutes", "0.01", env=env, timeout=60).returncode == 1
+    assert box.program(ROOT / "tests/gpu/run.sh", "--only", "nothing", env=env, timeout=60).returncode == 2

@@ -16,7 +16,10 @@ def write(folder, record):
 
 
 def markdown(record):
-    rows = "".join(row(result) for result in record["results"])
+    # What did not hold is what a reader looks for.
+    order = ["failed", "passed", "skipped"]
+    rows = "".join(row(result) for result in sorted(record["results"], key=lambda result: order.index(result["outcome"])))
+    rows += "".join(f"| {name.replace('_', ' ')} | not run | | |\n" for name in record["not_run"])
     what = "a simulated GPU: this says nothing about a real one" if record["simulated"] else "a real GPU"
     return (
         f"# {record['model']}, driver {record['driver']}, {record['date'][:10]}\n\n"

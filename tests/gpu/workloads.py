@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
-"""What the suite runs in a slice and outside: `workloads.py NAME` uses one GPU as NAME does and prints what it saw as JSON.
+"""What the suite runs in a slice and outside: `workloads.py NAME WORD…` uses one GPU as NAME does and prints what it saw as JSON.
 
-Every one tells the size of the GPU that it sees and whether an allocation larger than that was refused by the code that
-the framework's users know. Exit code 3: the framework is not installed; the line on stderr says which.
+Most tell the size of the GPU that they see and whether an allocation larger than that was refused by the code that the
+framework's users know. Exit code 3: the framework is not installed; the line on stderr says which.
 """
 
 import ctypes
 import json
 import sys
+import time
 
 MIB = 1 << 20
 NOT_INSTALLED = 3
@@ -98,6 +99,90 @@ def torch():
     return {"total": total, "over": over, "train_ms": train_ms, "infer_ms": milliseconds(infer, 300)}
 
 
+def tell_and_wait(**record):
+    print(json.dumps(record), flush=True)
+    sys.stdin.readline()
+
+
+def torch_fill(chunk_bytes):
+    """Tensors until PyTorch's own error, and what that says."""
+    import torch
+
+    kept = []
+    try:
+        while True:
+            kept.append(torch.empty(chunk_bytes, dtype=torch.uint8, device="cuda"))
+    except torch.OutOfMemoryError as error:
+        return kept, str(error)
+
+
+def begin(way):
+    """No more than a context, or pinned memory, for a while; then the GPU is used."""
+    import torch
+
+    if way == "set_device":
+        torch.cuda.set_device(0)
+    else:
+        torch.empty(1 << 20, pin_memory=True)
+    time.sleep(5)
+    torch.ones(1 << 20, device="cuda")
+    torch.cuda.synchronize()
+    return {"allocated": torch.cuda.memory_allocated()}
+
+
+def fill(computes):
+    """Fills the GPU, waits, then frees 2 GiB and goes on: kernels of modules that are loaded only now."""
+    import torch
+
+    kept, text = torch_fill(512 * MIB)
+    free, total = torch.cuda.mem_get_info()
+    tell_and_wait(taken=512 * MIB * len(kept), free=free, total=total, text=text)
+    del kept[:4]
+    torch.cuda.empty_cache()
+    ones = torch.ones(1024, 1024, device="cuda")
+    results = {}
+    if computes == "yes":
+        results["product"] = float((ones @ ones)[0, 0])
+        image = torch.ones(1, 3, 64, 64, device="cuda")
+        results["convolution"] = float(torch.nn.Conv2d(3, 8, 3, device="cuda")(image).abs().sum()) > 0
+        assert results["product"] == 1024, results
+    kept.append(torch.empty(512 * MIB, dtype=torch.uint8, device="cuda"))
+    torch.cuda.synchronize()
+    return {"goes_on": True, **results}
+
+
+def rank(all_there, full, go_on):
+    import torch
+
+    # Each has a context and something to give back before any of them fills the slice.
+    first = torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    all_there.wait()
+    kept = [first, *torch_fill(256 * MIB)[0]]
+    del first
+    full.put(256 * MIB * len(kept))
+    go_on.wait()
+    del kept[:2]
+    torch.cuda.empty_cache()
+    torch.empty(256 * MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+
+
+def ranks(count):
+    """Processes that fill one slice together."""
+    import torch.multiprocessing as processes
+
+    context = processes.get_context("spawn")
+    all_there, full, go_on = context.Barrier(int(count)), context.Queue(), context.Event()
+    children = [context.Process(target=rank, args=(all_there, full, go_on)) for _ in range(int(count))]
+    for child in children:
+        child.start()
+    tell_and_wait(taken=sum(full.get(timeout=90) for _ in children))
+    go_on.set()
+    for child in children:
+        child.join()
+    return {"codes": [child.exitcode for child in children]}
+
+
 def cupy():
     import cupy
 
@@ -129,9 +214,9 @@ def jax():
 
 
 def main():
-    workload = {"graph": graph, "torch": torch, "cupy": cupy, "jax": jax}[sys.argv[1]]
+    workload = {each.__name__: each for each in (graph, torch, cupy, jax, begin, fill, ranks)}[sys.argv[1]]
     try:
-        print(json.dumps(workload()))
+        print(json.dumps(workload(*sys.argv[2:])))
     except ImportError as error:
         print(f"not installed: {error}", file=sys.stderr)
         sys.exit(NOT_INSTALLED)

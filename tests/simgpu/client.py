@@ -115,17 +115,21 @@ class AllocNode(ctypes.Structure):
     ]
 
 
-def graph_with_allocation(size, then_free=False):
-    """A graph that allocates, and frees if asked; [executable, address]."""
+def graph_with_allocation(size, then_free=False, upload=False):
+    """A graph that allocates, and frees if asked; [executable, address], or the code if it can't be instantiated."""
     graph = number("cuGraphCreate", 0, kind=c_uint64)[1]
     node, params = c_uint64(), AllocNode(1, 0, 1, 0, size=size)
     assert cu.cuGraphAddMemAllocNode(byref(node), c_uint64(graph), None, c_size_t(0), byref(params)) == 0
     if then_free:
         address = c_uint64(params.address)
         assert cu.cuGraphAddMemFreeNode(byref(node), c_uint64(graph), byref(node), c_size_t(1), address) == 0
-    executable = number("cuGraphInstantiateWithFlags", c_uint64(graph), c_uint64(0), kind=c_uint64)[1]
+    if upload:
+        instantiate = ("cuGraphInstantiateWithParams", c_uint64(graph), byref((c_uint64 * 4)(2)))
+    else:
+        instantiate = ("cuGraphInstantiateWithFlags", c_uint64(graph), c_uint64(0))
+    code, executable = number(*instantiate, kind=c_uint64)
     assert cu.cuGraphDestroy(c_uint64(graph)) == 0
-    return [executable, params.address]
+    return code or [executable, params.address]
 
 
 def launch(executable):

@@ -46,7 +46,8 @@ def test_versions_and_stream_kinds(machine):
         (("cuMemAlloc", 3000, 0, "cuMemAlloc"), found),
         (("cuCtxCreate", 11030, 0, "cuCtxCreate_v2"), found),
         (("cuCtxCreate", 11040, 0, "cuCtxCreate_v3"), found),
-        (("cuCtxCreate", 13000, 0, "cuCtxCreate_v4"), found),
+        (("cuCtxCreate", 13000, 0, "cuCtxCreate_v3"), found),  # of the driver, which is older
+        (("cuLogsCurrent", 13000, 0, ""), [0, 1, False]),
         (("cuGetProcAddress", 11030, 0, "cuGetProcAddress"), found),
         (("cuGetProcAddress", 12000, 0, "cuGetProcAddress_v2"), found),
         (("cuMemcpyHtoD", 12000, 1, "cuMemcpyHtoD_v2"), found),
@@ -67,3 +68,13 @@ def test_first_form_fails_where_the_second_reports(machine):
     ask = "(lambda a: [cu.cuGetProcAddress({!r}, byref(a), 11030, c_uint64(0)), a.value])(c_void_p())"
     assert client(ask.format(b"cuMemAlloc"))[0] == 0
     assert client(ask.format(b"cuNothing")) == [500, None]
+
+
+def test_a_newer_driver_has_newer_names(machine):
+    client = machine.client()
+    assert client("init()") == 0
+    driver = ctypes.CDLL(str(LIB / "libcuda.so.1"))
+    assert driver.cantle_sim_set_driver(machine.env["CANTLE_SIM_DIR"].encode(), b"610.43.02") == 0
+    assert client("number('cuDriverGetVersion')") == [0, 13030]
+    queries = [("cuCtxCreate", 13000, 0, "cuCtxCreate_v4"), ("cuLogsCurrent", 13000, 0, "cuLogsCurrent")]
+    assert addresses(machine, *queries) == [[0, 0, True], [0, 0, True]]

@@ -153,8 +153,27 @@ def test_exported_memory_is_paid_once(machine, client):
         f"number('cuMemImportFromShareableHandle', c_void_p(os.open({path!r}, os.O_RDWR)), 1, kind=c_uint64)"
     )
     assert imported[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
+    assert client(f"release({handle})") == 0
+    # Whoever has the descriptor could still import it, and somebody has imported it.
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
+    assert client(f"os.close({descriptor})") is None
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT + 4 * MIB
     assert other(f"release({imported[1]})") == 0
-    assert client(f"release({handle})") == 0 and machine.used() == 2 * CONTEXT
+    assert client("info()")[0] == 0 and machine.used() == 2 * CONTEXT
+
+
+def test_a_descriptor_keeps_memory_that_nobody_has_a_handle_of(machine, client):
+    export = "number('cuMemExportToShareableHandle', c_uint64({}), 1, c_uint64(0))"
+    kept = []
+    for _ in range(39):
+        _, handle = client(f"create({GIB})")
+        kept.append(client(export.format(handle))[1])
+        assert client(f"release({handle})") == 0
+    assert held(machine) == 39 * GIB and client(f"create({GIB})")[0] == 2
+    client(f"os.close({kept[0]})")
+    code, handle = client(f"create({GIB})")
+    assert code == 0 and held(machine) == 39 * GIB
+    assert client(f"number('cuMemImportFromShareableHandle', c_void_p({kept[1]}), 1, kind=c_uint64)")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -211,6 +230,14 @@ def test_graph_launch_is_refused_whole(machine, client):
     assert client(f"launch({executable})") == 2 and held(machine) == 0
 
 
+def test_an_upload_takes_what_a_launch_needs(machine, client):
+    executable, _ = client(f"graph_with_allocation({4 * MIB})")
+    assert client(f"cu.cuGraphUpload(c_uint64({executable}), c_uint64(0))") == 0 and held(machine) == 4 * MIB
+    assert client(f"launch({executable})") == 0 and held(machine) == 4 * MIB
+    assert client(f"graph_with_allocation({6 * MIB}, upload=True)[0]") > 0 and held(machine) == 10 * MIB
+    assert client(f"graph_with_allocation({41 * GIB}, upload=True)") == 2 and held(machine) == 10 * MIB
+
+
 def test_captured_allocations_are_graph_memory(machine, client):
     stream = client("number('cuStreamCreate', 1, kind=c_uint64)")[1]
     assert client("cu.cuStreamBeginCapture_v2(c_uint64(0), 0)") == 900
@@ -243,3 +270,17 @@ def test_ipc_memory_is_paid_once(machine, client):
     assert other(f"cu.cuIpcCloseMemHandle(c_uint64({there}))") == 0
     client.kill()
     assert other(opened)[0] == 205 and machine.used() == CONTEXT
+
+
+def test_events_are_shared(machine, client):
+    event = client("number('cuEventCreate', 0, kind=c_uint64)")[1]
+    get = f"(lambda h: [cu.cuIpcGetEventHandle(h, c_uint64({event})), h.raw.hex()])(ctypes.create_string_buffer(64))"
+    code, handle = client(get)
+    other = machine.client()
+    assert code == 0 and other("context()") == 0
+    by_value = "type('Handle', (ctypes.Structure,), {'_fields_': [('raw', ctypes.c_byte * 64)]}).from_buffer_copy(bytes.fromhex(%r))" % handle
+    code, imported = other(f"number('cuIpcOpenEventHandle', {by_value}, kind=c_uint64)")
+    assert code == 0 and other(f"cu.cuEventQuery(c_uint64({imported}))") == 0
+    assert client("cu.cuIpcGetEventHandle(ctypes.create_string_buffer(64), c_uint64(1))") == 400
+    client.kill()
+    assert other(f"number('cuIpcOpenEventHandle', {by_value}, kind=c_uint64)")[0] == 205

@@ -6,6 +6,14 @@ use std::time::{Instant, SystemTime};
 
 use anyhow::{Context, Result};
 
+/// The libraries of the simulated driver, and of the stand-in for the CUDA runtime, by the feature that makes each.
+const SIMULATED: [(&str, &str); 4] = [
+    ("cuda", "libcuda.so.1"),
+    ("nvml", "libnvidia-ml.so.1"),
+    ("cudart", "libcudart.so.13"),
+    ("cudart12", "libcudart.so.12"),
+];
+
 /// Builds everything, release profile.
 #[expect(clippy::disallowed_methods, reason = "how long it took is what is printed")]
 pub(crate) fn build() -> Result<()> {
@@ -19,7 +27,7 @@ pub(crate) fn build() -> Result<()> {
     crate::run("cargo", &["build", "--release", "--locked", "-p", "cantle-cli"])?;
     install(&crate::target_dir().join("release/cantle"), &bin.join("cantle"))?;
     crate::build_shim::build(&lib.join("shim"), &crate::target_dir())?;
-    for (feature, soname) in [("cuda", "libcuda.so.1"), ("nvml", "libnvidia-ml.so.1")] {
+    for (feature, soname) in SIMULATED {
         simulated(feature, soname, &lib.join("sim"))?;
     }
     let seconds = began.elapsed().as_secs();

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 /// Folders with suites that run on a machine with GPUs (`tests/machine.py`).
-const SUITES: [&str; 8] = ["bench", "bypass", "clearml", "cluster", "docker", "e2e", "gpu", "ui"];
+const SUITES: [&str; 9] =
+    ["bench", "bypass", "clearml", "cluster", "docker", "e2e", "frameworks", "gpu", "ui"];
 /// What would switch it on, or move what a customer leaves where it is.
 const SWITCHES: [&str; 3] = ["CANTLE_SIM_", "--sim-gpus", "CANTLE_STATE_DIR"];
 /// Tests of the switch itself, which newcomers use, and a server without GPUs, of which one machine has several.

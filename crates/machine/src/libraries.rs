@@ -23,6 +23,9 @@ const COMPANIONS: [(&str, &str); 7] = [
     ("libcudadebugger", "1"),
     ("libnvidia-gpucomp", ""),
 ];
+/// Stand-ins for the CUDA runtime. No driver brings one; the machine has them for programs that would load NVIDIA's, which refuses a
+/// simulated driver.
+const RUNTIMES: [&str; 2] = ["libcudart.so.12", "libcudart.so.13"];
 const CACHE: &str = "/etc/ld.so.cache";
 const CACHE_CONFIG: &str = "/etc/ld.so.conf";
 
@@ -121,8 +124,9 @@ impl Files {
     fn are_current(&self, lib_dir: &Path) -> bool {
         let time = |path: &Path| fs::metadata(path).and_then(|meta| meta.modified()).ok();
         let built = HOOKED.iter().map(|stem| time(&lib_dir.join(format!("sim/{stem}.so.1")))).max().flatten();
-        let program = time(&lib_dir.join("sim/nvidia-smi"));
-        time(&self.tree.join("complete")).is_some_and(|made| Some(made) > built.max(program))
+        let others = RUNTIMES.iter().chain(&["nvidia-smi"]).map(|file| time(&lib_dir.join("sim").join(file)));
+        let newest = others.max().flatten().max(built);
+        time(&self.tree.join("complete")).is_some_and(|made| Some(made) > newest)
     }
 
     fn lay_out(&self, lib_dir: &Path, version: &str) -> io::Result<()> {
@@ -134,6 +138,12 @@ impl Files {
             fs::copy(lib_dir.join(format!("sim/{stem}.so.1")), dir.join(format!("{stem}.so.{version}")))?;
             symlink(format!("{stem}.so.{version}"), dir.join(format!("{stem}.so.1")))?;
             symlink(format!("{stem}.so.1"), dir.join(format!("{stem}.so")))?;
+        }
+        for file in RUNTIMES {
+            let built = lib_dir.join("sim").join(file);
+            if built.is_file() {
+                fs::copy(built, dir.join(file))?;
+            }
         }
         for (stem, interface) in COMPANIONS {
             let file = format!("{stem}.so.{version}");

@@ -3,8 +3,9 @@
 use std::ffi::{c_char, c_int};
 use std::sync::Mutex;
 
-use crate::ffi::{Text, TextBuffer, open_configured, open_dir};
+use crate::ffi::{Text, TextBuffer};
 use crate::hardware::hardware_json;
+use crate::opening::{open_configured, open_dir};
 use crate::state::Site;
 use crate::truth_json;
 use crate::version::cuda_of;

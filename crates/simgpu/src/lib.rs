@@ -2,7 +2,8 @@
 //!
 //! A simulated machine is a directory with one file, `state`, that every process maps: GPUs, their memory, and which process
 //! holds how much of it. Two driver libraries are built from this crate over that state: `libcuda.so.1` (feature `cuda`) and
-//! `libnvidia-ml.so.1` (feature `nvml`). Memory is counted, not provided: device addresses can't be dereferenced, copies
+//! `libnvidia-ml.so.1` (feature `nvml`). A third one, a stand-in for NVIDIA's CUDA runtime (features `cudart` for `libcudart.so.13`,
+//! `cudart12` for `libcudart.so.12`), is made of the driver's exported functions only. Memory is counted, not provided: device addresses can't be dereferenced, copies
 //! and kernels succeed without doing anything.
 //!
 //! What counts as consumed (the same rule the shim charges by):
@@ -17,7 +18,9 @@ mod config;
 mod control;
 #[cfg(any(feature = "cuda", test))]
 mod cuda;
-#[cfg(any(feature = "cuda", feature = "nvml", test))]
+#[cfg(any(feature = "cudart", test))]
+mod cudart;
+#[cfg(any(feature = "cuda", feature = "nvml", feature = "cudart", test))]
 #[cfg_attr(not(test), allow(dead_code, reason = "each library uses its part"))]
 mod ffi;
 #[cfg(any(feature = "cuda", feature = "nvml", test))]
@@ -27,6 +30,10 @@ pub mod mig;
 pub mod models;
 #[cfg(any(feature = "nvml", test))]
 mod nvml;
+#[cfg(any(feature = "cuda", feature = "nvml", test))]
+mod opening;
+#[cfg(any(feature = "cuda", feature = "cudart", test))]
+mod private_table;
 pub mod spec;
 pub mod state;
 mod truth;

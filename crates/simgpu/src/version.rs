@@ -4,8 +4,11 @@
 pub const DEFAULT_DRIVER: &str = "550.163.01";
 
 /// The CUDA version of each branch of the driver, newest first, from the table "CUDA Toolkit and Corresponding Driver
-/// Versions" in the release notes of CUDA.
-const BRANCHES: [(u32, i32); 13] = [
+/// Versions" in the release notes of CUDA (13.3's is the last; 615 and CUDA 13.4 are named together in the documentation of MPS).
+const BRANCHES: [(u32, i32); 16] = [
+    (615, 13040),
+    (610, 13030),
+    (595, 13020),
     (590, 13010),
     (580, 13000),
     (575, 12090),
@@ -42,6 +45,8 @@ mod tests {
     fn drivers_bring_their_cuda() {
         assert_eq!(cuda_of(DEFAULT_DRIVER), Some(12040));
         assert_eq!(cuda_of("580.95.05"), Some(13000));
+        assert_eq!(cuda_of("610.43.02"), Some(13030));
+        assert_eq!(cuda_of("700.1"), Some(13040));
         for wrong in ["", "550", "550.", "550.163.01.2", "v550.1", "390.157", "550/163.01", "550.16301"] {
             assert_eq!(cuda_of(wrong), None, "{wrong}");
         }

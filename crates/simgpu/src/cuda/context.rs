@@ -189,6 +189,11 @@ fn reset_primary(device: i32) -> CuResult {
     inner.reset_primary(session, device)
 }
 
+/// The runtime's way to a primary context, which is no exported function.
+pub(super) extern "C" fn retain_primary(context: Out<Handle>, device: i32) -> i32 {
+    cuDevicePrimaryCtxRetain(context, device)
+}
+
 driver_api! {
     fn cuCtxCreate_v2(context: Out<Handle>, flags: u32, device: i32) {
         create_and_push(context, flags, device)

@@ -3,7 +3,7 @@
 //!
 //! An allocation node has its address from the start and memory from a launch on, until the address is freed: by a free
 //! node of this or another graph, or by `cuMemFree(Async)`. The memory comes from the device's graph pool, which keeps it
-//! until `cuDeviceGraphMemTrim`.
+//! until `cuDeviceGraphMemTrim`. An upload lets the pool grow to what a launch needs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -175,6 +175,29 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// Has the pools reserve what a launch would take. What is refused leaves them as far as they could grow.
+    pub(super) fn upload_graph(&mut self, executable: u64) -> CuResult {
+        let graph = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?;
+        let nodes = graph.nodes.iter().map(|&node| self.graphs.node(node)).collect::<CuResult<Vec<_>>>()?;
+        let (mut taken, mut result) = (Vec::new(), Ok(()));
+        for node in nodes {
+            let Node::Alloc { address, size_bytes } = node else { continue };
+            let Some(Allocation { kind: Kind::Graph(pool), .. }) = self.addresses.get(address) else {
+                continue;
+            };
+            if self.graphs.resident.contains(&address) {
+                continue;
+            }
+            result = self.pool_take(pool, size_bytes);
+            if result.is_err() {
+                break;
+            }
+            taken.push((pool, size_bytes));
+        }
+        taken.iter().try_for_each(|&(pool, size_bytes)| self.pool_return(pool, size_bytes))?;
+        result
     }
 
     fn launch_allocation(&mut self, address: u64, auto_free: bool) -> CuResult {

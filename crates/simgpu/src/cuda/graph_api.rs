@@ -10,6 +10,7 @@ use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
+const UPLOAD: u64 = 2;
 const TYPE_KERNEL: u32 = 0;
 const TYPE_MEMCPY: u32 = 1;
 const TYPE_MEMSET: u32 = 2;
@@ -87,6 +88,22 @@ fn add_any(node: Out<u64>, graph: u64, params: *mut NodeParams) -> CuResult {
 fn instantiate(executable: Out<u64>, graph: u64, flags: u64) -> CuResult {
     let handle = session()?.lock().graphs.instantiate(graph, flags & AUTO_FREE_ON_LAUNCH != 0)?;
     Ok(executable.set(handle)?)
+}
+
+/// With the flag `UPLOAD`, which the form with parameters takes, the graph's memory is there when this returns.
+fn instantiate_with_parameters(executable: Out<u64>, graph: u64, flags: u64) -> CuResult {
+    instantiate(executable, graph, flags)?;
+    if flags & UPLOAD == 0 {
+        return Ok(());
+    }
+    let handle = executable.get()?;
+    upload(handle).or_else(|error| session()?.lock().destroy_graph(handle).and(Err(error)))
+}
+
+fn upload(executable: u64) -> CuResult {
+    let mut inner = session()?.lock();
+    inner.current_device()?;
+    inner.upload_graph(executable)
 }
 
 fn launch(executable: u64) -> CuResult {
@@ -197,13 +214,13 @@ driver_api! {
     }
     /// The parameters begin with the flags.
     fn cuGraphInstantiateWithParams(executable: Out<u64>, graph: u64, params: Out<u64>) {
-        instantiate(executable, graph, params.get()?)
+        instantiate_with_parameters(executable, graph, params.get()?)
     }
     fn cuGraphInstantiateWithParams_ptsz(executable: Out<u64>, graph: u64, params: Out<u64>) {
-        instantiate(executable, graph, params.get()?)
+        instantiate_with_parameters(executable, graph, params.get()?)
     }
-    fn cuGraphUpload(_executable: u64, _stream: u64) { session().map(|_| ()) }
-    fn cuGraphUpload_ptsz(_executable: u64, _stream: u64) { session().map(|_| ()) }
+    fn cuGraphUpload(executable: u64, _stream: u64) { upload(executable) }
+    fn cuGraphUpload_ptsz(executable: u64, _stream: u64) { upload(executable) }
     fn cuGraphLaunch(executable: u64, _stream: u64) { launch(executable) }
     fn cuGraphLaunch_ptsz(executable: u64, _stream: u64) { launch(executable) }
 

@@ -1,6 +1,7 @@
-//! Sharing linear memory between processes. The exporter pays; an importer gets an address that costs nothing.
+//! Sharing linear memory and events between processes. The exporter pays; an importer gets an address that costs nothing.
 
 use super::address_space::{Allocation, Kind};
+use super::execution::Object;
 use super::session::session;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
@@ -24,6 +25,44 @@ pub(super) struct MemHandle {
 }
 
 const _: () = assert!(size_of::<MemHandle>() == 64);
+
+const EVENT_MAGIC: u64 = u64::from_le_bytes(*b"cantlEVT");
+
+/// `CUipcEventHandle`: as large. Who made the event, and which of the two processes' work it marks, makes no difference where
+/// all work completes at once.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct EventHandle {
+    magic: u64,
+    slot: u64,
+    generation: u64,
+    rest: [u64; 5],
+}
+
+const _: () = assert!(size_of::<EventHandle>() == 64);
+
+fn export_event(event: u64) -> CuResult<EventHandle> {
+    let mut inner = session()?.lock();
+    let (_, device) = inner.current_device()?;
+    if inner.objects.get(event)? != Object::Event {
+        return Err(CuError::INVALID_HANDLE);
+    }
+    let (slot, generation) = inner.account(device)?.0.identity();
+    Ok(EventHandle { magic: EVENT_MAGIC, slot: slot as u64, generation, rest: [0; 5] })
+}
+
+fn import_event(handle: EventHandle) -> CuResult<u64> {
+    let session = session()?;
+    if handle.magic != EVENT_MAGIC {
+        return Err(CuError::INVALID_VALUE);
+    }
+    if !session.sim.is_alive(handle.slot as usize, handle.generation) {
+        return Err(MAP_FAILED);
+    }
+    let mut inner = session.lock();
+    inner.current_device()?;
+    Ok(inner.objects.insert(Object::Event))
+}
 
 fn export(address: u64) -> CuResult<MemHandle> {
     let session = session()?;
@@ -63,6 +102,10 @@ driver_api! {
     fn cuIpcOpenMemHandle(address: Out<u64>, handle: MemHandle, _flags: u32) { Ok(address.set(import(handle)?)?) }
 
     fn cuIpcOpenMemHandle_v2(address: Out<u64>, handle: MemHandle, _flags: u32) { Ok(address.set(import(handle)?)?) }
+
+    fn cuIpcGetEventHandle(handle: Out<EventHandle>, event: u64) { Ok(handle.set(export_event(event)?)?) }
+
+    fn cuIpcOpenEventHandle(event: Out<u64>, handle: EventHandle) { Ok(event.set(import_event(handle)?)?) }
 
     fn cuIpcCloseMemHandle(address: u64) {
         let mut inner = session()?.lock();

@@ -17,7 +17,7 @@ impl Inner {
             return Err(CuError::INVALID_VALUE);
         }
         let (context, device) = self.current_device()?;
-        self.take(device, size_bytes, kind)?;
+        self.take_or_collect(|inner| inner.take(device, size_bytes, kind))?;
         let address = self.addresses.insert(Allocation { size_bytes, context, kind });
         let placed = address.filter(|&address| kind != Kind::Managed || map_host(address, size_bytes));
         if placed.is_none() {
@@ -139,6 +139,7 @@ driver_api! {
         let session = session()?;
         let mut inner = session.lock();
         let (_, device) = inner.current_device()?;
+        inner.collect_shared()?;
         let (registration, account) = inner.account(device)?;
         let total_bytes = session.devices[device].total_bytes;
         let free_bytes = total_bytes.saturating_sub(account.used_bytes(registration));

@@ -3,8 +3,10 @@
 use std::ffi::c_void;
 use std::sync::atomic::AtomicU64;
 
+use super::session::cuda_version;
 use super::{CuError, CuResult, driver_api};
-use crate::ffi::{Out, Text};
+use crate::ffi::{In, Out, Text};
+use crate::private_table::{self, PrivateTable};
 
 /// All functions of one base name.
 struct Name {
@@ -38,10 +40,13 @@ enum Status {
     VersionNotSufficient = 2,
 }
 
-/// The newest variant that `cuda_version` knows; among its two stream variants the one that `flags` asks for.
-fn find(base: &str, cuda_version: u32, flags: u64) -> Result<*const c_void, Status> {
+/// The newest variant that `cuda_version` and the driver know; among its two stream variants the one that `flags` asks for.
+fn find(base: &str, cuda_version: u32, flags: u64, driver: u32) -> Result<*const c_void, Status> {
     let at = NAMES.binary_search_by(|name| name.base.cmp(base)).map_err(|_| Status::NotFound)?;
-    let known = |v: &&Variant| v.version <= cuda_version;
+    if NAMES[at].variants.iter().all(|v| v.version > driver) {
+        return Err(Status::NotFound);
+    }
+    let known = |v: &&Variant| v.version <= cuda_version.min(driver);
     let legacy = NAMES[at].variants.iter().filter(|v| !v.per_thread).filter(known).max_by_key(|v| v.level);
     let chosen = legacy.ok_or(Status::VersionNotSufficient)?;
     let per_thread =
@@ -56,7 +61,8 @@ fn look_up(symbol: Text, function: Out<*const c_void>, version: i32, flags: u64)
     if function.is_null() || flags & !(FLAG_LEGACY_STREAM | FLAG_PER_THREAD_STREAM) != 0 {
         return Err(CuError::INVALID_VALUE);
     }
-    let found = find(symbol.get()?, u32::try_from(version).unwrap_or(0), flags);
+    let [version, driver] = [version, cuda_version()].map(|number| u32::try_from(number).unwrap_or(0));
+    let found = find(symbol.get()?, version, flags, driver);
     function.set(found.unwrap_or(std::ptr::null()))?;
     Ok(found.err().unwrap_or(Status::Success))
 }
@@ -85,10 +91,16 @@ driver_api! {
 }
 
 driver_api! {
-    /// The private tables through which NVIDIA's own libraries reach the driver; none is simulated.
-    fn cuGetExportTable(table: Out<*const c_void>, _id: *const c_void) {
-        table.set(std::ptr::null())?;
-        Err(CuError::NOT_FOUND)
+    /// The private tables through which NVIDIA's own libraries reach the driver are not simulated. There is one for our stand-in
+    /// of the CUDA runtime.
+    fn cuGetExportTable(table: Out<*const c_void>, id: In<[u8; 16]>) {
+        static TABLE: PrivateTable = PrivateTable {
+            size_bytes: size_of::<PrivateTable>(),
+            primary_context_retain: super::context::retain_primary,
+        };
+        let known = id.get()? == private_table::ID;
+        table.set(if known { (&raw const TABLE).cast() } else { std::ptr::null() })?;
+        if known { Ok(()) } else { Err(CuError::NOT_FOUND) }
     }
 }
 
@@ -98,7 +110,7 @@ mod tests {
     use crate::cuda::{memory, transfer};
 
     fn address(base: &str, version: u32, flags: u64) -> Result<usize, Status> {
-        find(base, version, flags).map(|p| p as usize)
+        find(base, version, flags, 12040).map(|p| p as usize)
     }
 
     #[test]
@@ -118,8 +130,18 @@ mod tests {
     }
 
     #[test]
-    fn names_newer_than_the_driver_are_found_only_if_simulated() {
-        assert_eq!(address("cuLogsCurrent", 13000, 0), Err(Status::NotFound));
-        assert!(address("cuCtxCreate", 12050, 0).is_ok());
+    fn a_driver_has_the_names_of_its_time() {
+        let of_driver = |base, driver| find(base, 13020, 0, driver).map(|p| p as usize);
+        assert_eq!(of_driver("cuLogsCurrent", 12040), Err(Status::NotFound));
+        assert!(of_driver("cuLogsCurrent", 13000).is_ok());
+        assert_eq!(
+            of_driver("cuCtxCreate", 12040),
+            Ok(crate::cuda::context::cuCtxCreate_v3 as *const c_void as usize)
+        );
+        assert_eq!(
+            of_driver("cuCtxCreate", 13000),
+            Ok(crate::cuda::context::cuCtxCreate_v4 as *const c_void as usize)
+        );
+        assert_eq!(of_driver("cuLibraryLoadData", 11040), Err(Status::NotFound));
     }
 }

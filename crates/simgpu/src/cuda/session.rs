@@ -56,7 +56,7 @@ pub(super) fn init() -> CuResult {
     if SESSION.get().is_some() {
         return session().map(|_| ());
     }
-    let sim = crate::ffi::open_configured().map_err(|error| match error {
+    let sim = crate::opening::open_configured().map_err(|error| match error {
         crate::state::SimOpenError::Absent(_) => CuError::NO_DEVICE,
         _ => CuError::INVALID_VALUE,
     })?;
@@ -87,7 +87,7 @@ pub(super) fn init() -> CuResult {
 /// The CUDA version of the machine's driver. A program may ask before `cuInit`, and without any GPU.
 pub(super) fn cuda_version() -> i32 {
     let of_machine = |sim: &'static Sim| sim.lock().cuda_version();
-    let opened = SESSION.get().map(|session| session.sim).or_else(|| crate::ffi::open_configured().ok());
+    let opened = SESSION.get().map(|session| session.sim).or_else(|| crate::opening::open_configured().ok());
     opened.map_or_else(|| cuda_of(DEFAULT_DRIVER).unwrap_or(0), of_machine)
 }
 

@@ -1,5 +1,6 @@
 //! Virtual memory management: physical memory (`cuMemCreate`), address ranges (`cuMemAddressReserve`), and mappings of the
-//! one into the other. Physical memory is freed when neither a handle nor a mapping is left.
+//! one into the other. Physical memory is freed when neither a handle nor a mapping is left, nor a descriptor or an importer in any
+//! process; of the last two its owner learns when it next asks for memory or how much there is.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -39,6 +40,8 @@ struct Physical {
     mappings: u32,
     /// Taken from the device by this process: not if another one created it, nor if it is host memory.
     is_ours: bool,
+    /// Once it is exported: tells whether a descriptor or an importer is left. Of an importer: tells the owner that there is one.
+    shared: Option<Shared>,
 }
 
 struct Mapping {
@@ -102,17 +105,20 @@ impl Inner {
         let device = if is_ours { properties.location.device()? } else { 0 };
         if is_ours {
             self.register(session()?.sim)?;
-            let (registration, account) = self.account(device)?;
-            account.take(registration, granules(size_bytes))?;
+            self.take_or_collect(|inner| {
+                let (registration, account) = inner.account(device)?;
+                account.take(registration, granules(size_bytes))
+            })?;
         }
-        let new = Physical { device, size_bytes, properties, handles: 1, mappings: 0, is_ours };
+        let new = Physical { device, size_bytes, properties, handles: 1, mappings: 0, is_ours, shared: None };
         Ok(self.vmm.insert(new))
     }
 
     /// Gives physical memory back once nothing refers to it.
     fn collect(&mut self, handle: u64) -> CuResult {
         let p = self.vmm.get(handle)?;
-        if p.handles > 0 || p.mappings > 0 {
+        if p.handles > 0 || p.mappings > 0 || (p.is_ours && p.shared.as_ref().is_some_and(Shared::is_in_use))
+        {
             return Ok(());
         }
         let (device, size_bytes, is_ours) = (p.device, p.size_bytes, p.is_ours);
@@ -122,6 +128,20 @@ impl Inner {
         }
         let (registration, account) = self.account(device)?;
         account.give(registration, granules(size_bytes))
+    }
+
+    /// Gives back what is kept for descriptors and importers only, where these are gone.
+    pub(super) fn collect_shared(&mut self) -> CuResult {
+        let shared = self.vmm.physical.iter().filter(|(_, p)| p.shared.is_some()).map(|(&handle, _)| handle);
+        shared.collect::<Vec<_>>().into_iter().try_for_each(|handle| self.collect(handle))
+    }
+
+    /// Takes memory; where there is none, once more after what nobody shares any longer has been given back.
+    pub(super) fn take_or_collect(&mut self, take: impl Fn(&mut Self) -> CuResult) -> CuResult {
+        match take(self) {
+            Err(CuError::OUT_OF_MEMORY) => self.collect_shared().and_then(|()| take(self)),
+            taken => taken,
+        }
     }
 
     fn map(&mut self, address: u64, size_bytes: u64, handle: u64) -> CuResult {
@@ -170,6 +190,7 @@ impl Inner {
             handles: 1,
             mappings: 0,
             is_ours: false,
+            shared: Some(Shared::with(file)?),
         }))
     }
 }
@@ -180,7 +201,7 @@ fn words(bytes: &[u8; EXPORT_BYTES]) -> [u64; 4] {
 }
 
 /// A file descriptor that names physical memory of this process.
-fn export(handle: u64, size_bytes: u64) -> CuResult<OwnedFd> {
+fn export(handle: u64, size_bytes: u64) -> CuResult<(OwnedFd, Shared)> {
     // SAFETY: the name is a NUL-terminated constant.
     let raw = unsafe { libc::memfd_create(c"cantle-sim-memory".as_ptr(), libc::MFD_CLOEXEC) };
     if raw < 0 {
@@ -191,7 +212,36 @@ fn export(handle: u64, size_bytes: u64) -> CuResult<OwnedFd> {
     let words = [EXPORT_MAGIC, u64::from(std::process::id()), handle, size_bytes];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     file.write_all_at(&bytes, 0).map_err(|_| CuError::OUT_OF_MEMORY)?;
-    Ok(file.into())
+    let shared = Shared::beside(&file)?;
+    file.lock_shared().map_err(|_| CuError::OUT_OF_MEMORY)?;
+    Ok((file.into(), shared))
+}
+
+/// The file behind an exported descriptor, opened once more. Every descriptor that goes from process to process, and every importer,
+/// holds a shared lock on it; the kernel takes that back when the last copy of a descriptor is closed, however its holder ends.
+#[derive(Debug)]
+struct Shared(File);
+
+impl Shared {
+    fn beside(file: &File) -> CuResult<Self> {
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        Ok(Self(File::open(path).map_err(|_| CuError::OUT_OF_MEMORY)?))
+    }
+
+    /// An importer's.
+    fn with(file: &File) -> CuResult<Self> {
+        let shared = Self::beside(file)?;
+        shared.0.lock_shared().map_err(|_| CuError::INVALID_VALUE)?;
+        Ok(shared)
+    }
+
+    /// Asked by the owner, which has no lock of its own.
+    fn is_in_use(&self) -> bool {
+        match self.0.try_lock() {
+            Ok(()) => self.0.unlock().is_err(),
+            Err(_) => true,
+        }
+    }
 }
 
 driver_api! {
@@ -275,8 +325,17 @@ driver_api! {
         if kind != HANDLE_TYPE_FD {
             return Err(CuError::NOT_SUPPORTED);
         }
-        let size_bytes = session()?.lock().vmm.get(handle)?.size_bytes;
-        let descriptor = export(handle, size_bytes)?;
+        let mut inner = session()?.lock();
+        let physical = inner.vmm.get(handle)?;
+        let descriptor = match &physical.shared {
+            // Exported before: one more descriptor of the same file.
+            Some(shared) => OwnedFd::from(Shared::with(&shared.0)?.0),
+            None => {
+                let (descriptor, shared) = export(handle, physical.size_bytes)?;
+                physical.shared = Some(shared);
+                descriptor
+            }
+        };
         Out(out.cast::<i32>()).set(descriptor.as_raw_fd())?;
         // From here on the program owns it.
         std::mem::forget(descriptor);

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use super::{NvmlError, NvmlResult, nvml_api};
-use crate::ffi::open_configured;
+use crate::opening::open_configured;
 use crate::state::{Sim, SimOpenError};
 
 struct Session {

@@ -5,7 +5,8 @@ use std::fs;
 
 use super::session::sim;
 use super::{NvmlError, NvmlResult, nvml_api};
-use crate::ffi::{Out, TextBuffer, open_configured};
+use crate::ffi::{Out, TextBuffer};
+use crate::opening::open_configured;
 
 /// Writes a whole text or nothing.
 pub(super) fn write(buffer: TextBuffer, capacity: u32, text: &str) -> NvmlResult {

@@ -1,0 +1,164 @@
+#!/usr/bin/env python3
+"""Programs of the checks, on the driver API alone: `jobs.py NAME WORD…`. They say what they see as lines of JSON, and wait for a line
+where the check is to look."""
+
+import ctypes
+import json
+import os
+import sys
+import time
+
+MIB = 1 << 20
+OUT_OF_MEMORY = 2
+
+
+class Driver:
+    def __init__(self):
+        self.lib = ctypes.CDLL("libcuda.so.1")
+        self.context = ctypes.c_void_p()
+        self.need("cuInit", 0)
+        self.need("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), 0)
+        self.need("cuCtxSetCurrent", self.context)
+
+    def code(self, name, *args):
+        return getattr(self.lib, name)(*args)
+
+    def need(self, name, *args):
+        code = self.code(name, *args)
+        if code:
+            sys.exit(f"{name}: CUDA error {code}")
+
+    def take(self, size_bytes):
+        """An address, or 0 if there is not so much."""
+        address = ctypes.c_uint64()
+        code = self.code("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
+        assert code in (0, OUT_OF_MEMORY), code
+        return address.value
+
+    def give(self, address):
+        self.need("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def info(self):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.need("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def fill(self, chunk_bytes):
+        taken = []
+        while address := self.take(chunk_bytes):
+            taken.append(address)
+        return taken
+
+
+def tell(**record):
+    print(json.dumps(record), flush=True)
+
+
+def tell_and_wait(**record):
+    tell(**record)
+    sys.stdin.readline()
+
+
+def fill():
+    """Takes all there is, down to the granule."""
+    driver = Driver()
+    taken = sum(size * len(driver.fill(size)) for size in (256 * MIB, 16 * MIB, 2 * MIB))
+    free, total = driver.info()
+    tell_and_wait(taken=taken, free=free, total=total)
+
+
+def sibling(seconds="5"):
+    """What is free before, beside and after another process of the same slice."""
+    driver = Driver()
+    before, total = driver.info()
+    there, end = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        # A new program: contexts do not survive fork.
+        os.set_inheritable(there[1], True), os.set_inheritable(end[0], True)
+        os.execv(sys.executable, [sys.executable, __file__, "hold", str(there[1]), str(end[0])])
+    os.close(there[1])
+    assert os.read(there[0], 1), "the sibling ended early"
+    beside, _ = driver.info()
+    os.write(end[1], b"x")
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + float(seconds)
+    while (after := driver.info()[0]) < before and time.monotonic() < deadline:
+        time.sleep(0.1)
+    tell(total=total, before=before, beside=beside, after=after)
+
+
+def hold(there, end):
+    driver = Driver()
+    assert driver.take(driver.info()[0] // 2)
+    os.write(int(there), b"x")
+    os.read(int(end), 1)
+
+
+def reset():
+    """Everything comes back with the primary context, and the device can be used again."""
+    driver = Driver()
+    driver.take(512 * MIB)
+    before, _ = driver.info()
+    driver.need("cuDevicePrimaryCtxReset_v2", 0)
+    driver = Driver()
+    after, _ = driver.info()
+    tell(before=before, after=after, again=bool(driver.take(512 * MIB)))
+
+
+def forked():
+    """A child that is forked after cuInit has no GPU, as on every driver; its parent goes on."""
+    driver = Driver()
+    address = driver.take(64 * MIB)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if driver.code("cuCtxSynchronize") else 1)
+    _, status = os.waitpid(child, 0)
+    driver.give(address)
+    tell(child_was_refused=status == 0, parent_goes_on=bool(driver.take(64 * MIB)))
+
+
+def ipc():
+    """An importer sees the exporter's memory and pays for none of it."""
+    driver = Driver()
+    address = driver.take(1024 * MIB)
+    handle = ctypes.create_string_buffer(64)
+    driver.need("cuIpcGetMemHandle", handle, ctypes.c_uint64(address))
+    before, _ = driver.info()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.set_inheritable(write, True)
+        os.execv(sys.executable, [sys.executable, __file__, "ipc_import", handle.raw.hex(), str(write)])
+    os.close(write)
+    imported = int(os.read(read, 32) or -1)
+    beside, _ = driver.info()
+    os.waitpid(child, 0)
+    tell(imported=imported, cost=before - beside)
+
+
+def ipc_import(handle, write):
+    class Handle(ctypes.Structure):
+        _fields_ = [("bytes", ctypes.c_char * 64)]
+
+    driver, address = Driver(), ctypes.c_uint64()
+    given = Handle.from_buffer_copy(bytes.fromhex(handle))
+    code = driver.code("cuIpcOpenMemHandle_v2", ctypes.byref(address), given, 1)
+    os.write(int(write), str(code).encode())
+    time.sleep(1)
+
+
+def context(seconds):
+    """Nothing but a context, for a while."""
+    Driver()
+    time.sleep(float(seconds))
+    tell(ended=True)
+
+
+def main():
+    jobs = {job.__name__: job for job in (fill, sibling, hold, reset, forked, ipc, ipc_import, context)}
+    jobs[sys.argv[1]](*sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
