@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import re
 import signal
 import sys
@@ -362,6 +363,118 @@ def test_a_stalled_gpu_holds_up_nobody(make_cantle, call):
     up.kill()  # which would wait for that GPU too
 
 
+def cpu_seconds(pid):
+    """Of a process and its threads; of children that have ended too."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_waiting_for_a_slow_creation_takes_no_time_of_a_core(make_cantle):
+    """The driver's library has one lock for all MIG calls of a process (tests/simgpu/test_mig_as_shipped.py): 15 s on one GPU."""
+    cantle = make_cantle("8xA100-40GB:mig")
+    up = cantle.up("--queue", "default=task")
+    faults(cantle, "nvmlGpuInstanceCreateComputeInstance delay_ms=15000 once")
+    slow = cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"])
+    wait_until(lambda: "delay_ms" not in faults_to_come(cantle), 20, lambda: cantle.log())
+    began, before = time.monotonic(), cpu_seconds(up.pid)
+    quick = [cantle.submit("default", "true", flags=["--mig-profile", "7g.40gb"]) for _ in range(3)]
+    for task in quick:
+        cantle.wait_state(task, "completed", seconds=14)
+    print(f"three tasks on other GPUs: {time.monotonic() - began:.1f} s")
+    time.sleep(max(0.0, 12 - (time.monotonic() - began)))
+    assert cantle.task(slow)["state"] != "completed"
+    used = cpu_seconds(up.pid) - before
+    print(f"the agent used {used:.2f} s of CPU while it waited")
+    assert used < 6, "who waits for a lock in a loop uses 12 s for each that waits"
+    assert "does not answer" not in cantle.log()
+    cantle.wait_state(slow, "completed", seconds=30)
+
+
+def test_an_instance_that_another_process_has_replaced(mig):
+    """Another `cantle run` replaces a 4g by a 3g, which has the same id: the agent's own NVML would go on saying 4g."""
+    held = mig.start("run", "--mig-profile", "4g.20gb", "--", "sleep", "60", log="held.log")
+    wait_until(lambda: places(mig) == [("4g.20gb", 0)], 20, lambda: mig.log("held.log"))
+    mig.up("--queue", "default=task")
+    first = mig.submit("default", "true", flags=["--mig-profile", "1g.5gb"])
+    mig.wait_state(first, "completed", seconds=40)
+    held.send_signal(signal.SIGTERM)
+    held.wait(timeout=15)
+    (four,) = [found["gi"] for found in instances(mig) if found["profile"] == "4g.20gb"]
+    others = [mig.start("run", "--timeout", "20", "--mig-profile", "3g.20gb", "--", "sleep", "5", log=f"{n}.log") for n in range(2)]
+    assert [other.wait(timeout=40) for other in others] == [0, 0], mig.log("0.log") + mig.log("1.log")
+    assert four in [found["gi"] for found in instances(mig) if found["profile"] == "3g.20gb"], "the id is given again"
+    both = [mig.submit("default", "sleep", "3", flags=["--mig-profile", "3g.20gb"]) for _ in range(2)]
+    for task in both:
+        mig.wait_state(task, "completed", seconds=40)
+    journal = json.loads(next(mig.machine.path("/run/cantle/node/mig").glob("*.json")).read_text())
+    foreign = [place for place in journal["places"] if not place["ours"]]
+    assert foreign == [], "no place is given up that is ours"
+
+
+def test_a_gpu_that_is_lost_at_the_start_is_named_and_the_others_serve(make_cantle):
+    cantle = make_cantle("3xA100-40GB")
+    faults(cantle, "* gpu=1 error=15")
+    cantle.cli("run", "--gpu", "0.5", "--", "true")
+    asked = cantle.cli("daemon", "--queue", "q", "--gpus", "1", code=7).stderr
+    assert "GPU 1 is lost to the driver" in asked and "hint: see dmesg" in asked
+    told = cantle.cli("doctor", code=None).stdout
+    assert "1 is lost to the driver" in told and "GPU is lost" in told
+    cantle.up("--queue", "default=task")
+    tasks = [cantle.submit("default", "true", flags=["--gpus", "1"]) for _ in range(3)]
+    for task in tasks:
+        cantle.wait_state(task, "completed", seconds=40)
+
+
+def test_without_rights_on_one_gpu_the_others_serve(make_cantle):
+    """As in a container: what a GPU in MIG mode holds is told to administrators only."""
+    cantle = make_cantle("1xA100-40GB:mig,1xA100-40GB")
+    cantle.machine.path(STATE / "sim/model").write_text("unprivileged=1\n")
+    cantle.cli("run", "--isolation", "shared", "--gpu", "0.5", "--", "true")
+    assert "does not tell its memory here" in cantle.cli("doctor", code=None).stdout
+
+
+def test_a_mode_that_can_not_be_had_now_is_not_left_pending(make_cantle):
+    """What is pending becomes real when the driver is loaded next: the node would come back in another mode."""
+    hopper = make_cantle("1xH100-80GB")
+    faults(hopper, "nvmlDeviceSetMigMode activation=19 once")
+    hopper.cli("up", "--listen", "127.0.0.1:0", "--queue", "default=task", "--mig", "0=dynamic", code=7)
+    ask = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetMigMode(n.nvmlDeviceGetHandleByIndex(0)))"
+    assert hopper.program(sys.executable, "-c", ask, check=True).stdout.strip() == "[0, 0]"
+
+
+def mig_calls(cantle):
+    path = cantle.machine.path(STATE / "sim/mig-calls")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_an_idle_agent_asks_no_gpu_about_its_instances(mig):
+    mig.machine.path(STATE / "sim/model").write_text("mig_trace=1\n")
+    mig.up("--queue", "default=task")
+    task = mig.submit("default", "true", flags=["--mig-profile", "3g.20gb"])
+    mig.wait_state(task, "completed", seconds=40)
+    time.sleep(3)
+    before = len(mig_calls(mig))
+    assert before > 10, "the witness sees calls"
+    time.sleep(20)
+    assert len(mig_calls(mig)) == before
+
+
+def test_who_waits_asks_less_and_less(mig):
+    """At each look a full GPU took some 40 calls, ten times a second."""
+    mig.machine.path(STATE / "sim/model").write_text("mig_trace=1\n")
+    holder = mig.start("run", "--gpus", "1", "--", "sleep", "60", log="holder.log")
+    wait_until(lambda: places(mig) == [("7g.40gb", 0)], 20, lambda: mig.log("holder.log"))
+    waiter = mig.start("run", "--timeout", "60", "--mig-profile", "1g.5gb", "--", "true", log="waiter.log")
+    wait_until(lambda: "waiting" in mig.log("waiter.log"), 20, lambda: mig.log("waiter.log"))
+    before = len(mig_calls(mig))
+    time.sleep(15)
+    asked = len(mig_calls(mig)) - before
+    print(f"{asked} MIG calls in 15 s of waiting")
+    assert asked < 400, "40 calls per look: at 1, 2, 4, 8 s"
+    holder.send_signal(signal.SIGTERM)
+    assert waiter.wait(timeout=20) == 0, mig.log("waiter.log")
+
+
 def test_a_slow_gpu_gives_its_task_an_instance_in_the_end(mig):
     faults(mig, "nvmlGpuInstanceCreateComputeInstance delay_ms=5000 once")
     began = time.monotonic()
@@ -400,12 +513,23 @@ def test_other_gpus_by_what_their_driver_says(make_cantle, gpus, profiles):
         assert json.loads(done.stdout)["total_bytes"] == memory
 
 
-def test_the_script_for_owners_of_a_card_runs(mig, make_cantle):
-    script = [sys.executable, str(ROOT / "tests/gpu/mig_verify.py"), "--cantle", str(CANTLE)]
-    done = mig.program(*script, timeout=180)
+def test_the_script_for_owners_of_a_card_runs(make_cantle):
+    """On a simulated card, which knows no other answers than those in its own table."""
+    cantle = make_cantle("2xA100-40GB:mig")
+    script = [sys.executable, str(ROOT / "tests/gpu/mig_verify.py")]
+    asked = cantle.program(*script, check=True)
+    assert cantle.truth()[0]["mig"] == [] and "instances" not in json.loads(asked.stdout), "it is only asked"
+    owned = [*script, "--cantle", str(CANTLE), "--i-own-this-card"]
+    done = cantle.program(*owned, timeout=180)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
-    assert report["as_expected"] and report["calls"]["nvmlDeviceCreateGpuInstanceWithPlacement"]["calls"] == 2 * len(report["instances"])
+    assert report["as_expected"] and len(report["instances"]) == sum(len(row["placements"]) for row in report["readings"]["table"])
+    assert report["memory_of_a_process"]["remembers_the_old_profile"] and report["names"]["name_is_of_place"]
+    assert report["readings"]["codes"]["profile_wrong_version"] == 2
+    assert cantle.truth()[0]["mig"] == [], "everything is put back"
+    foreign(cantle, profile=19, start=0, size=1)
+    refused = cantle.program(*owned)
+    assert refused.returncode == 1 and "has instances" in refused.stderr and len(cantle.truth()[0]["mig"]) == 1
     off = make_cantle("1xT4-16GB").program(*script)
     assert off.returncode == 1 and "is not in MIG mode" in off.stderr
 

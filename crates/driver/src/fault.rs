@@ -43,7 +43,7 @@ pub struct Fault {
 #[must_use]
 pub fn gpu_is_lost(gpu: &GpuUuid) -> DriverError {
     DriverError::Nvml {
-        function: "nvmlDeviceGetMemoryInfo",
+        function: "nvmlDeviceGetMemoryInfo".into(),
         gpu: Some(gpu.clone()),
         code: 15,
         text: "GPU is lost".to_owned(),
@@ -143,6 +143,10 @@ impl Mig for FaultyDriver {
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
         self.inner.gpu_instances(gpu)
+    }
+
+    fn recent_instances(&self, gpu: &GpuUuid, mark: u64) -> Result<Vec<GpuInstance>> {
+        self.inner.recent_instances(gpu, mark)
     }
 
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {

@@ -29,7 +29,7 @@ mod view;
 mod writer;
 
 pub use fixed::{chosen, fixed_by_gpu, name_given};
-pub use geometry::geometry;
+pub use geometry::{geometry, look};
 pub use journal::Journal;
 pub use mode::WholeGpu;
 pub use mode::{sweep, turn_on};

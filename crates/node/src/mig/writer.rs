@@ -191,6 +191,7 @@ impl<'a> Writer<'a> {
     /// Makes an instance where nothing is. If that fails half way, nothing is left, or the journal knows it as ours.
     fn create(&mut self, table: &Table, at: usize, wanted: &MigInstance) -> Result<String, NodeError> {
         let (driver, uuid, profile, stages) = (self.driver, &self.gpu.uuid, &table.profiles[at], self.stages);
+        let was_ours = self.journal.claims(profile.id, wanted.start);
         self.journal.claim(profile.id, wanted.start);
         self.write_journal()?;
         let mut left = false;
@@ -203,11 +204,23 @@ impl<'a> Writer<'a> {
             }
             complete
         });
-        ready.or_else(|error| {
-            self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, left);
-            self.write_journal()?;
-            Err(self.lost(wanted, error.to_string()))
-        })
+        match ready {
+            // Whoever read the instances since the claim has not seen this one: a new mark.
+            Ok(device) => self.write_journal().map(|()| device),
+            Err(error) => {
+                // A claim is given up only where nothing stands: what does may be another process's of ours.
+                let ours = left || (was_ours && self.may_stand(profile.id, wanted.start));
+                self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, ours);
+                self.write_journal()?;
+                Err(self.lost(wanted, error.to_string()))
+            }
+        }
+    }
+
+    /// Is an instance there, or can't the driver say?
+    fn may_stand(&self, profile_id: u32, start: u32) -> bool {
+        let stands = |one: &GpuInstance| one.profile_id == profile_id && one.start == start;
+        self.driver.gpu_instances(&self.gpu.uuid).map_or(true, |found| found.iter().any(stands))
     }
 
     /// At the start of an agent: destroys what nobody holds, and forgets what is not there. The journal keeps what can't be

@@ -67,7 +67,7 @@ impl World {
         let state = tempfile::tempdir().unwrap();
         simulated::create(state.path(), spec, lib_dir).unwrap();
         let source = Installation::in_directory(state.path().to_owned(), lib_dir.to_owned());
-        let driver = Mortal::new(cantle_driver::open(&source).unwrap());
+        let driver = Mortal::new(cantle_driver::open_in_process(&source).unwrap());
         let node = NodeStore::open(&NodeStore::dir_for(&source)).unwrap();
         let gpus = driver.gpus().unwrap();
         let table = |gpu: &Gpu| driver.mig_table(&gpu.uuid).unwrap().unwrap();
