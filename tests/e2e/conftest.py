@@ -27,9 +27,9 @@ FOUR_QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"
 class Cantle:
     """One installation: its own machine, its own server; a private folder for logs and as the user's home."""
 
-    def __init__(self, home, gpus="3xA100-40GB"):
+    def __init__(self, home, gpus="3xA100-40GB", driver=None):
         self.home = home
-        self.machine = Machine(gpus)
+        self.machine = Machine(gpus, driver=driver)
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home)}
         self.background = []
 
@@ -142,10 +142,10 @@ def make_cantle(tmp_path):
     """Installations with other GPUs."""
     made = []
 
-    def make(gpus):
+    def make(gpus, driver=None):
         home = tmp_path / str(len(made))
         home.mkdir()
-        made.append(Cantle(home, gpus))
+        made.append(Cantle(home, gpus, driver))
         return made[-1]
 
     yield make

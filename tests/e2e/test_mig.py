@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import signal
+import subprocess
 import sys
 import textwrap
 import time
@@ -299,7 +300,9 @@ def test_a_daemon_cuts_instances_and_leaves_none(mig):
     up.wait()
     kept = instances(mig)
     mig.up("--queue", "default=task", "--mig-adopt", "destroy", port=port)
-    assert [found for found in kept if found["start"]] == instances(mig), "tasks keep theirs, what others left is gone"
+    # The agent comes up beside the server.
+    left = [found for found in kept if found["start"]]
+    wait_until(lambda: instances(mig) == left, 20, lambda: f"tasks keep theirs, what others left is gone: {instances(mig)}")
     mig.cli("stop", task)
     mig.wait_state(task, "stopped")
 
@@ -431,6 +434,36 @@ def test_without_rights_on_one_gpu_the_others_serve(make_cantle):
     cantle.machine.path(STATE / "sim/model").write_text("unprivileged=1\n")
     cantle.cli("run", "--isolation", "shared", "--gpu", "0.5", "--", "true")
     assert "does not tell its memory here" in cantle.cli("doctor", code=None).stdout
+
+
+@pytest.mark.parametrize("driver", ["470.256.02", "535.54.03", "535.98", "580.95.05"])
+def test_drivers_that_lack_functions_or_have_others(make_cantle, driver):
+    """A missing symbol is a function that says so here: a library that is built once has them all."""
+    cantle = make_cantle("1xA100-40GB:mig,1xA100-40GB", driver)
+    done = cantle.cli("run", "--mig-profile", "1g.5gb", "--", *FILL)
+    assert json.loads(done.stdout)["total_bytes"] == 4864 * MIB
+    assert {"1g.5gb", "1g.5gb+me", "1g.10gb", "2g.10gb", "3g.20gb"} <= {row["profile"] for row in cantle.json("mig", "profiles")}
+    holder = cantle.start("run", "--isolation", "shared", "--gpu", "0.5", "--", *FILL, "--hold", "60", log="holder.log")
+    wait_until(lambda: cantle.used()[1] > 19 << 30, 20, lambda: cantle.log("holder.log"))
+    holder.kill()
+    stranger = cantle.cli("run", "--isolation", "shared", "--gpu", "0.75", "--", "true", code=6).stderr
+    assert "free" in stranger, "the process whose cantle is gone is seen"
+    (process,) = cantle.truth()[1]["processes"]
+    os.kill(process["pid"], signal.SIGKILL)
+
+
+def test_who_keeps_an_instance_in_use_is_named(mig):
+    """A monitor holds no memory, only the instance's device node."""
+    mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
+    (kept,) = instances(mig)
+    minors = mig.machine.path("/proc/driver/nvidia-caps/mig-minors").read_text()
+    minor = re.search(rf"gpu0/gi{kept['gi']}/ci0/access (\d+)", minors)[1]
+    monitor = subprocess.Popen(mig.machine.command("sh", "-c", f"exec sleep 60 < /dev/nvidia-caps/nvidia-cap{minor}"), env=mig.env)
+    mig.background.append(monitor)
+    time.sleep(1)
+    faults(mig, "nvmlGpuInstanceDestroy error=19")
+    failed = mig.cli("run", "--gpus", "1", "--", "true", code=7)
+    assert f"process {monitor.pid} (sleep) holds it" in failed.stderr
 
 
 def test_a_mode_that_can_not_be_had_now_is_not_left_pending(make_cantle):

@@ -169,6 +169,10 @@ impl Mig for FaultyDriver {
         self.inner.destroy_gpu_instance(gpu, instance)
     }
 
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        self.inner.holders(gpu, instance)
+    }
+
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
         self.inner.switches_mig(gpu)
     }

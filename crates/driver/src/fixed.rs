@@ -88,6 +88,10 @@ impl Mig for FixedInstances {
         self.unless_fixed(gpu)?.destroy_gpu_instance(gpu, instance)
     }
 
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        self.inner.holders(gpu, instance)
+    }
+
     fn switches_mig(&self, _gpu: &GpuUuid) -> Result<bool> {
         // A change of mode would destroy its instances.
         Ok(false)

@@ -96,6 +96,11 @@ pub trait Mig {
     /// [`crate::DriverError::is_in_use`] while it has compute instances or is used, or the driver fails.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
 
+    /// Processes that keep a GPU instance in use by having one of its device nodes open: monitors, and programs without memory.
+    fn holders(&self, _gpu: &GpuUuid, _instance: u32) -> Vec<u32> {
+        Vec::new()
+    }
+
     /// Can MIG mode be turned on and off without a reset of the GPU (Hopper and newer)?
     ///
     /// # Errors

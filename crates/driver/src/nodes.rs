@@ -38,6 +38,26 @@ pub(crate) fn of_instance(root: &Path, gpu_minor: u32, instance: (u32, u32)) -> 
     named.collect()
 }
 
+/// Processes of this machine that have a node of the GPU instance open, or of a compute instance in it: the driver calls it in use
+/// as long as they do, whether they hold memory or not.
+pub(crate) fn holders(root: &Path, gpu_minor: u32, instance: u32) -> Vec<u32> {
+    let minors = fs::read_to_string(root.join(MINORS)).unwrap_or_default();
+    let prefix = format!("gpu{gpu_minor}/gi{instance}/");
+    let number = |line: &str| line.strip_prefix(&prefix)?.split_once(' ')?.1.trim().parse::<u64>().ok();
+    let nodes: Vec<PathBuf> = minors
+        .lines()
+        .filter_map(number)
+        .map(|minor| root.join(NODES).join(format!("nvidia-cap{minor}")))
+        .collect();
+    let holds = |pid: u32| {
+        let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+        open.filter_map(|file| fs::read_link(file.path()).ok()).any(|file| nodes.contains(&file))
+    };
+    let names = fs::read_dir("/proc").into_iter().flatten().flatten().map(|entry| entry.file_name());
+    let pids = names.filter_map(|name| name.to_str()?.parse().ok());
+    pids.filter(|pid| *pid != std::process::id() && holds(*pid)).collect()
+}
+
 /// Names and minor numbers. Lines are `gpu0/gi1/access 12` and `gpu0/gi1/ci0/access 13`.
 fn capabilities(minors: &str, gpu_minor: u32, (instance, compute): (u32, u32)) -> Vec<(String, u64)> {
     let wanted = ["access".to_owned(), format!("ci{compute}/access")];
@@ -86,6 +106,21 @@ mod tests {
         assert!(of(2, 1).is_empty());
         let second = capabilities(TEXT, 0, (1, 1));
         assert_eq!(second, [("gpu0/gi1/access".to_owned(), 12), ("gpu0/gi1/ci1/access".to_owned(), 14)]);
+    }
+
+    #[test]
+    fn who_has_a_node_open_is_found() {
+        let root = tempfile::tempdir().unwrap();
+        let root = fs::canonicalize(root.path()).unwrap();
+        fs::create_dir_all(root.join("proc/driver/nvidia-caps")).unwrap();
+        fs::create_dir_all(root.join(NODES)).unwrap();
+        fs::write(root.join(MINORS), TEXT).unwrap();
+        let node = fs::File::create(root.join(NODES).join("nvidia-cap14")).unwrap();
+        let mut holder = std::process::Command::new("sleep").arg("60").stdin(node).spawn().unwrap();
+        let found = [holders(&root, 0, 1), holders(&root, 0, 11)];
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        assert_eq!(found, [vec![holder.id()], vec![]]);
     }
 
     #[test]

@@ -258,6 +258,10 @@ impl Session {
 }
 
 impl Session {
+    pub(crate) fn holders(&self, gpu_minor: u32, instance: u32) -> Vec<u32> {
+        nodes::holders(self.installation.root(), gpu_minor, instance)
+    }
+
     /// `find` says which GPU instance and compute instance a MIG device is.
     pub(crate) fn container_parts_of(
         &self,

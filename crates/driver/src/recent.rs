@@ -35,10 +35,11 @@ impl Recent {
         ask: impl FnOnce() -> Result<Vec<GpuInstance>>,
     ) -> Result<Vec<GpuInstance>> {
         let now = now();
-        if let Some(known) = self.answers().get(gpu) {
-            if known.mark == mark && now.duration_since(known.at) < known.lasts {
-                return known.found.clone();
-            }
+        if let Some(known) = self.answers().get(gpu)
+            && known.mark == mark
+            && now.duration_since(known.at) < known.lasts
+        {
+            return known.found.clone();
         }
         let found = ask();
         let mut answers = self.answers();

@@ -263,6 +263,11 @@ impl Mig for TimedDriver {
         self.change(gpu, &call, |session| session.destroy_gpu_instance(gpu, instance))
     }
 
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        let minor = self.location(gpu).map(|location| location.minor);
+        minor.map_or_else(|_| Vec::new(), |minor| self.session.holders(minor, instance))
+    }
+
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
         let uuid = gpu.clone();
         self.ask(gpu, "its architecture", move |session| session.switches_mig(&uuid))

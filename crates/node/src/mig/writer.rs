@@ -273,8 +273,12 @@ impl<'a> Writer<'a> {
             Ok(name) => format!("{pid} ({})", name.trim()),
             Err(_) => pid.to_string(),
         };
-        match self.processes_in(instance).unwrap_or_default().as_slice() {
-            [] => "; the driver names no process in it, perhaps a monitor holds it".to_owned(),
+        let mut pids = self.processes_in(instance).unwrap_or_default();
+        if pids.is_empty() {
+            pids = self.driver.holders(&self.gpu.uuid, instance);
+        }
+        match pids.as_slice() {
+            [] => "; no process in it is found, perhaps a monitor in a container holds it".to_owned(),
             [pid] => format!("; process {} holds it", named(*pid)),
             pids => {
                 let all: Vec<String> = pids.iter().map(|pid| named(*pid)).collect();

@@ -63,9 +63,10 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(spec: &str, lib_dir: &Path) -> Self {
+    pub(super) fn new(spec: &str, lib_dir: &Path, model: &str) -> Self {
         let state = tempfile::tempdir().unwrap();
         simulated::create(state.path(), spec, lib_dir).unwrap();
+        std::fs::write(state.path().join("model"), model).unwrap();
         let source = Installation::in_directory(state.path().to_owned(), lib_dir.to_owned());
         let driver = Mortal::new(cantle_driver::open_in_process(&source).unwrap());
         let node = NodeStore::open(&NodeStore::dir_for(&source)).unwrap();
