@@ -5,7 +5,7 @@ use std::ffi::c_uint;
 use std::mem::{size_of, zeroed};
 use std::sync::{Arc, PoisonError};
 
-use cantle_mig::{Profile, Table};
+use cantle_mig::{Engines, Profile, Table};
 use cantle_model::GpuUuid;
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t,
@@ -76,6 +76,8 @@ impl Session {
         let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { zeroed() };
         (info.id, info.sliceCount, info.instanceCount) = (old.id, old.sliceCount, old.instanceCount);
         info.memorySizeMB = old.memorySizeMB;
+        (info.decoderCount, info.encoderCount) = (old.decoderCount, old.encoderCount);
+        (info.jpegCount, info.ofaCount) = (old.jpegCount, old.ofaCount);
         Ok(info)
     }
 
@@ -136,6 +138,7 @@ impl Session {
                 starts: placements.iter().map(|one| one.start).collect(),
                 max_instances: info.instanceCount,
                 memory_bytes: info.memorySizeMB << 20,
+                engines: Engines([info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount]),
             });
         }
         Ok(Table { units, profiles, fixed: false })

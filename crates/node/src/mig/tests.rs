@@ -15,7 +15,7 @@ use crate::NodeError;
 /// Arrivals and departures per family; `CANTLE_STRESS_MIG` sets the long form.
 const EVENTS: usize = 40;
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 15] = [
     "A30-24GB",
     "A100-40GB",
     "A100-80GB",
@@ -27,6 +27,10 @@ const FAMILIES: [&str; 11] = [
     "B200-180GB",
     "GB200-186GB",
     "RTX-PRO-6000-96GB",
+    "H100-80GB-PCIe",
+    "H20-96GB",
+    "B300-269GB",
+    "GB300-278GB",
 ];
 
 /// What may go wrong while a task gets its instance. It is over when the task is tried again.

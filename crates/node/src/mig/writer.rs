@@ -100,7 +100,9 @@ impl<'a> Writer<'a> {
         let leases = self.node.leases()?;
         let is_free =
             |instance: &GpuInstance| !instance.devices.iter().any(|device| is_leased(&leases, device));
-        for instance in in_the_way(&table, at, wanted.start, &found, is_free) {
+        let journal = self.journal.clone();
+        let may_go = |instance: &GpuInstance| is_free(instance) && journal.is_ours(instance);
+        for instance in in_the_way(&table, at, wanted.start, &found, may_go) {
             if !is_free(instance) {
                 return Err(self.lost(wanted, "a task has the instance there".to_owned()));
             }
@@ -294,13 +296,13 @@ impl<'a> Writer<'a> {
 }
 
 /// What has to go before an instance of the profile at position `at` can be made at `start`: whatever overlaps it, and
-/// of its own profile a free one elsewhere, if there are as many as there can be.
+/// of its own profile a free one elsewhere, if there are as many as there can be, and free ones whose engines it needs.
 fn in_the_way<'f>(
     table: &Table,
     at: usize,
     start: u32,
     found: &'f [GpuInstance],
-    is_free: impl Fn(&GpuInstance) -> bool,
+    may_go: impl Fn(&GpuInstance) -> bool,
 ) -> Vec<&'f GpuInstance> {
     let profile = &table.profiles[at];
     let end = start + profile.size;
@@ -309,7 +311,18 @@ fn in_the_way<'f>(
     let same = |instance: &&GpuInstance| instance.profile_id == profile.id;
     let left = found.iter().filter(same).filter(|instance| !overlaps(instance));
     let surplus = (left.clone().count() + 1).saturating_sub(profile.max_instances as usize);
-    way.extend(left.filter(|instance| is_free(instance)).take(surplus));
+    way.extend(left.filter(|instance| may_go(instance)).take(surplus));
+    // Then free ones whose media engines are needed.
+    for instance in found.iter().filter(|instance| may_go(instance)) {
+        let stays = found.iter().filter(|other| !way.contains(other));
+        let position = |one: &GpuInstance| table.profiles.iter().position(|known| known.id == one.profile_id);
+        if table.has_engines_for(stays.filter_map(position).chain([at])) {
+            break;
+        }
+        if !way.contains(&instance) {
+            way.push(instance);
+        }
+    }
     way
 }
 

@@ -237,7 +237,12 @@ impl World {
                 taken.iter().all(|(_, at, size)| at + size <= *start || start + wanted.size <= *at)
             };
             let same = taken.iter().filter(|(name, ..)| *name == wanted.name).count();
-            self.lost != Some(at) && same < wanted.max_instances as usize && wanted.starts.iter().any(apart)
+            let of = |name: &str| table.position(name).unwrap();
+            let engines = table.has_engines_for(taken.iter().map(|(name, ..)| of(name)).chain([of(profile)]));
+            self.lost != Some(at)
+                && engines
+                && same < wanted.max_instances as usize
+                && wanted.starts.iter().any(apart)
         };
         self.gpus.iter().zip(&self.tables).enumerate().any(of_gpu)
     }
