@@ -49,6 +49,12 @@ class GpuInfo(c.Structure):
     _fields_ = [("device", c.c_void_p), ("id", c.c_uint), ("profile", c.c_uint), ("place", Placement)]
 
 
+class Pci(c.Structure):
+    """nvmlPciInfo_t"""
+
+    _fields_ = [("legacy", c.c_char * 16), *((name, c.c_uint) for name in ("domain", "bus", "device", "id", "subsystem")), ("address", c.c_char * 32)]
+
+
 class Nvml:
     """NVML with each call timed."""
 
@@ -390,7 +396,10 @@ def main():
     version, model = c.create_string_buffer(80), c.create_string_buffer(96)
     nvml("nvmlSystemGetDriverVersion", version, 80)
     nvml("nvmlDeviceGetName", gpu, model, 96)
-    report = {"driver": version.value.decode(), "model": model.value.decode(), "gpu": uuid_of(nvml, gpu), "readings": readings(nvml, gpu)}
+    pci = Pci()
+    nvml("nvmlDeviceGetPciInfo_v3", gpu, c.byref(pci))
+    report = {"driver": version.value.decode(), "pci_id": f"0x{pci.id:08X}", "model": model.value.decode(), "gpu": uuid_of(nvml, gpu)}
+    report["readings"] = readings(nvml, gpu)
     expected = True
     if args.i_own_this_card:
         if any(listed(nvml, gpu, [profile]) for profile, _ in profiles(nvml, gpu)):
