@@ -201,7 +201,11 @@ mod tests {
     fn engines_that_others_have_are_waited_for() {
         let planner = Planner::default();
         let beside_busy = gpu(&[(0, 3, true)]);
-        assert_eq!(planner.decide(&[beside_busy.clone()], "1g+me.all"), None, "one decoder is taken");
+        assert_eq!(
+            planner.decide(std::slice::from_ref(&beside_busy), "1g+me.all"),
+            None,
+            "one decoder is taken"
+        );
         assert!(
             !beside_busy.has_place(1, None)
                 && beside_busy.has_place(2, None)

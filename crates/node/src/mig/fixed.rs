@@ -17,10 +17,7 @@ pub(crate) type Devices = BTreeMap<GpuUuid, Vec<String>>;
 /// Names the GPU or the instance that is not there, or can't be used by itself.
 pub fn chosen(driver: Arc<dyn Driver>, list: &GpuList) -> Result<(Arc<dyn Driver>, Vec<Gpu>), NodeError> {
     let gpus = driver.gpus()?;
-    let lost = driver.lost_gpus();
-    for LostGpu { index, why } in &lost {
-        tracing::warn!(gpu = index, %why, "GPU is lost; the others serve");
-    }
+    let lost = report_lost(driver.as_ref());
     let GpuList::Instances(names) = list else {
         return match list.select(&gpus) {
             Ok(chosen) => Ok((driver, chosen)),
@@ -43,6 +40,15 @@ pub fn chosen(driver: Arc<dyn Driver>, list: &GpuList) -> Result<(Arc<dyn Driver
     }
     let gpus = gpus.into_iter().filter(|gpu| devices.contains_key(&gpu.uuid)).collect();
     Ok((Arc::new(FixedInstances::new(driver, devices)), gpus))
+}
+
+/// Names the GPUs that could not be opened in the log, and returns them.
+pub(crate) fn report_lost(driver: &dyn Driver) -> Vec<LostGpu> {
+    let lost = driver.lost_gpus();
+    for LostGpu { index, why } in &lost {
+        tracing::warn!(gpu = index, %why, "GPU is lost; the others serve");
+    }
+    lost
 }
 
 /// GPU and device of the instance that is called `name`.

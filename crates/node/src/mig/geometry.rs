@@ -49,7 +49,7 @@ pub fn geometry(
 /// one after the other. What fails here fails there again, and is reported there.
 pub fn look(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) {
     std::thread::scope(|threads| {
-        for gpu in gpus {
+        for gpu in gpus.iter().filter(|gpu| gpu.mig) {
             threads.spawn(move || {
                 // The answer is kept by the driver.
                 if let Ok(Some(_)) = driver.mig_table(&gpu.uuid) {

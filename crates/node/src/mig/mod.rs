@@ -28,6 +28,7 @@ mod stages;
 mod view;
 mod writer;
 
+pub(crate) use fixed::report_lost;
 pub use fixed::{chosen, fixed_by_gpu, name_given};
 pub use geometry::{geometry, look};
 pub use journal::Journal;
