@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Checks on a GPU in MIG mode what cantle relies on, and records how long the driver's calls take. Needs root and Python only.
+"""Asks a GPU in MIG mode what cantle relies on, and records how long the driver's calls take. Needs root and Python only.
 
-The GPU must be in MIG mode and have no instances. They are made and destroyed through NVML, then by cantle; at the end
-there are none. Prints one JSON object; exit code 1 if anything is not as expected.
+Without --i-own-this-card nothing is changed: profiles, placements, codes and the time of each question. With it the GPU must have
+no instances; they are made and destroyed through NVML, then by cantle, and at the end there are none, whatever happened. Prints
+one JSON object; exit code 1 if anything is not as expected.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import json
 import pathlib
 import subprocess
 import sys
+import threading
 import time
 
 PROFILE_NUMBERS = 64
@@ -47,6 +49,12 @@ class GpuInfo(c.Structure):
     _fields_ = [("device", c.c_void_p), ("id", c.c_uint), ("profile", c.c_uint), ("place", Placement)]
 
 
+class Pci(c.Structure):
+    """nvmlPciInfo_t"""
+
+    _fields_ = [("legacy", c.c_char * 16), *((name, c.c_uint) for name in ("domain", "bus", "device", "id", "subsystem")), ("address", c.c_char * 32)]
+
+
 class Nvml:
     """NVML with each call timed."""
 
@@ -81,10 +89,19 @@ def uuid_of(nvml, device):
     return text.value.decode()
 
 
+def profile_v2():
+    return GpuProfile(version=c.sizeof(GpuProfile) | 2 << 24)
+
+
 def profiles(nvml, gpu):
     """What the GPU offers, with the places of each profile."""
+    for _, info, places in numbered_profiles(nvml, gpu):
+        yield info, places
+
+
+def numbered_profiles(nvml, gpu):
     for number in range(PROFILE_NUMBERS):
-        info = GpuProfile(version=c.sizeof(GpuProfile) | 2 << 24)
+        info = profile_v2()
         code = nvml.code("nvmlDeviceGetGpuInstanceProfileInfoV", gpu, number, c.byref(info))
         if code == INVALID_ARGUMENT:
             return
@@ -92,7 +109,7 @@ def profiles(nvml, gpu):
             continue
         count, places = c.c_uint(32), (Placement * 32)()
         nvml("nvmlDeviceGetGpuInstancePossiblePlacements_v2", gpu, info.id, places, c.byref(count))
-        yield info, [(place.start, place.size) for place in places[: count.value]]
+        yield number, info, [(place.start, place.size) for place in places[: count.value]]
 
 
 def full_compute_profile(nvml, instance):
@@ -150,6 +167,157 @@ def driver_facts(nvml, gpu):
     return facts, expected
 
 
+def readings(nvml, gpu):
+    """What can be asked without changing anything: the table, and the codes that programs go by."""
+    table = [
+        {"profile": info.name.decode(), "id": info.id, "number": number, "memory_mib": info.memory_mib, "slices": info.slices,
+         "max": info.instances, "multiprocessors": info.sms, "copy_engines": info.copy, "decoders": info.dec, "encoders": info.enc,
+         "jpeg": info.jpeg, "ofa": info.ofa, "placements": places}
+        for number, info, places in numbered_profiles(nvml, gpu)
+    ]  # fmt: skip
+    wrong = GpuProfile(version=c.sizeof(GpuProfile) | 77 << 24)
+    none, count = c.c_void_p(), c.c_uint()
+    codes = {
+        "profile_wrong_version": nvml.code("nvmlDeviceGetGpuInstanceProfileInfoV", gpu, 0, c.byref(wrong)),
+        "profile_beyond_the_last": nvml.code("nvmlDeviceGetGpuInstanceProfileInfoV", gpu, PROFILE_NUMBERS, c.byref(profile_v2())),
+        "instances_of_unknown_profile": nvml.code("nvmlDeviceGetGpuInstances", gpu, 999, c.byref(none), c.byref(count)),
+        "instance_by_unknown_id": nvml.code("nvmlDeviceGetGpuInstanceById", gpu, 99, c.byref(none)),
+    }
+    symbols = {name: hasattr(nvml.library, name) for name in SYMBOLS}
+    return {"table": table, "codes": codes, "symbols": symbols}
+
+
+SYMBOLS = (
+    "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3",
+    "nvmlDeviceGetGpuInstanceProfileInfoV", "nvmlDeviceGetGpuInstancePossiblePlacements_v2",
+)  # fmt: skip
+
+
+def make(nvml, gpu, profile, start, size, numbers):
+    """One instance that stays; its handle, id and UUID."""
+    place, instance, compute = Placement(start, size), c.c_void_p(), c.c_void_p()
+    nvml("nvmlDeviceCreateGpuInstanceWithPlacement", gpu, profile.id, c.byref(place), c.byref(instance))
+    full = full_compute_profile(nvml, instance)
+    nvml("nvmlGpuInstanceCreateComputeInstance", instance, full.id, c.byref(compute))
+    info, about = ComputeInfo(), GpuInfo()
+    nvml("nvmlComputeInstanceGetInfo_v2", compute, c.byref(info))
+    nvml("nvmlGpuInstanceGetInfo", instance, c.byref(about))
+    numbers.append({"profile": profile.name.decode(), "start": start, "id": about.id, "uuid": uuid_of(nvml, c.c_void_p(info.device))})
+    return numbers[-1]
+
+
+def clear(nvml, gpu):
+    """Destroys every instance of the GPU, as well as it goes; says whether it is empty."""
+    left = 0
+    for profile, _ in profiles(nvml, gpu):
+        found, count = (c.c_void_p * 32)(), c.c_uint()
+        if nvml.code("nvmlDeviceGetGpuInstances", gpu, profile.id, found, c.byref(count)):
+            continue
+        for instance in map(c.c_void_p, found[: count.value]):
+            for number in range(PROFILE_NUMBERS):
+                info, inside = ComputeProfile(), (c.c_void_p * 32)()
+                code = nvml.code("nvmlGpuInstanceGetComputeInstanceProfileInfo", instance, number, 0, c.byref(info))
+                if code == INVALID_ARGUMENT:
+                    break
+                if code or nvml.code("nvmlGpuInstanceGetComputeInstances", instance, info.id, inside, c.byref(count)):
+                    continue
+                for compute in map(c.c_void_p, inside[: count.value]):
+                    nvml.code("nvmlComputeInstanceDestroy", compute)
+            left += nvml.code("nvmlGpuInstanceDestroy", instance) != 0
+    return left == 0
+
+
+def step(args, what):
+    """Another process does one thing to the GPU: its NVML is not this one."""
+    done = subprocess.run([sys.executable, __file__, "--gpu", str(args.gpu), "--step", what], capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"the second process: {done.stderr.strip()}")
+    return json.loads(done.stdout)
+
+
+def one_step(nvml, gpu, what):
+    if what == "clear":
+        return clear(nvml, gpu)
+    profile, places = next((profile, places) for profile, places in profiles(nvml, gpu) if profile.id == int(what))
+    return make(nvml, gpu, profile, *places[0], [])
+
+
+def pair_of_one_size(nvml, gpu):
+    """Two profiles with the same first placement: their instances may have the same id."""
+    seen = {}
+    for profile, places in profiles(nvml, gpu):
+        if places and places[0] in seen and profile.slices != seen[places[0]].slices:
+            return seen[places[0]], profile
+        if places:
+            seen.setdefault(places[0], profile)
+    return None
+
+
+def what_a_process_remembers(nvml, args, gpu):
+    """This process looks at an instance; another one replaces it by one of another profile; this one looks again."""
+    pair = pair_of_one_size(nvml, gpu)
+    if pair is None:
+        return {"asked": False}
+    before = step(args, str(pair[0].id))
+    seen_before = listed(nvml, gpu, pair)
+    step(args, "clear")
+    after = step(args, str(pair[1].id))
+    seen_after = listed(nvml, gpu, pair)
+    step(args, "clear")
+    stale = any(info["listed"] != info["told"] for info in seen_after)
+    return {"asked": True, "made": [before, after], "before": seen_before, "after": seen_after, "remembers_the_old_profile": stale,
+            "same_uuid": before["uuid"] == after["uuid"]}  # fmt: skip
+
+
+def listed(nvml, gpu, of):
+    rows = []
+    for profile in of:
+        found, count = (c.c_void_p * 32)(), c.c_uint()
+        nvml("nvmlDeviceGetGpuInstances", gpu, profile.id, found, c.byref(count))
+        for instance in map(c.c_void_p, found[: count.value]):
+            info = GpuInfo()
+            nvml("nvmlGpuInstanceGetInfo", instance, c.byref(info))
+            rows.append({"listed": profile.id, "told": info.profile, "id": info.id, "start": info.place.start, "size": info.place.size})
+    return rows
+
+
+def does_another_gpu_wait(nvml, gpu, other):
+    """Lists on another GPU, in this process, while an instance is made on this one."""
+    alone = timed_list(nvml, other)
+    profile, places = next(iter(profiles(nvml, gpu)))
+    numbers, times = [], []
+    making = threading.Thread(target=make, args=(nvml, gpu, profile, *places[0], numbers))
+    began = time.monotonic()
+    making.start()
+    while making.is_alive():
+        times.append(timed_list(nvml, other))
+    took = (time.monotonic() - began) * 1000
+    making.join()
+    clear(nvml, gpu)
+    return {"creation_ms": round(took, 1), "list_alone_ms": round(alone, 3), "longest_list_meanwhile_ms": round(max(times, default=0), 3)}
+
+
+def timed_list(nvml, gpu):
+    began, count = time.monotonic(), c.c_uint()
+    profile = GpuProfile(version=c.sizeof(GpuProfile) | 2 << 24)
+    nvml.code("nvmlDeviceGetGpuInstanceProfileInfoV", gpu, 0, c.byref(profile))
+    nvml.code("nvmlDeviceGetGpuInstanceRemainingCapacity", gpu, profile.id, c.byref(count))
+    return (time.monotonic() - began) * 1000
+
+
+def names_under_neighbours(nvml, gpu):
+    """Id and UUID of one place, alone and beside others: is a name that of a place?"""
+    profile, places = min(profiles(nvml, gpu), key=lambda row: (row[1][0][1], len(row[1])))
+    rows = []
+    for order in (places, places[::-1]):
+        numbers = []
+        for start, size in order[: profile.instances]:
+            make(nvml, gpu, profile, start, size, numbers)
+        clear(nvml, gpu)
+        rows.append(sorted(numbers, key=lambda number: number["start"]))
+    return {"upwards": rows[0], "downwards": rows[1], "name_is_of_place": rows[0] == rows[1]}
+
+
 def cantle_facts(cantle, profile):
     """A task that stays, and a second one beside it: each has its own instance, the first one's stays as it is."""
 
@@ -175,25 +343,70 @@ def cantle_facts(cantle, profile):
     return facts, apart and other_uuid == again and lives and first.returncode == 0
 
 
+def experiments(nvml, args, gpu):
+    """Everything that makes and destroys instances. At the end there are none."""
+    report, expected = {}, True
+    try:
+        report["instances"], expected = driver_facts(nvml, gpu)
+        report["memory_of_a_process"] = what_a_process_remembers(nvml, args, gpu)
+        report["names"] = names_under_neighbours(nvml, gpu)
+        other = other_gpu(nvml, args.gpu)
+        if other is not None:
+            report["another_gpu"] = does_another_gpu_wait(nvml, gpu, other)
+        if args.cantle:
+            smallest = min(report["instances"], key=lambda fact: (fact["size"], fact["memory_mib"]))["profile"].removeprefix("MIG ")
+            report["cantle"], fine = cantle_facts(args.cantle, smallest)
+            expected &= fine
+    finally:
+        # What this process remembers of instances may be wrong by now: another one cleans up.
+        emptied = step(args, "clear")
+    return report, expected and emptied
+
+
+def other_gpu(nvml, index):
+    """Another GPU in MIG mode, if there is one; nothing is changed there."""
+    count = c.c_uint()
+    nvml("nvmlDeviceGetCount_v2", c.byref(count))
+    for number in set(range(count.value)) - {index}:
+        gpu, current, pending = c.c_void_p(), c.c_uint(), c.c_uint()
+        if nvml.code("nvmlDeviceGetHandleByIndex_v2", number, c.byref(gpu)):
+            continue
+        if not nvml.code("nvmlDeviceGetMigMode", gpu, c.byref(current), c.byref(pending)) and current.value:
+            return gpu
+    return None
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", type=int, default=0, metavar="INDEX", help="a GPU in MIG mode without instances")
     parser.add_argument("--cantle", metavar="PATH", help="also run tasks with this program")
+    parser.add_argument("--i-own-this-card", action="store_true", help="make and destroy instances on it; without, it is only asked")
+    parser.add_argument("--step", help=argparse.SUPPRESS)
     args = parser.parse_args()
     nvml = Nvml()
     gpu, current, pending = c.c_void_p(), c.c_uint(), c.c_uint()
     nvml("nvmlDeviceGetHandleByIndex_v2", args.gpu, c.byref(gpu))
     if nvml.code("nvmlDeviceGetMigMode", gpu, c.byref(current), c.byref(pending)) or not current.value:
         sys.exit(f"GPU {args.gpu} is not in MIG mode; nvidia-smi -i {args.gpu} -mig 1 turns it on")
-    version = c.create_string_buffer(80)
+    if args.step:
+        print(json.dumps(one_step(nvml, gpu, args.step)))
+        return
+    if args.cantle and not args.i_own_this_card:
+        sys.exit("--cantle makes instances; add --i-own-this-card")
+    version, model = c.create_string_buffer(80), c.create_string_buffer(96)
     nvml("nvmlSystemGetDriverVersion", version, 80)
-    facts, expected = driver_facts(nvml, gpu)
-    report = {"driver": version.value.decode(), "gpu": uuid_of(nvml, gpu), "instances": facts, "calls": nvml.latencies()}
-    if args.cantle:
-        smallest = min(facts, key=lambda fact: (fact["size"], fact["memory_mib"]))["profile"].removeprefix("MIG ")
-        report["cantle"], fine = cantle_facts(args.cantle, smallest)
-        expected &= fine
-    print(json.dumps(report | {"as_expected": expected}, indent=1))
+    nvml("nvmlDeviceGetName", gpu, model, 96)
+    pci = Pci()
+    nvml("nvmlDeviceGetPciInfo_v3", gpu, c.byref(pci))
+    report = {"driver": version.value.decode(), "pci_id": f"0x{pci.id:08X}", "model": model.value.decode(), "gpu": uuid_of(nvml, gpu)}
+    report["readings"] = readings(nvml, gpu)
+    expected = True
+    if args.i_own_this_card:
+        if any(listed(nvml, gpu, [profile]) for profile, _ in profiles(nvml, gpu)):
+            sys.exit(f"GPU {args.gpu} has instances; they are somebody's, and this script needs an empty GPU")
+        changed, expected = experiments(nvml, args, gpu)
+        report |= changed
+    print(json.dumps(report | {"calls": nvml.latencies(), "as_expected": expected}, indent=1))
     sys.exit(0 if expected else 1)
 
 

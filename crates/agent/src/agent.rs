@@ -234,6 +234,7 @@ impl Agent {
     /// Plans, and writes down each placement while nobody else can decide about the GPUs.
     fn place(&mut self, inputs: &PlanInputs) -> Result<(Vec<LeaseId>, Vec<Eviction>), AgentError> {
         let mut own = self.own_tasks();
+        cantle_node::mig::look(self.env.driver.as_ref(), &self.env.node, &self.env.gpus);
         let locked = self.env.node.lock()?;
         let leases = locked.sweep()?;
         let plan = self.planner.plan(&self.env, inputs, leases, &own)?;

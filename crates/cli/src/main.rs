@@ -30,10 +30,11 @@ use error::{CliError, ErrorKind};
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().collect();
-    // Two hidden commands are steps of starting a task or measuring a GPU: they must be quick and need no parser.
+    // Hidden commands are steps of starting a task, measuring a GPU or changing it: they must be quick and need no parser.
     match words.get(1).and_then(|word| word.to_str()) {
         Some(cantle_runtime::TASK_INIT_COMMAND) => return cantle_runtime::task_init_main(&words[2..]),
         Some(cantle_driver::PROBE_CONTEXT_COMMAND) => return cantle_driver::probe_context_main(&words[2..]),
+        Some(cantle_driver::MIG_COMMAND) => return cantle_driver::mig_main(&words[2..]),
         _ => {}
     }
     complete::answer_shell(Cli::command);

@@ -1,15 +1,18 @@
-//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also the context probe of this crate's tests.
+//! Prints what the driver shows: `gpus real` or `gpus sim SIM_DIR LIB_DIR`. Also what is done in a process of its own in this crate's tests.
 
 use std::env;
 use std::io::Write as _;
 use std::process::ExitCode;
 
-use cantle_driver::{DriverError, Installation, PROBE_CONTEXT_COMMAND};
+use cantle_driver::{DriverError, Installation, MIG_COMMAND, PROBE_CONTEXT_COMMAND};
 
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).collect();
     if args.first().is_some_and(|arg| arg == PROBE_CONTEXT_COMMAND) {
         return cantle_driver::probe_context_main(&args[1..]);
+    }
+    if args.first().is_some_and(|arg| arg == MIG_COMMAND) {
+        return cantle_driver::mig_main(&args[1..]);
     }
     let source = match args.as_slice() {
         [_sim, dir, lib_dir] => Installation::in_directory(dir.into(), lib_dir.into()),

@@ -1,3 +1,4 @@
+use std::borrow::Cow;
 use std::path::PathBuf;
 
 use cantle_model::GpuUuid;
@@ -20,13 +21,13 @@ pub enum DriverError {
     #[error("the driver has no {function}; cantle needs NVIDIA driver 470 or newer")]
     TooOld {
         /// The function.
-        function: &'static str,
+        function: Cow<'static, str>,
     },
     /// An NVML call failed.
     #[error("{function} failed{}: {text} (NVML error {code})", on(gpu.as_ref()))]
     Nvml {
         /// The call.
-        function: &'static str,
+        function: Cow<'static, str>,
         /// The GPU it was about.
         gpu: Option<GpuUuid>,
         /// NVML's return code.
@@ -52,6 +53,22 @@ pub enum DriverError {
         /// The system's error.
         why: String,
     },
+    /// The process that asks about a GPU's MIG instances, or changes them, failed by itself.
+    #[error("the process for MIG instances of GPU {gpu} failed: {why}")]
+    MigProcess {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// What went wrong.
+        why: String,
+    },
+    /// NVML says two things about one instance: it was replaced while it was read, or NVML remembers another one.
+    #[error("NVML contradicts itself about MIG instance {instance} of GPU {gpu}")]
+    Contradiction {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// NVML's id of the GPU instance.
+        instance: u32,
+    },
     /// No GPU of that name.
     #[error("there is no GPU {0} on this machine")]
     NoSuchGpu(GpuUuid),
@@ -70,6 +87,17 @@ pub enum DriverError {
         capability: String,
         /// The system's error.
         why: String,
+    },
+    /// The driver does not number the instance's capabilities.
+    #[error(
+        "{} does not list {name}: no container can be given this MIG instance; is the driver's nvidia-caps there?",
+        file.display()
+    )]
+    NoCapability {
+        /// The driver's list.
+        file: PathBuf,
+        /// The instance as it would be named there.
+        name: String,
     },
     /// Instances that others have made and that are only used.
     #[error("GPU {0} has fixed MIG instances; none is made or destroyed there")]
@@ -106,6 +134,18 @@ impl DriverError {
     pub const fn is_gpu_lost(&self) -> bool {
         // NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED
         matches!(self, Self::Nvml { code: 15 | 16, .. })
+    }
+
+    /// This process may not ask that: it is not root, or in a container without the right (`NVML_ERROR_NO_PERMISSION`).
+    #[must_use]
+    pub const fn is_no_permission(&self) -> bool {
+        matches!(self, Self::Nvml { code: 4, .. })
+    }
+
+    /// The library, or the kernel's driver under it, is older than the function (`NVML_ERROR_FUNCTION_NOT_FOUND`).
+    #[must_use]
+    pub const fn is_too_old(&self) -> bool {
+        matches!(self, Self::TooOld { .. } | Self::Nvml { code: 13, .. })
     }
 }
 

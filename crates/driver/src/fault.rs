@@ -43,7 +43,7 @@ pub struct Fault {
 #[must_use]
 pub fn gpu_is_lost(gpu: &GpuUuid) -> DriverError {
     DriverError::Nvml {
-        function: "nvmlDeviceGetMemoryInfo",
+        function: "nvmlDeviceGetMemoryInfo".into(),
         gpu: Some(gpu.clone()),
         code: 15,
         text: "GPU is lost".to_owned(),
@@ -145,6 +145,10 @@ impl Mig for FaultyDriver {
         self.inner.gpu_instances(gpu)
     }
 
+    fn recent_instances(&self, gpu: &GpuUuid, mark: u64) -> Result<Vec<GpuInstance>> {
+        self.inner.recent_instances(gpu, mark)
+    }
+
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
         self.inner.mig_devices(gpu)
     }
@@ -163,6 +167,10 @@ impl Mig for FaultyDriver {
 
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
         self.inner.destroy_gpu_instance(gpu, instance)
+    }
+
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        self.inner.holders(gpu, instance)
     }
 
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {

@@ -7,9 +7,12 @@ use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
 
 use crate::{
-    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
-    ProcessMemory, Result, Versions,
+    Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, LostGpu, Memory,
+    Mig, ProcessMemory, Result, Versions,
 };
+
+/// Of instances that stand as they are nobody changes anything.
+const UNMARKED: u64 = 0;
 
 /// Another driver's GPUs, of which only these MIG devices may be used.
 pub struct FixedInstances {
@@ -30,6 +33,13 @@ impl FixedInstances {
         }
         Ok(self.inner.as_ref())
     }
+
+    fn chosen(&self, gpu: &GpuUuid, mut found: Vec<GpuInstance>) -> Vec<GpuInstance> {
+        if let Some(devices) = self.devices.get(gpu) {
+            found.retain(|instance| instance.devices.iter().any(|device| devices.contains(device)));
+        }
+        found
+    }
 }
 
 impl Mig for FixedInstances {
@@ -38,17 +48,20 @@ impl Mig for FixedInstances {
         if !self.devices.contains_key(gpu) {
             return Ok(Some(table));
         }
-        let instances = self.gpu_instances(gpu)?;
+        let instances = self.recent_instances(gpu, UNMARKED)?;
         let placements: Vec<(u32, u32)> = instances.iter().map(|one| (one.profile_id, one.start)).collect();
         Ok(Some(table.of_fixed(&placements)))
     }
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
-        let mut found = self.inner.gpu_instances(gpu)?;
-        if let Some(devices) = self.devices.get(gpu) {
-            found.retain(|instance| instance.devices.iter().any(|device| devices.contains(device)));
-        }
-        Ok(found)
+        Ok(self.chosen(gpu, self.inner.gpu_instances(gpu)?))
+    }
+
+    fn recent_instances(&self, gpu: &GpuUuid, mark: u64) -> Result<Vec<GpuInstance>> {
+        Ok(self.chosen(
+            gpu,
+            self.inner.recent_instances(gpu, if self.devices.contains_key(gpu) { UNMARKED } else { mark })?,
+        ))
     }
 
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
@@ -75,6 +88,10 @@ impl Mig for FixedInstances {
         self.unless_fixed(gpu)?.destroy_gpu_instance(gpu, instance)
     }
 
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        self.inner.holders(gpu, instance)
+    }
+
     fn switches_mig(&self, _gpu: &GpuUuid) -> Result<bool> {
         // A change of mode would destroy its instances.
         Ok(false)
@@ -88,6 +105,10 @@ impl Mig for FixedInstances {
 impl Driver for FixedInstances {
     fn gpus(&self) -> Result<Vec<Gpu>> {
         self.inner.gpus()
+    }
+
+    fn lost_gpus(&self) -> Vec<LostGpu> {
+        self.inner.lost_gpus()
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {

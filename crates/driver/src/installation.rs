@@ -1,5 +1,6 @@
 //! Where a driver is installed.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use nvml_wrapper_sys::bindings::NvmlLib;
@@ -38,6 +39,19 @@ impl Installation {
     #[must_use]
     pub fn directory(&self) -> Option<&Path> {
         self.directory.as_ref().map(|directory| directory.dir.as_path())
+    }
+
+    /// As words of a command line, for [`Self::of_words`]; none for this machine's driver.
+    pub(crate) fn words(&self) -> Vec<OsString> {
+        let words = |directory: &Directory| [directory.dir.clone().into(), directory.lib_dir.clone().into()];
+        self.directory.iter().flat_map(words).collect()
+    }
+
+    pub(crate) fn of_words(words: &[OsString]) -> Self {
+        match words {
+            [dir, lib_dir] => Self::in_directory(dir.into(), lib_dir.into()),
+            _ => Self::of_this_machine(),
+        }
     }
 
     /// The directory that has `dev` and `proc`.

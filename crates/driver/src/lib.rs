@@ -10,9 +10,11 @@ mod fixed;
 mod installation;
 mod libraries;
 mod mig;
+mod mig_process;
 mod no_gpus;
 mod nodes;
 mod nvml;
+mod recent;
 pub mod simulated;
 mod timeout;
 mod visible;
@@ -28,11 +30,16 @@ pub use fixed::FixedInstances;
 pub use installation::Installation;
 pub use libraries::{Libraries, Library};
 pub use mig::{Activation, GpuInstance, Mig};
+pub use mig_process::mig_main;
 pub use no_gpus::no_gpus;
+pub use nvml::LostGpu;
 pub use visible::visible_memory;
 
 /// The first argument that makes the binary act as the context probe: see [`probe_context_main`].
 pub const PROBE_CONTEXT_COMMAND: &str = "__probe-context";
+
+/// The first argument that makes the binary carry out one call about MIG instances: see [`mig_main`].
+pub const MIG_COMMAND: &str = "__mig";
 
 type Result<T> = std::result::Result<T, DriverError>;
 
@@ -105,6 +112,11 @@ pub trait Driver: Mig + Send + Sync {
     /// If the driver fails; the error names the call and the GPU.
     fn gpus(&self) -> Result<Vec<Gpu>>;
 
+    /// The GPUs that NVML counted at the start and could not open: fallen off the bus, or in need of a reset.
+    fn lost_gpus(&self) -> Vec<LostGpu> {
+        Vec::new()
+    }
+
     /// Memory of one GPU, by all of its users.
     ///
     /// # Errors
@@ -162,11 +174,22 @@ pub fn open(installation: &Installation) -> Result<Arc<dyn Driver>> {
     open_with_probe(installation, PathBuf::from("/proc/self/exe"))
 }
 
-/// As [`open`], with another program as context probe: it must call [`probe_context_main`] when its first
-/// argument is [`PROBE_CONTEXT_COMMAND`]. [`open`] takes the running program itself.
+/// As [`open`], with another program for what is done in a process of its own: it must call [`probe_context_main`] when its first
+/// argument is [`PROBE_CONTEXT_COMMAND`], and [`mig_main`] when that is [`MIG_COMMAND`]. [`open`] takes the running program itself.
 ///
 /// # Errors
 /// As [`open`].
-pub fn open_with_probe(installation: &Installation, probe_exe: PathBuf) -> Result<Arc<dyn Driver>> {
-    Ok(Arc::new(timeout::TimedDriver::new(nvml::Session::open(installation, probe_exe)?)?))
+pub fn open_with_probe(installation: &Installation, exe: PathBuf) -> Result<Arc<dyn Driver>> {
+    let process = mig_process::MigProcess::new(exe.clone(), installation.clone());
+    let session = nvml::Session::open(installation, exe)?;
+    Ok(Arc::new(timeout::TimedDriver::new(session, Some(process))?))
+}
+
+/// For unit tests, whose program is the test harness: as [`open`], but MIG calls are made in this process.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_in_process(installation: &Installation) -> Result<Arc<dyn Driver>> {
+    let session = nvml::Session::open(installation, PathBuf::from("/proc/self/exe"))?;
+    Ok(Arc::new(timeout::TimedDriver::new(session, None)?))
 }

@@ -2,11 +2,12 @@
 
 use cantle_mig::Table;
 use cantle_model::GpuUuid;
+use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
 /// A GPU instance that exists, whoever made it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuInstance {
     /// NVML's id of it. It says nothing about the placement.
     pub id: u32,
@@ -33,8 +34,8 @@ pub enum Activation {
 
 /// MIG. The profiles are read from the driver, never from a table of ours: they differ by GPU and by driver.
 ///
-/// Making and destroying instances takes a second or more on real hardware and is done on the caller's thread, for which nothing
-/// else should wait. Only one process may do it to a GPU at a time; the agent has a lock for that.
+/// Making and destroying instances takes a second or more on real hardware. The caller's thread waits for it, and nothing else
+/// should wait for that thread. Only one process may do it to a GPU at a time; the agent has a lock for that.
 pub trait Mig {
     /// The GPU's profiles and placements; `None` if it is not in MIG mode.
     ///
@@ -47,6 +48,16 @@ pub trait Mig {
     /// # Errors
     /// If there is no such GPU, or the driver fails.
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>>;
+
+    /// As [`Self::gpu_instances`], for who only plans: the answer may be up to a minute old, but no older than `mark`, which is
+    /// another one whenever a program of ours may have changed an instance there. The driver is asked less and less often while
+    /// nothing changes. Before anything is made or destroyed, ask [`Self::gpu_instances`].
+    ///
+    /// # Errors
+    /// If there is no such GPU, or the driver fails.
+    fn recent_instances(&self, gpu: &GpuUuid, _mark: u64) -> Result<Vec<GpuInstance>> {
+        self.gpu_instances(gpu)
+    }
 
     /// Numbers and names of its MIG devices, as `nvidia-smi -L` lists them; none if it is not in MIG mode. Slow on a busy
     /// machine, so only for numbers that people read.
@@ -84,6 +95,11 @@ pub trait Mig {
     /// # Errors
     /// [`crate::DriverError::is_in_use`] while it has compute instances or is used, or the driver fails.
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()>;
+
+    /// Processes that keep a GPU instance in use by having one of its device nodes open: monitors, and programs without memory.
+    fn holders(&self, _gpu: &GpuUuid, _instance: u32) -> Vec<u32> {
+        Vec::new()
+    }
 
     /// Can MIG mode be turned on and off without a reset of the GPU (Hopper and newer)?
     ///

@@ -45,7 +45,7 @@ macro_rules! nvml {
             // profile's
             // `instanceCount` says.
             Ok(function) => $session.check(stringify!($function), $gpu, unsafe { function($($arg),*) }),
-            Err(_) => Err(DriverError::TooOld { function: stringify!($function) }),
+            Err(_) => Err(DriverError::TooOld { function: stringify!($function).into() }),
         }
     };
 }
@@ -61,11 +61,21 @@ struct Device {
     compute: Mutex<BTreeMap<c_uint, Arc<[nvmlComputeInstanceProfileInfo_t]>>>,
 }
 
+/// A GPU that NVML counts and can't open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LostGpu {
+    /// Its number.
+    pub index: u32,
+    /// What NVML says of it.
+    pub why: DriverError,
+}
+
 pub(crate) struct Session {
     lib: NvmlLib,
     installation: Installation,
     probe_exe: PathBuf,
     devices: BTreeMap<GpuUuid, Device>,
+    lost: Vec<LostGpu>,
 }
 
 // SAFETY: only NVML's handles make it not `Send` by itself. They are opaque, never dereferenced here, and by NVML's documentation
@@ -77,30 +87,52 @@ unsafe impl Sync for Session {}
 
 impl Session {
     pub(crate) fn open(installation: &Installation, probe_exe: PathBuf) -> Result<Self> {
-        let lib = installation.nvml().unwrap_or_else(load)?;
-        let mut session =
-            Self { lib, installation: installation.clone(), probe_exe, devices: BTreeMap::new() };
-        nvml!(session, None, nvmlInit_v2())?;
-        session.devices = session.find_devices()?;
+        let mut session = Self::connect(installation, probe_exe)?;
+        let mut count: c_uint = 0;
+        nvml!(session, None, nvmlDeviceGetCount_v2(&raw mut count))?;
+        for index in 0..count {
+            match session.find_device(index) {
+                Ok(device) => drop(session.devices.insert(device.gpu.uuid.clone(), device)),
+                // The others serve.
+                Err(why) if why.is_gpu_lost() => session.lost.push(LostGpu { index, why }),
+                Err(error) => return Err(error),
+            }
+        }
         Ok(session)
     }
 
-    fn find_devices(&self) -> Result<BTreeMap<GpuUuid, Device>> {
-        let mut count: c_uint = 0;
-        nvml!(self, None, nvmlDeviceGetCount_v2(&raw mut count))?;
-        let mut devices = BTreeMap::new();
-        for index in 0..count {
-            let mut handle: nvmlDevice_t = std::ptr::null_mut();
-            nvml!(self, None, nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle))?;
-            let uuid = text(|buf, len| nvml!(self, None, nvmlDeviceGetUUID(handle, buf, len)))?;
-            let uuid = GpuUuid(uuid);
-            let model = text(|buf, len| nvml!(self, Some(&uuid), nvmlDeviceGetName(handle, buf, len)))?;
-            let memory_bytes = self.memory_of(handle, &uuid)?.total_bytes;
-            let mig = self.mig_mode(handle, &uuid)?;
-            let gpu = Gpu { uuid: uuid.clone(), index, model, memory_bytes, mig };
-            devices.insert(uuid, Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default() });
+    /// A session that knows one GPU only: finding one takes some 20 ms.
+    pub(crate) fn of_one(installation: &Installation, index: u32, uuid: &GpuUuid) -> Result<Self> {
+        let mut session = Self::connect(installation, PathBuf::new())?;
+        let device = session.find_device(index)?;
+        if device.gpu.uuid != *uuid {
+            return Err(DriverError::NoSuchGpu(uuid.clone()));
         }
-        Ok(devices)
+        session.devices.insert(uuid.clone(), device);
+        Ok(session)
+    }
+
+    fn connect(installation: &Installation, probe_exe: PathBuf) -> Result<Self> {
+        let lib = installation.nvml().unwrap_or_else(load)?;
+        let (installation, devices) = (installation.clone(), BTreeMap::new());
+        let session = Self { lib, installation, probe_exe, devices, lost: Vec::new() };
+        nvml!(session, None, nvmlInit_v2())?;
+        Ok(session)
+    }
+
+    fn find_device(&self, index: u32) -> Result<Device> {
+        let mut handle: nvmlDevice_t = std::ptr::null_mut();
+        nvml!(self, None, nvmlDeviceGetHandleByIndex_v2(index, &raw mut handle))?;
+        let uuid = GpuUuid(text(|buf, len| nvml!(self, None, nvmlDeviceGetUUID(handle, buf, len)))?);
+        let model = text(|buf, len| nvml!(self, Some(&uuid), nvmlDeviceGetName(handle, buf, len)))?;
+        let mig = self.mig_mode(handle, &uuid)?;
+        let memory_bytes = match self.memory_of(handle, &uuid) {
+            // A container may not ask the parent of its MIG devices; the profile of all of it has a little less.
+            Err(refused) if mig && refused.is_no_permission() => self.largest_profile_bytes(handle, &uuid)?,
+            memory => memory?.total_bytes,
+        };
+        let gpu = Gpu { uuid, index, model, memory_bytes, mig };
+        Ok(Device { handle, gpu, table: OnceLock::new(), compute: Mutex::default() })
     }
 
     /// One GPU as it is now: its MIG mode is the one thing that can change while we run.
@@ -159,7 +191,12 @@ impl Session {
             }
             Err(_) => "unknown error".to_owned(),
         };
-        Err(DriverError::Nvml { function, gpu: gpu.cloned(), code, text })
+        Err(DriverError::Nvml { function: function.into(), gpu: gpu.cloned(), code, text })
+    }
+
+    /// The GPUs that could not be opened at the start.
+    pub(crate) fn lost_gpus(&self) -> Vec<LostGpu> {
+        self.lost.clone()
     }
 
     /// Two-step protocol of NVML's lists: for a buffer that is too small NVML returns the size that it needs.
@@ -180,10 +217,89 @@ impl Session {
                     // Some head-room: processes come and go between the two calls.
                     infos.resize(count as usize + 16, empty);
                 }
-                Err(DriverError::Nvml { code: NVML_ERROR_NOT_SUPPORTED, .. }) => return Ok(Vec::new()),
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Drivers 535.43 to 535.86 fill longer rows than the header of any other driver says for the third version of the lists.
+    fn has_third_lists(&self) -> bool {
+        let driver = text(|buf, len| nvml!(self, None, nvmlSystemGetDriverVersion(buf, len)));
+        driver.is_ok_and(|driver| !has_long_rows(&driver))
+    }
+
+    fn compute_processes(&self, gpu: &GpuUuid, handle: nvmlDevice_t) -> Result<Vec<nvmlProcessInfo_t>> {
+        let second = || {
+            self.process_list(|count, infos| {
+                nvml!(self, Some(gpu), nvmlDeviceGetComputeRunningProcesses_v2(handle, count, infos))
+            })
+        };
+        if !self.has_third_lists() {
+            return second();
+        }
+        let third = self.process_list(|count, infos| {
+            nvml!(self, Some(gpu), nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos))
+        });
+        if third.as_ref().is_err_and(DriverError::is_too_old) { second() } else { third }
+    }
+
+    /// Processes that draw, and clients of MPS. Drivers that do not have these lists have none of them to show.
+    fn other_processes(&self, gpu: &GpuUuid, handle: nvmlDevice_t) -> Result<Vec<nvmlProcessInfo_t>> {
+        let lists = if self.has_third_lists() {
+            [
+                self.process_list(|count, infos| {
+                    nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, infos))
+                }),
+                self.process_list(|count, infos| {
+                    nvml!(self, Some(gpu), nvmlDeviceGetMPSComputeRunningProcesses_v3(handle, count, infos))
+                }),
+            ]
+        } else {
+            [
+                self.process_list(|count, infos| {
+                    nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v2(handle, count, infos))
+                }),
+                self.process_list(|count, infos| {
+                    nvml!(self, Some(gpu), nvmlDeviceGetMPSComputeRunningProcesses_v2(handle, count, infos))
+                }),
+            ]
+        };
+        let mut all = Vec::new();
+        for list in lists {
+            match list {
+                Ok(rows) => all.extend(rows),
+                Err(why) if why.is_not_supported() || why.is_too_old() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Session {
+    pub(crate) fn holders(&self, gpu_minor: u32, instance: u32) -> Vec<u32> {
+        nodes::holders(self.installation.root(), gpu_minor, instance)
+    }
+
+    /// `find` says which GPU instance and compute instance a MIG device is.
+    pub(crate) fn container_parts_of(
+        &self,
+        slices: &[Slice],
+        find: impl Fn(&GpuUuid, &str) -> Result<(u32, u32)>,
+    ) -> Result<ContainerParts> {
+        let (mut minors, mut capabilities) = (Vec::new(), Vec::new());
+        for slice in slices {
+            let minor = self.location(&slice.gpu)?.minor;
+            minors.push(minor);
+            if let Some(mig) = &slice.mig {
+                let found = find(&slice.gpu, &mig.uuid)?;
+                capabilities.extend(nodes::of_instance(self.installation.root(), minor, found)?);
+            }
+        }
+        let mut devices = libraries::device_nodes(self.installation.root(), &minors);
+        devices.extend(capabilities);
+        let files = libraries::companions(&self.libraries()?, &self.versions().driver);
+        Ok(ContainerParts { devices, files })
     }
 }
 
@@ -217,15 +333,12 @@ impl Driver for Session {
 
     fn processes(&self, gpu: &GpuUuid) -> Result<Vec<ProcessMemory>> {
         let handle = self.device(gpu)?;
-        let compute = self.process_list(|count, infos| {
-            nvml!(self, Some(gpu), nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos))
-        })?;
-        let graphics = self.process_list(|count, infos| {
-            nvml!(self, Some(gpu), nvmlDeviceGetGraphicsRunningProcesses_v3(handle, count, infos))
-        })?;
-        // A process that does both is in both lists with the same figure: it counts once.
+        // Without this list nothing is known, which is not the same as nobody.
+        let compute = self.compute_processes(gpu, handle)?;
+        let others = self.other_processes(gpu, handle)?;
+        // A process that is in several lists has the same figure in each: it counts once.
         let mut by_pid: BTreeMap<(u32, Option<u32>), Option<u64>> = BTreeMap::new();
-        for info in compute.into_iter().chain(graphics) {
+        for info in compute.into_iter().chain(others) {
             let used_bytes = Some(info.usedGpuMemory).filter(|bytes| *bytes != VALUE_NOT_AVAILABLE);
             let instance = Some(info.gpuInstanceId).filter(|id| *id != NO_INSTANCE);
             let known = by_pid.entry((info.pid, instance)).or_default();
@@ -272,19 +385,7 @@ impl Driver for Session {
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
-        let (mut minors, mut capabilities) = (Vec::new(), Vec::new());
-        for slice in slices {
-            let minor = self.location(&slice.gpu)?.minor;
-            minors.push(minor);
-            if let Some(mig) = &slice.mig {
-                let instance = self.instance_named(&slice.gpu, &mig.uuid)?;
-                capabilities.extend(nodes::of_instance(self.installation.root(), minor, instance)?);
-            }
-        }
-        let mut devices = libraries::device_nodes(self.installation.root(), &minors);
-        devices.extend(capabilities);
-        let files = libraries::companions(&self.libraries()?, &self.versions().driver);
-        Ok(ContainerParts { devices, files })
+        self.container_parts_of(slices, |gpu, name| self.instance_named(gpu, name))
     }
 
     fn libraries(&self) -> Result<Libraries> {
@@ -301,6 +402,11 @@ const fn lacks_function(error: &DriverError) -> bool {
         DriverError::Nvml { code, .. } => *code == CODES[0] || *code == CODES[1] || *code == CODES[2],
         _ => false,
     }
+}
+
+fn has_long_rows(driver: &str) -> bool {
+    let mut numbers = driver.split('.').map_while(|number| number.parse::<u32>().ok());
+    matches!((numbers.next(), numbers.next()), (Some(535), Some(43..=86)))
 }
 
 fn load() -> Result<NvmlLib> {
@@ -327,4 +433,24 @@ fn text(fill: impl FnOnce(*mut c_char, c_uint) -> Result<()>) -> Result<String> 
 fn until_nul(chars: &[c_char]) -> String {
     let bytes: Vec<u8> = chars.iter().take_while(|c| **c != 0).map(|c| c.cast_unsigned()).collect();
     String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drivers_with_long_rows_are_known() {
+        for (driver, long) in [
+            ("535.43.02", true),
+            ("535.86.10", true),
+            ("535.98", false),
+            ("535.104.05", false),
+            ("530.41", false),
+            ("550.163.01", false),
+            ("", false),
+        ] {
+            assert_eq!(has_long_rows(driver), long, "{driver}");
+        }
+    }
 }

@@ -1,7 +1,8 @@
 //! A GPU that does not answer must not delay the others: each is asked on a thread of its own, and callers wait for an answer for
 //! a limited time.
 //!
-//! Making and destroying MIG instances has no time limit: it goes straight to the driver, on the caller's thread.
+//! Questions about MIG instances, and changes of them, go to a process of their own ([`MigProcess`]). Making and destroying has
+//! no time limit: the caller's thread waits for it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,8 +12,11 @@ use std::time::Duration;
 
 use cantle_mig::Table;
 use cantle_model::{Gpu, GpuUuid, Slice};
+use serde::de::DeserializeOwned;
 
-use crate::nvml::Session;
+use crate::mig_process::{MigCall, MigProcess};
+use crate::nvml::{LostGpu, Session};
+use crate::recent::Recent;
 use crate::{
     Activation, ContainerParts, Driver, DriverError, GpuInstance, Libraries, Load, Location, Memory, Mig,
     ProcessMemory, Result, Versions,
@@ -66,14 +70,61 @@ pub(crate) struct TimedDriver {
     session: Arc<Session>,
     /// As found at the start; reported for a GPU that does not answer.
     gpus: Vec<Gpu>,
+    /// Where MIG calls are made; in unit tests in this process.
+    process: Option<MigProcess>,
+    recent: Recent,
 }
 
 impl TimedDriver {
-    pub(crate) fn new(session: Session) -> Result<Self> {
+    pub(crate) fn new(session: Session, process: Option<MigProcess>) -> Result<Self> {
         let (gpus, session) = (session.gpus()?, Arc::new(session));
         let thread = |gpu: &Gpu| Ok((gpu.uuid.clone(), GpuThread::start(Arc::clone(&session), &gpu.uuid)?));
         let threads = gpus.iter().map(thread).collect::<Result<_>>()?;
-        Ok(Self { session, threads, gpus })
+        Ok(Self { session, threads, gpus, process, recent: Recent::default() })
+    }
+
+    /// The process for MIG calls, and the GPU as it names it.
+    fn process_for(&self, gpu: &GpuUuid) -> Result<Option<(MigProcess, Gpu)>> {
+        let Some(process) = &self.process else { return Ok(None) };
+        let known = self.gpus.iter().find(|known| known.uuid == *gpu);
+        let known = known.ok_or_else(|| DriverError::NoSuchGpu(gpu.clone()))?;
+        Ok(Some((process.clone(), known.clone())))
+    }
+
+    /// A question about MIG instances, with a time limit.
+    fn ask_mig<T: DeserializeOwned + Send + 'static>(
+        &self,
+        gpu: &GpuUuid,
+        what: &'static str,
+        call: MigCall,
+        in_process: impl FnOnce(&Session) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        match self.process_for(gpu)? {
+            Some((process, gpu)) => self.ask(&gpu.uuid.clone(), what, move |session| {
+                process.ask(&gpu, session.known_table(&gpu.uuid).as_ref(), &call)
+            }),
+            None => self.ask(gpu, what, in_process),
+        }
+    }
+
+    /// A change of MIG instances, on the caller's thread.
+    fn change<T: DeserializeOwned>(
+        &self,
+        gpu: &GpuUuid,
+        call: &MigCall,
+        in_process: impl FnOnce(&Session) -> Result<T>,
+    ) -> Result<T> {
+        let done = match self.process_for(gpu)? {
+            Some((process, gpu)) => process.ask(&gpu, self.session.known_table(&gpu.uuid).as_ref(), call),
+            None => in_process(&self.session),
+        };
+        self.recent.forget(gpu);
+        done
+    }
+
+    fn in_mig_mode(&self, gpu: &GpuUuid) -> Result<bool> {
+        let uuid = gpu.clone();
+        Ok(self.ask(gpu, "its MIG mode", move |session| session.gpu(&uuid))?.mig)
     }
 
     fn ask<T: Send + 'static>(
@@ -108,11 +159,17 @@ impl Driver for TimedDriver {
         let now = |known: &Gpu| {
             let uuid = known.uuid.clone();
             match self.ask(&known.uuid, "its MIG mode", move |session| session.gpu(&uuid)) {
-                Err(DriverError::Stalled { .. }) => Ok(known.clone()),
+                Err(error) if matches!(error, DriverError::Stalled { .. }) || error.is_gpu_lost() => {
+                    Ok(known.clone())
+                }
                 answer => answer,
             }
         };
         self.gpus.iter().map(now).collect()
+    }
+
+    fn lost_gpus(&self) -> Vec<LostGpu> {
+        self.session.lost_gpus()
     }
 
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory> {
@@ -144,7 +201,11 @@ impl Driver for TimedDriver {
     }
 
     fn container_parts(&self, slices: &[Slice]) -> Result<ContainerParts> {
-        self.session.container_parts(slices)
+        self.session.container_parts_of(slices, |gpu, name| {
+            let (uuid, name) = (gpu.clone(), name.to_owned());
+            let call = MigCall::Named { name: name.clone() };
+            self.ask_mig(gpu, "its MIG instances", call, move |session| session.instance_named(&uuid, &name))
+        })
     }
 
     fn libraries(&self) -> Result<Libraries> {
@@ -154,34 +215,57 @@ impl Driver for TimedDriver {
 
 impl Mig for TimedDriver {
     fn mig_table(&self, gpu: &GpuUuid) -> Result<Option<Table>> {
+        if !self.in_mig_mode(gpu)? {
+            return Ok(None);
+        }
+        // The profiles of a GPU do not change while its driver is loaded, and reading them takes about sixty calls.
+        if let Some(table) = self.session.known_table(gpu) {
+            return Ok(Some(table));
+        }
         let uuid = gpu.clone();
-        self.ask(gpu, "its MIG profiles", move |session| session.mig_table(&uuid))
+        let read: Option<Table> =
+            self.ask_mig(gpu, "its MIG profiles", MigCall::Table, move |session| session.mig_table(&uuid))?;
+        Ok(read.map(|table| self.session.keep_table(gpu, table)))
     }
 
     fn gpu_instances(&self, gpu: &GpuUuid) -> Result<Vec<GpuInstance>> {
         let uuid = gpu.clone();
-        self.ask(gpu, "its MIG instances", move |session| session.gpu_instances(&uuid))
+        let call = MigCall::Instances;
+        self.ask_mig(gpu, "its MIG instances", call, move |session| session.gpu_instances(&uuid))
+    }
+
+    fn recent_instances(&self, gpu: &GpuUuid, mark: u64) -> Result<Vec<GpuInstance>> {
+        self.recent.get(gpu, mark, || self.gpu_instances(gpu))
     }
 
     fn mig_devices(&self, gpu: &GpuUuid) -> Result<Vec<(u32, String)>> {
         let uuid = gpu.clone();
-        self.ask(gpu, "its MIG devices", move |session| session.mig_devices(&uuid))
+        self.ask_mig(gpu, "its MIG devices", MigCall::Devices, move |session| session.mig_devices(&uuid))
     }
 
     fn create_gpu_instance(&self, gpu: &GpuUuid, profile: u32, start: u32, size: u32) -> Result<u32> {
-        self.session.create_gpu_instance(gpu, profile, start, size)
+        let call = MigCall::CreateGpuInstance { profile, start, size };
+        self.change(gpu, &call, |session| session.create_gpu_instance(gpu, profile, start, size))
     }
 
     fn create_compute_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<String> {
-        self.session.create_compute_instance(gpu, instance)
+        let call = MigCall::CreateComputeInstance { instance };
+        self.change(gpu, &call, |session| session.create_compute_instance(gpu, instance))
     }
 
     fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
-        self.session.destroy_compute_instances(gpu, instance)
+        let call = MigCall::DestroyComputeInstances { instance };
+        self.change(gpu, &call, |session| session.destroy_compute_instances(gpu, instance))
     }
 
     fn destroy_gpu_instance(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
-        self.session.destroy_gpu_instance(gpu, instance)
+        let call = MigCall::DestroyGpuInstance { instance };
+        self.change(gpu, &call, |session| session.destroy_gpu_instance(gpu, instance))
+    }
+
+    fn holders(&self, gpu: &GpuUuid, instance: u32) -> Vec<u32> {
+        let minor = self.location(gpu).map(|location| location.minor);
+        minor.map_or_else(|_| Vec::new(), |minor| self.session.holders(minor, instance))
     }
 
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {

@@ -15,4 +15,4 @@ pub use grant::{Granted, MigError, grant};
 pub use optimum::Optimum;
 pub use place::PLANNED;
 pub use planner::{Action, Decision, GpuGeometry, Instance, Planner};
-pub use table::{Profile, Table};
+pub use table::{Engines, Profile, Table};

@@ -15,6 +15,7 @@ impl GpuGeometry {
         let same = busy().filter(|instance| instance.profile == profile).count();
         let taken = busy().fold(0, |taken, instance| taken | self.units_of(instance));
         same < wanted.max_instances as usize
+            && self.table.has_engines_for(busy().map(|instance| instance.profile).chain([profile]))
             && wanted.starts.iter().any(|at| {
                 start.is_none_or(|start| start == *at) && taken & self.table.units_at(profile, *at) == 0
             })

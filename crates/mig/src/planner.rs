@@ -134,6 +134,15 @@ pub(crate) fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
     let busy = gpu.busy_units();
     let busy_of_it =
         gpu.instances.iter().filter(|instance| instance.busy && instance.profile == profile).count();
+    let engines_of = |destroyed: &[u32]| {
+        let stays = |instance: &&Instance| instance.busy || !destroyed.contains(&instance.id);
+        let profiles = gpu.instances.iter().filter(stays).map(|instance| instance.profile);
+        gpu.table.has_engines_for(profiles.chain([profile]))
+    };
+    let all_free: Vec<u32> = free().map(|instance| instance.id).collect();
+    if !engines_of(&all_free) {
+        return actions;
+    }
     let Some(kept) = (wanted.max_instances as usize).checked_sub(busy_of_it + 1) else { return actions };
     for &start in &wanted.starts {
         let place = gpu.table.units_at(profile, start);
@@ -146,7 +155,78 @@ pub(crate) fn actions(gpu: &GpuGeometry, profile: usize) -> Vec<(u32, Action)> {
         let same = free().filter(|instance| instance.profile == profile && !destroy.contains(&instance.id));
         let same: Vec<u32> = same.map(|instance| instance.id).collect();
         destroy.extend(same.into_iter().skip(kept));
+        // So has one whose engines are needed.
+        for id in &all_free {
+            if engines_of(&destroy) {
+                break;
+            }
+            if !destroy.contains(id) {
+                destroy.push(*id);
+            }
+        }
         actions.push((start, Action::Create { destroy }));
     }
     actions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Engines, Profile};
+
+    /// As an RTX PRO 6000: four decoders, one for each quarter, and a profile that has them all.
+    fn gpu(instances: &[(usize, u32, bool)]) -> GpuGeometry {
+        let profile = |name: &str, id, decoders, max_instances| Profile {
+            name: name.to_owned(),
+            id,
+            compute_slices: 1,
+            size: 1,
+            starts: vec![0, 1, 2, 3],
+            max_instances,
+            memory_bytes: 1,
+            engines: Engines([decoders, 0, 0, 0]),
+        };
+        let profiles = vec![profile("1g", 1, 1, 4), profile("1g+me.all", 2, 4, 1), profile("1g-me", 3, 0, 4)];
+        let table = Arc::new(Table { units: 4, profiles, fixed: false });
+        let instance = |(id, (profile, start, busy)): (u32, &(usize, u32, bool))| Instance {
+            id,
+            profile: *profile,
+            start: *start,
+            busy: *busy,
+        };
+        GpuGeometry { table, instances: (0..).zip(instances).map(instance).collect() }
+    }
+
+    #[test]
+    fn engines_that_others_have_are_waited_for() {
+        let planner = Planner::default();
+        let beside_busy = gpu(&[(0, 3, true)]);
+        assert_eq!(
+            planner.decide(std::slice::from_ref(&beside_busy), "1g+me.all"),
+            None,
+            "one decoder is taken"
+        );
+        assert!(
+            !beside_busy.has_place(1, None)
+                && beside_busy.has_place(2, None)
+                && beside_busy.has_place(0, None)
+        );
+        assert_eq!(planner.decide(&[gpu(&[(1, 0, true)])], "1g"), None, "all decoders are taken");
+        assert!(planner.decide(&[gpu(&[(2, 3, true)])], "1g+me.all").is_some(), "it has none");
+    }
+
+    #[test]
+    fn a_free_instance_that_has_the_engines_goes() {
+        let found = Planner::default().decide(&[gpu(&[(0, 3, false), (2, 2, false)])], "1g+me.all").unwrap();
+        let Action::Create { destroy } = found.action else { panic!("{found:?}") };
+        assert!(destroy.contains(&0), "{destroy:?}");
+    }
+
+    #[test]
+    fn figures_that_contradict_each_other_are_no_limit() {
+        let mut wrong = gpu(&[]);
+        let table = Arc::make_mut(&mut wrong.table);
+        table.profiles.truncate(1);
+        assert_eq!(table.engines(), Engines([u32::MAX, 0, 0, 0]));
+    }
 }

@@ -19,6 +19,25 @@ pub struct Profile {
     pub max_instances: u32,
     /// Memory of an instance in bytes.
     pub memory_bytes: u64,
+    /// Media engines of an instance.
+    #[serde(default, skip_serializing_if = "Engines::is_none")]
+    pub engines: Engines,
+}
+
+/// Video decoders, video encoders, JPEG and optical flow engines. An instance has its own, and a GPU a fixed number of each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Engines(pub [u32; 4]);
+
+impl Engines {
+    const fn is_none(&self) -> bool {
+        matches!(self.0, [0, 0, 0, 0])
+    }
+
+    /// Those of both.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self(std::array::from_fn(|kind| self.0[kind].saturating_add(other.0[kind])))
+    }
 }
 
 impl Profile {
@@ -46,6 +65,29 @@ impl Table {
     #[must_use]
     pub fn position(&self, name: &str) -> Option<usize> {
         self.profiles.iter().position(|profile| profile.name == name)
+    }
+
+    /// The engines that the GPU has, as far as the profiles tell: as many of each kind as the profile with the most. Of a kind of
+    /// which that can't be all, because as many plain instances as there may be have more, there is no limit known.
+    #[must_use]
+    pub fn engines(&self) -> Engines {
+        let limit = |kind: usize| {
+            let of = |profile: &Profile| profile.engines.0[kind];
+            let most = self.profiles.iter().map(of).max().unwrap_or(0);
+            let plain = self.profiles.iter().filter(|profile| profile.is_plain());
+            let is_all =
+                plain.map(|profile| of(profile).saturating_mul(profile.max_instances)).all(|all| all <= most);
+            if is_all { most } else { u32::MAX }
+        };
+        Engines(std::array::from_fn(limit))
+    }
+
+    /// Does the GPU have the engines for instances of these profiles, by position, side by side?
+    #[must_use]
+    pub fn has_engines_for(&self, profiles: impl IntoIterator<Item = usize>) -> bool {
+        let of = |all: Engines, profile: usize| all.and(self.profiles[profile].engines);
+        let needed = profiles.into_iter().fold(Engines::default(), of);
+        needed.0.iter().zip(self.engines().0).all(|(needed, there)| *needed <= there)
     }
 
     /// The units that an instance of the profile at position `profile` takes at `start`, as a bit mask.

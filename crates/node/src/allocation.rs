@@ -23,7 +23,7 @@ use crate::clock::now_ms;
 use crate::driver_files::DriverFiles;
 use crate::launch::{Launcher, new_lease};
 use crate::members::Members;
-use crate::mig::{Adopt, Stages, Writer, make_instances, turn_on};
+use crate::mig::{Adopt, Stages, Writer, make_instances, report_lost, turn_on};
 use crate::store::{Locked, NodeStore};
 use crate::watchdog::{Finding, Watchdog};
 use crate::{NodeError, capacity};
@@ -98,6 +98,7 @@ impl AllocatableGpus {
     ) -> Result<Self, NodeError> {
         let driver = cantle_driver::open(installation)?;
         let mut gpus = driver.gpus()?;
+        report_lost(driver.as_ref());
         if gpus.is_empty() {
             return Err(NodeError::NoGpu);
         }

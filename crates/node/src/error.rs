@@ -46,6 +46,14 @@ pub enum NodeError {
     /// `--gpus` names what is not there.
     #[error(transparent)]
     Gpus(#[from] GpuListError),
+    /// `--gpus` names a GPU that can't be opened.
+    #[error("GPU {index} is lost to the driver: {why}")]
+    LostGpu {
+        /// NVML index of the GPU.
+        index: u32,
+        /// What NVML says.
+        why: cantle_driver::DriverError,
+    },
     /// `--gpus` names an instance that is not there.
     #[error("--gpus {name}: there is no such MIG instance{}", instances_there(there))]
     NoInstance {
@@ -170,6 +178,9 @@ impl NodeError {
             Self::GpuTaken { .. } => "stop it first or choose other GPUs with --gpus",
             Self::WorkerTaken { .. } => "stop it first or give this one another --worker-id",
             Self::NoGpu => "try --sim-gpus 3xA100-40GB",
+            Self::LostGpu { .. } => {
+                "see dmesg for its Xid; it may need a reset (nvidia-smi --gpu-reset) or a restart of the machine"
+            }
             Self::NoInstance { .. } => "nvidia-smi -L lists them",
             Self::SharedInstance { .. } => "give instances of their own",
             Self::SeveralInstances { .. } => "add --dynamic-gpus to give each task one of them, or name one",
@@ -193,7 +204,12 @@ impl NodeError {
             | Self::Compute(_) => 2,
             Self::NoRoom(_) => 6,
             Self::PlacementLost { .. } | Self::UnknownProfile(..) | Self::MigMode { .. } => 7,
-            Self::NoGpu | Self::Driver(_) | Self::BadUuid(_) | Self::Region(_) | Self::Engine(_) => 7,
+            Self::NoGpu
+            | Self::LostGpu { .. }
+            | Self::Driver(_)
+            | Self::BadUuid(_)
+            | Self::Region(_)
+            | Self::Engine(_) => 7,
             Self::GpuTaken { .. } | Self::WorkerTaken { .. } | Self::NotFree { .. } => 8,
             Self::Start(error) => error.exit_code(),
             Self::File(_)

@@ -254,6 +254,7 @@ async fn wait_for_capacity(
     let until = request.timeout.map(|timeout| Instant::now() + timeout);
     let mut reported = String::new();
     loop {
+        mig::look(driver, node, gpus);
         let reason = match take(driver, &node.lock()?, gpus, request)? {
             Ok(lease) => return Ok(lease),
             Err(reason) => reason,

@@ -167,6 +167,9 @@ fn driver() -> String {
             let _ = writeln!(text, "{why}");
         }
     }
+    for lost in driver.lost_gpus() {
+        let _ = writeln!(text, "GPU {} is lost: {}", lost.index, lost.why);
+    }
     text + &libraries(driver.as_ref())
 }
 

@@ -85,17 +85,27 @@ fn list(driver: &dyn Driver) -> Result<Vec<Checkup>, DriverError> {
     let versions = driver.versions();
     let mut checkups = vec![good("driver", format!("{}, CUDA {}", versions.driver, versions.cuda))];
     for gpu in driver.gpus()? {
-        let memory = driver.memory(&gpu.uuid)?;
-        let found = format!(
-            "{} {}, {} of {} in use",
-            gpu.index,
-            gpu.model,
-            Bytes(memory.used_bytes),
-            Bytes(memory.total_bytes)
-        );
+        let memory = match driver.memory(&gpu.uuid) {
+            Ok(memory) => format!("{} of {} in use", Bytes(memory.used_bytes), Bytes(memory.total_bytes)),
+            // A container may not ask the parent of its MIG devices.
+            Err(refused) if refused.is_no_permission() => {
+                "the driver does not tell its memory here".to_owned()
+            }
+            Err(error) => return Err(error),
+        };
+        let found = format!("{} {}, {memory}", gpu.index, gpu.model);
         let mode = if gpu.mig { ", MIG mode" } else { "" };
         checkups.push(good("GPU", format!("{found}{mode}")));
     }
+    checkups.extend(driver.lost_gpus().into_iter().map(|lost| {
+        let found = format!("{} is lost to the driver: {}", lost.index, lost.why);
+        not(
+            Severity::Bad,
+            "GPU",
+            found,
+            "see dmesg for its Xid; it may need a reset (nvidia-smi --gpu-reset) or a restart",
+        )
+    }));
     Ok(checkups)
 }
 

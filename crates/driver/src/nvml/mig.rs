@@ -5,11 +5,12 @@ use std::ffi::c_uint;
 use std::mem::{size_of, zeroed};
 use std::sync::{Arc, PoisonError};
 
-use cantle_mig::{Profile, Table};
+use cantle_mig::{Engines, Profile, Table};
 use cantle_model::GpuUuid;
 use nvml_wrapper_sys::bindings::{
     nvmlComputeInstance_t, nvmlComputeInstanceInfo_t, nvmlComputeInstanceProfileInfo_t, nvmlDevice_t,
-    nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_v2_t,
+    nvmlGpuInstance_t, nvmlGpuInstanceInfo_t, nvmlGpuInstancePlacement_t, nvmlGpuInstanceProfileInfo_t,
+    nvmlGpuInstanceProfileInfo_v2_t,
 };
 
 use super::{NVML_ERROR_INVALID_ARGUMENT, NVML_ERROR_NOT_SUPPORTED, Session, text, until_nul};
@@ -17,6 +18,8 @@ use crate::{Activation, DriverError, GpuInstance, Mig, Result};
 
 /// `NVML_DEVICE_ARCH_HOPPER`: from this one on MIG mode changes without a reset.
 const HOPPER: c_uint = 9;
+/// `NVML_DEVICE_ARCH_UNKNOWN`
+const ARCHITECTURE_UNKNOWN: c_uint = u32::MAX;
 const MIG_ON: c_uint = 1;
 const NVML_ERROR_RESET_REQUIRED: u32 = 16;
 /// Engines of a GPU instance are shared by its compute instances; there is no other kind.
@@ -34,6 +37,17 @@ fn offered<T>(answer: Result<T>) -> Option<Result<Option<T>>> {
     }
 }
 
+/// `NVML_GPU_INSTANCE_PROFILE_1_SLICE_REV1`, the one profile with media engines that drivers without names have.
+const WITH_MEDIA: c_uint = 7;
+
+/// The name that newer drivers would give: memory in whole GB of what the GPU is sold with, by eighths.
+fn profile_name(number: c_uint, info: &nvmlGpuInstanceProfileInfo_v2_t, gpu_bytes: u64) -> String {
+    let eighths = ((info.memorySizeMB << 20) * 8).div_ceil(gpu_bytes.max(1));
+    let gb = (eighths * gpu_bytes.div_ceil(1 << 30) + 4) / 8;
+    let suffix = if number == WITH_MEDIA { "+me" } else { "" };
+    format!("{}g.{gb}gb{suffix}", info.sliceCount)
+}
+
 impl Session {
     fn profile(&self, gpu: &GpuUuid, number: c_uint) -> Result<nvmlGpuInstanceProfileInfo_v2_t> {
         // SAFETY: a structure of integers and characters, for which zero bytes are valid.
@@ -42,8 +56,45 @@ impl Session {
         let handle = self.device(gpu)?;
         // The versions of the structure share their address and their first field.
         let out = &raw mut info;
-        nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceProfileInfoV(handle, number, out))?;
+        match nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceProfileInfoV(handle, number, out)) {
+            Err(error) if error.is_too_old() => self.nameless_profile(gpu, handle, number),
+            answer => answer.map(|()| info),
+        }
+    }
+
+    /// Driver 470 tells all but a profile's name.
+    fn nameless_profile(
+        &self,
+        gpu: &GpuUuid,
+        handle: nvmlDevice_t,
+        number: c_uint,
+    ) -> Result<nvmlGpuInstanceProfileInfo_v2_t> {
+        // SAFETY: a structure of integers, for which zero bytes are valid.
+        let mut old: nvmlGpuInstanceProfileInfo_t = unsafe { zeroed() };
+        nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceProfileInfo(handle, number, &raw mut old))?;
+        // SAFETY: a structure of integers and characters, for which zero bytes are valid.
+        let mut info: nvmlGpuInstanceProfileInfo_v2_t = unsafe { zeroed() };
+        (info.id, info.sliceCount, info.instanceCount) = (old.id, old.sliceCount, old.instanceCount);
+        info.memorySizeMB = old.memorySizeMB;
+        (info.decoderCount, info.encoderCount) = (old.decoderCount, old.encoderCount);
+        (info.jpegCount, info.ofaCount) = (old.jpegCount, old.ofaCount);
         Ok(info)
+    }
+
+    /// Memory of the profile with the most, which is that of (nearly) all of the GPU.
+    pub(super) fn largest_profile_bytes(&self, handle: nvmlDevice_t, gpu: &GpuUuid) -> Result<u64> {
+        let mut largest = 0;
+        for number in 0..PROFILES_MAX {
+            // SAFETY: a structure of integers, for which zero bytes are valid.
+            let mut info: nvmlGpuInstanceProfileInfo_t = unsafe { zeroed() };
+            let asked =
+                nvml!(self, Some(gpu), nvmlDeviceGetGpuInstanceProfileInfo(handle, number, &raw mut info));
+            match offered(asked) {
+                None => break,
+                Some(answer) => largest = answer?.map_or(largest, |()| largest.max(info.memorySizeMB)),
+            }
+        }
+        Ok(largest << 20)
     }
 
     fn placements(&self, gpu: &GpuUuid, profile: c_uint) -> Result<Vec<nvmlGpuInstancePlacement_t>> {
@@ -75,7 +126,10 @@ impl Session {
             let Some(size) = placements.first().map(|first| first.size) else { continue };
             let end = placements.iter().map(|one| one.start + one.size).max().unwrap_or(0);
             units = units.max(end);
-            let name = until_nul(&info.name);
+            let mut name = until_nul(&info.name);
+            if name.is_empty() {
+                name = profile_name(number, &info, self.devices[gpu].gpu.memory_bytes);
+            }
             profiles.push(Profile {
                 name: name.strip_prefix("MIG ").unwrap_or(&name).to_owned(),
                 id: info.id,
@@ -84,6 +138,7 @@ impl Session {
                 starts: placements.iter().map(|one| one.start).collect(),
                 max_instances: info.instanceCount,
                 memory_bytes: info.memorySizeMB << 20,
+                engines: Engines([info.decoderCount, info.encoderCount, info.jpegCount, info.ofaCount]),
             });
         }
         Ok(Table { units, profiles, fixed: false })
@@ -159,20 +214,30 @@ impl Session {
         Ok(all)
     }
 
-    /// Asks the compute instance for its device: a search through all MIG devices takes seconds on a busy machine.
-    fn name_of(&self, gpu: &GpuUuid, compute: nvmlComputeInstance_t) -> Result<String> {
+    /// Number and device's name of a compute instance. The instance says them itself: a search through all MIG devices takes
+    /// seconds on a busy machine.
+    fn compute_info(&self, gpu: &GpuUuid, compute: nvmlComputeInstance_t) -> Result<(u32, String)> {
         // SAFETY: a structure of raw pointers and integers, for which zero bytes are valid.
         let mut info: nvmlComputeInstanceInfo_t = unsafe { zeroed() };
         nvml!(self, Some(gpu), nvmlComputeInstanceGetInfo_v2(compute, &raw mut info))?;
         let device: nvmlDevice_t = info.device;
-        text(|buf, len| nvml!(self, Some(gpu), nvmlDeviceGetUUID(device, buf, len)))
+        let name = text(|buf, len| nvml!(self, Some(gpu), nvmlDeviceGetUUID(device, buf, len)))?;
+        Ok((info.id, name))
     }
 
-    /// The GPU instance whose device has this name. Each of ours has one compute instance, which is the first: 0.
-    pub(super) fn instance_named(&self, gpu: &GpuUuid, name: &str) -> Result<u32> {
+    /// The GPU instance and the compute instance whose device has this name.
+    pub(crate) fn instance_named(&self, gpu: &GpuUuid, name: &str) -> Result<(u32, u32)> {
         let all = self.gpu_instances(gpu)?;
         let found = all.iter().find(|instance| instance.devices.iter().any(|device| device == name));
-        found.map(|instance| instance.id).ok_or_else(|| DriverError::NoSuchInstance(name.to_owned()))
+        let found = found.ok_or_else(|| DriverError::NoSuchInstance(name.to_owned()))?;
+        let handle = self.instance(gpu, found.id)?;
+        for compute in self.compute_instances(gpu, handle, found.profile_id)? {
+            let (id, device) = self.compute_info(gpu, compute)?;
+            if device == name {
+                return Ok((found.id, id));
+            }
+        }
+        Err(DriverError::NoSuchInstance(name.to_owned()))
     }
 
     fn info(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<nvmlGpuInstanceInfo_t> {
@@ -182,12 +247,27 @@ impl Session {
         Ok(info)
     }
 
-    fn describe(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t) -> Result<GpuInstance> {
+    /// An instance that was listed under `profile`. NVML's information about it may be that of an earlier instance with its id.
+    fn describe(&self, gpu: &GpuUuid, instance: nvmlGpuInstance_t, profile: &Profile) -> Result<GpuInstance> {
         let info = self.info(gpu, instance)?;
-        let compute = self.compute_instances(gpu, instance, info.profileId)?;
-        let devices = compute.into_iter().map(|compute| self.name_of(gpu, compute)).collect::<Result<_>>()?;
         let nvmlGpuInstancePlacement_t { start, size } = info.placement;
-        Ok(GpuInstance { id: info.id, profile_id: info.profileId, start, size, devices })
+        if info.profileId != profile.id || size != profile.size {
+            return Err(DriverError::Contradiction { gpu: gpu.clone(), instance: info.id });
+        }
+        let compute = self.compute_instances(gpu, instance, profile.id)?;
+        let name = |compute| Ok(self.compute_info(gpu, compute)?.1);
+        let devices = compute.into_iter().map(name).collect::<Result<_>>()?;
+        Ok(GpuInstance { id: info.id, profile_id: profile.id, start, size, devices })
+    }
+
+    /// The profiles, if they have been read.
+    pub(crate) fn known_table(&self, gpu: &GpuUuid) -> Option<Table> {
+        self.devices.get(gpu)?.table.get().cloned()
+    }
+
+    /// Keeps profiles that another process has read.
+    pub(crate) fn keep_table(&self, gpu: &GpuUuid, table: Table) -> Table {
+        self.devices.get(gpu).map_or(table.clone(), |device| device.table.get_or_init(|| table).clone())
     }
 }
 
@@ -210,7 +290,7 @@ impl Mig for Session {
         let mut found = Vec::new();
         for profile in &table.profiles {
             for instance in self.instances_of(gpu, profile)? {
-                match self.describe(gpu, instance) {
+                match self.describe(gpu, instance, profile) {
                     Ok(instance) => found.push(instance),
                     // Destroyed between the two calls.
                     Err(error) if error.is_gone() => {}
@@ -255,7 +335,7 @@ impl Mig for Session {
         let profile = whole.map_or(0, |profile| profile.id);
         let mut compute = std::ptr::null_mut();
         nvml!(self, Some(gpu), nvmlGpuInstanceCreateComputeInstance(handle, profile, &raw mut compute))?;
-        self.name_of(gpu, compute)
+        Ok(self.compute_info(gpu, compute)?.1)
     }
 
     fn destroy_compute_instances(&self, gpu: &GpuUuid, instance: u32) -> Result<()> {
@@ -275,7 +355,7 @@ impl Mig for Session {
     fn switches_mig(&self, gpu: &GpuUuid) -> Result<bool> {
         let mut architecture: c_uint = 0;
         nvml!(self, Some(gpu), nvmlDeviceGetArchitecture(self.device(gpu)?, &raw mut architecture))?;
-        Ok(architecture >= HOPPER)
+        Ok((HOPPER..ARCHITECTURE_UNKNOWN).contains(&architecture))
     }
 
     fn set_mig_mode(&self, gpu: &GpuUuid, on: bool) -> Result<Activation> {
@@ -288,13 +368,19 @@ impl Mig for Session {
         if !self.switches_mig(gpu)? {
             return Ok(Activation::ResetRequired);
         }
-        let mut activation = 0;
         let mode = if on { MIG_ON } else { 0 };
+        let mut activation = 0;
         nvml!(self, Some(gpu), nvmlDeviceSetMigMode(handle, mode, &raw mut activation))?;
-        match activation {
-            0 => Ok(Activation::Done),
-            NVML_ERROR_RESET_REQUIRED => Ok(Activation::ResetRequired),
-            _ => Ok(Activation::InUse),
+        if activation == 0 && self.mig_mode(handle, gpu)? == on {
+            return Ok(Activation::Done);
         }
+        // What is left pending becomes real when the driver is loaded next, long after anybody has asked for it.
+        let mut back = 0;
+        nvml!(self, Some(gpu), nvmlDeviceSetMigMode(handle, current, &raw mut back))?;
+        Ok(if activation == NVML_ERROR_RESET_REQUIRED {
+            Activation::ResetRequired
+        } else {
+            Activation::InUse
+        })
     }
 }

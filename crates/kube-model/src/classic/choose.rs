@@ -147,6 +147,7 @@ mod tests {
             size,
             starts: starts.to_vec(),
             max_instances: u32::try_from(starts.len()).unwrap(),
+            engines: cantle_mig::Engines::default(),
             memory_bytes: u64::from(size) * 5 * GIB,
         };
         let profiles = vec![

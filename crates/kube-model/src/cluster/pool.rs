@@ -134,6 +134,7 @@ impl Draft {
             size,
             starts: Vec::new(),
             max_instances: limit.copied().unwrap_or(u32::MAX),
+            engines: cantle_mig::Engines::default(),
             memory_bytes,
         });
         profile.starts.push(start);

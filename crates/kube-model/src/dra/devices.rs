@@ -233,6 +233,7 @@ pub(crate) mod tests {
             size,
             starts,
             max_instances,
+            engines: cantle_mig::Engines::default(),
             memory_bytes: u64::from(size) * (10 << 30),
         }
     }

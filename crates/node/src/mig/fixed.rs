@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cantle_driver::{Driver, FixedInstances, GpuInstance};
+use cantle_driver::{Driver, FixedInstances, GpuInstance, LostGpu};
 use cantle_model::{Gpu, GpuList, GpuListError, GpuUuid, MigName, Slice};
 
 use crate::NodeError;
@@ -17,7 +17,19 @@ pub(crate) type Devices = BTreeMap<GpuUuid, Vec<String>>;
 /// Names the GPU or the instance that is not there, or can't be used by itself.
 pub fn chosen(driver: Arc<dyn Driver>, list: &GpuList) -> Result<(Arc<dyn Driver>, Vec<Gpu>), NodeError> {
     let gpus = driver.gpus()?;
-    let GpuList::Instances(names) = list else { return Ok((driver, list.select(&gpus)?)) };
+    let lost = report_lost(driver.as_ref());
+    let GpuList::Instances(names) = list else {
+        return match list.select(&gpus) {
+            Ok(chosen) => Ok((driver, chosen)),
+            Err(GpuListError::Absent(index, count)) => {
+                match lost.into_iter().find(|lost| lost.index == index) {
+                    Some(LostGpu { index, why }) => Err(NodeError::LostGpu { index, why }),
+                    None => Err(GpuListError::Absent(index, count).into()),
+                }
+            }
+            Err(error) => Err(error.into()),
+        };
+    };
     let mut devices = Devices::new();
     for name in names {
         let (gpu, device) = find(driver.as_ref(), &gpus, name)?;
@@ -28,6 +40,15 @@ pub fn chosen(driver: Arc<dyn Driver>, list: &GpuList) -> Result<(Arc<dyn Driver
     }
     let gpus = gpus.into_iter().filter(|gpu| devices.contains_key(&gpu.uuid)).collect();
     Ok((Arc::new(FixedInstances::new(driver, devices)), gpus))
+}
+
+/// Names the GPUs that could not be opened in the log, and returns them.
+pub(crate) fn report_lost(driver: &dyn Driver) -> Vec<LostGpu> {
+    let lost = driver.lost_gpus();
+    for LostGpu { index, why } in &lost {
+        tracing::warn!(gpu = index, %why, "GPU is lost; the others serve");
+    }
+    lost
 }
 
 /// GPU and device of the instance that is called `name`.
@@ -82,7 +103,7 @@ pub fn name_given(driver: &dyn Driver, slices: &mut [Slice]) -> Result<(), NodeE
         if driver.fixed_devices(&slice.gpu).is_none() {
             continue;
         }
-        let existing = driver.gpu_instances(&slice.gpu)?;
+        let existing = driver.recent_instances(&slice.gpu, 0)?;
         if let Some([device]) =
             existing.iter().find(|one| one.start == mig.start).map(|one| one.devices.as_slice())
         {

@@ -20,10 +20,12 @@ pub fn geometry(
     now_ms: i64,
 ) -> Result<Option<GpuGeometry>, NodeError> {
     let Some(table) = driver.mig_table(&gpu.uuid)? else { return Ok(None) };
+    // Before the journal is read: what is written after that counts at the next time.
+    let mark = Journal::mark(node, &gpu.uuid);
     let journal = Journal::read(node, &gpu.uuid)?;
     let processes = driver.processes(&gpu.uuid)?;
     let mut instances = Vec::new();
-    for found in driver.gpu_instances(&gpu.uuid)? {
+    for found in driver.recent_instances(&gpu.uuid, mark)? {
         if found.devices.iter().any(|device| is_leased(leases, device)) {
             continue;
         }
@@ -41,6 +43,21 @@ pub fn geometry(
         }
     }
     Ok(Some(geometry))
+}
+
+/// Asks all GPUs in MIG mode at once what instances they have, so that who plans next, under the node's lock, need not wait for
+/// one after the other. What fails here fails there again, and is reported there.
+pub fn look(driver: &dyn Driver, node: &NodeStore, gpus: &[Gpu]) {
+    std::thread::scope(|threads| {
+        for gpu in gpus.iter().filter(|gpu| gpu.mig) {
+            threads.spawn(move || {
+                // The answer is kept by the driver.
+                if let Ok(Some(_)) = driver.mig_table(&gpu.uuid) {
+                    let _ = driver.recent_instances(&gpu.uuid, Journal::mark(node, &gpu.uuid));
+                }
+            });
+        }
+    });
 }
 
 /// Does a lease name this MIG device?

@@ -1,6 +1,7 @@
 //! Which placements on a GPU are ours, from before an instance is made there until it is destroyed; and where something
 //! failed lately.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 
 use cantle_driver::GpuInstance;
@@ -47,10 +48,26 @@ impl Journal {
         Ok(files::write_json(&Self::path(node, gpu), self, Durability::Crash)?)
     }
 
+    /// Another number after each change that somebody has written, of this process or of another.
+    pub fn mark(node: &NodeStore, gpu: &GpuUuid) -> u64 {
+        let written = std::fs::metadata(Self::path(node, gpu));
+        // Each change is a new file, renamed into place.
+        written.map_or(0, |file| {
+            let nanoseconds = u64::try_from(file.mtime() * 1_000_000_000 + file.mtime_nsec()).unwrap_or(0);
+            file.ino().wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ nanoseconds
+        })
+    }
+
+    /// Is the instance at this placement ours, if there is one?
+    #[must_use]
+    pub fn claims(&self, profile_id: u32, start: u32) -> bool {
+        self.places.iter().any(|place| place.ours && place.is_at(profile_id, start))
+    }
+
     /// Was this instance made by cantle?
     #[must_use]
     pub fn is_ours(&self, instance: &GpuInstance) -> bool {
-        self.places.iter().any(|place| place.ours && place.is_at(instance.profile_id, instance.start))
+        self.claims(instance.profile_id, instance.start)
     }
 
     /// The instance at this placement is ours, or is about to be.

@@ -28,8 +28,9 @@ mod stages;
 mod view;
 mod writer;
 
+pub(crate) use fixed::report_lost;
 pub use fixed::{chosen, fixed_by_gpu, name_given};
-pub use geometry::geometry;
+pub use geometry::{geometry, look};
 pub use journal::Journal;
 pub use mode::WholeGpu;
 pub use mode::{sweep, turn_on};

@@ -15,7 +15,7 @@ use crate::NodeError;
 /// Arrivals and departures per family; `CANTLE_STRESS_MIG` sets the long form.
 const EVENTS: usize = 40;
 
-const FAMILIES: [&str; 11] = [
+const FAMILIES: [&str; 15] = [
     "A30-24GB",
     "A100-40GB",
     "A100-80GB",
@@ -27,12 +27,18 @@ const FAMILIES: [&str; 11] = [
     "B200-180GB",
     "GB200-186GB",
     "RTX-PRO-6000-96GB",
+    "H100-80GB-PCIe",
+    "H20-96GB",
+    "B300-269GB",
+    "GB300-278GB",
 ];
 
 /// What may go wrong while a task gets its instance. It is over when the task is tried again.
-const FAULTS: [&str; 10] = [
+const FAULTS: [&str; 12] = [
     "nvmlDeviceCreateGpuInstanceWithPlacement error=23 once\n",
     "nvmlDeviceCreateGpuInstanceWithPlacement error=15 once\n",
+    "nvmlDeviceCreateGpuInstanceWithPlacement error=10 once\n",
+    "nvmlDeviceGetGpuInstances error=4 once\n",
     "nvmlGpuInstanceCreateComputeInstance error=20 once\n",
     "nvmlGpuInstanceCreateComputeInstance delay_ms=20 once\n",
     "nvmlComputeInstanceGetInfo_v2 error=999 once\n",
@@ -42,6 +48,11 @@ const FAULTS: [&str; 10] = [
     "nvmlDeviceGetGpuInstances error=999 once\n",
     "xid gpu=0 code=79 once\nnvmlDeviceGetComputeRunningProcesses_v3 error=16 once\n",
 ];
+
+/// Drivers that differ (crates/simgpu/src/nvml/settings.rs); each family meets one of them. All calls are made in this process, so
+/// none is slow.
+const MODELS: [&str; 4] =
+    ["", "mig_lock=0\n", "remembered_instances=0\n", "mig_lock=0\nremembered_instances=0\n"];
 
 /// An instance that nobody names as its user and that does not go away: seconds until it is given up.
 const STUCK: &str = "nvmlGpuInstanceDestroy error=19\n";
@@ -193,14 +204,19 @@ fn tasks_come_and_go_and_nothing_leaks() {
     let (events, trouble_every) = wished.map_or((EVENTS, SHORT), |events| (events, LONG));
     for (seed, family) in (1..).zip(FAMILIES) {
         let began = Instant::now();
-        let mut world = World::new(&format!("8x{family}:mig"), &lib_dir);
-        let open_files = world.open_files();
         let mut random = Random(seed);
+        let model = MODELS[random.below(MODELS.len())];
+        let mut world = World::new(&format!("8x{family}:mig"), &lib_dir, model);
+        let open_files = world.open_files();
         let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
         run.events(events);
         run.restart();
         let took = Duration::from_secs(began.elapsed().as_secs());
-        println!("8 {family}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}", run.tally);
+        let model = model.replace('\n', " ");
+        println!(
+            "8 {family} {model}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}",
+            run.tally
+        );
         while !world.running.is_empty() {
             world.leave(0);
         }

@@ -100,7 +100,9 @@ impl<'a> Writer<'a> {
         let leases = self.node.leases()?;
         let is_free =
             |instance: &GpuInstance| !instance.devices.iter().any(|device| is_leased(&leases, device));
-        for instance in in_the_way(&table, at, wanted.start, &found, is_free) {
+        let journal = self.journal.clone();
+        let may_go = |instance: &GpuInstance| is_free(instance) && journal.is_ours(instance);
+        for instance in in_the_way(&table, at, wanted.start, &found, may_go) {
             if !is_free(instance) {
                 return Err(self.lost(wanted, "a task has the instance there".to_owned()));
             }
@@ -191,6 +193,7 @@ impl<'a> Writer<'a> {
     /// Makes an instance where nothing is. If that fails half way, nothing is left, or the journal knows it as ours.
     fn create(&mut self, table: &Table, at: usize, wanted: &MigInstance) -> Result<String, NodeError> {
         let (driver, uuid, profile, stages) = (self.driver, &self.gpu.uuid, &table.profiles[at], self.stages);
+        let was_ours = self.journal.claims(profile.id, wanted.start);
         self.journal.claim(profile.id, wanted.start);
         self.write_journal()?;
         let mut left = false;
@@ -203,11 +206,23 @@ impl<'a> Writer<'a> {
             }
             complete
         });
-        ready.or_else(|error| {
-            self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, left);
-            self.write_journal()?;
-            Err(self.lost(wanted, error.to_string()))
-        })
+        match ready {
+            // Whoever read the instances since the claim has not seen this one: a new mark.
+            Ok(device) => self.write_journal().map(|()| device),
+            Err(error) => {
+                // A claim is given up only where nothing stands: what does may be another process's of ours.
+                let ours = left || (was_ours && self.may_stand(profile.id, wanted.start));
+                self.journal.avoid(profile.id, wanted.start, now_ms() + AVOID_MS, ours);
+                self.write_journal()?;
+                Err(self.lost(wanted, error.to_string()))
+            }
+        }
+    }
+
+    /// Is an instance there, or can't the driver say?
+    fn may_stand(&self, profile_id: u32, start: u32) -> bool {
+        let stands = |one: &GpuInstance| one.profile_id == profile_id && one.start == start;
+        self.driver.gpu_instances(&self.gpu.uuid).map_or(true, |found| found.iter().any(stands))
     }
 
     /// At the start of an agent: destroys what nobody holds, and forgets what is not there. The journal keeps what can't be
@@ -260,8 +275,12 @@ impl<'a> Writer<'a> {
             Ok(name) => format!("{pid} ({})", name.trim()),
             Err(_) => pid.to_string(),
         };
-        match self.processes_in(instance).unwrap_or_default().as_slice() {
-            [] => "; the driver names no process in it, perhaps a monitor holds it".to_owned(),
+        let mut pids = self.processes_in(instance).unwrap_or_default();
+        if pids.is_empty() {
+            pids = self.driver.holders(&self.gpu.uuid, instance);
+        }
+        match pids.as_slice() {
+            [] => "; no process in it is found, perhaps a monitor in a container holds it".to_owned(),
             [pid] => format!("; process {} holds it", named(*pid)),
             pids => {
                 let all: Vec<String> = pids.iter().map(|pid| named(*pid)).collect();
@@ -277,13 +296,13 @@ impl<'a> Writer<'a> {
 }
 
 /// What has to go before an instance of the profile at position `at` can be made at `start`: whatever overlaps it, and
-/// of its own profile a free one elsewhere, if there are as many as there can be.
+/// of its own profile a free one elsewhere, if there are as many as there can be, and free ones whose engines it needs.
 fn in_the_way<'f>(
     table: &Table,
     at: usize,
     start: u32,
     found: &'f [GpuInstance],
-    is_free: impl Fn(&GpuInstance) -> bool,
+    may_go: impl Fn(&GpuInstance) -> bool,
 ) -> Vec<&'f GpuInstance> {
     let profile = &table.profiles[at];
     let end = start + profile.size;
@@ -292,7 +311,18 @@ fn in_the_way<'f>(
     let same = |instance: &&GpuInstance| instance.profile_id == profile.id;
     let left = found.iter().filter(same).filter(|instance| !overlaps(instance));
     let surplus = (left.clone().count() + 1).saturating_sub(profile.max_instances as usize);
-    way.extend(left.filter(|instance| is_free(instance)).take(surplus));
+    way.extend(left.filter(|instance| may_go(instance)).take(surplus));
+    // Then free ones whose media engines are needed.
+    for instance in found.iter().filter(|instance| may_go(instance)) {
+        let stays = found.iter().filter(|other| !way.contains(other));
+        let position = |one: &GpuInstance| table.profiles.iter().position(|known| known.id == one.profile_id);
+        if table.has_engines_for(stays.filter_map(position).chain([at])) {
+            break;
+        }
+        if !way.contains(&instance) {
+            way.push(instance);
+        }
+    }
     way
 }
 

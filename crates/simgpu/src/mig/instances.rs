@@ -76,6 +76,21 @@ impl SimGpu {
         self.instances().all(|(_, p, i)| start + profile.size <= i.start || i.start + p.size <= start)
     }
 
+    /// Are the media engines for one more instance of `profile` left? The GPU has as many of each kind as the profile with the most;
+    /// where published figures contradict that (as many plain instances as there may be have more), nothing is refused.
+    fn has_engines_for(&self, profile: &GpuInstanceProfile) -> bool {
+        let profiles = table(self.model()).map_or(&[][..], |t| t.profiles);
+        let kinds: [fn(&GpuInstanceProfile) -> u32; 4] =
+            [|p| p.decoders, |p| p.encoders, |p| p.jpeg, |p| p.ofa];
+        kinds.iter().all(|count| {
+            let there = profiles.iter().map(count).max().unwrap_or(0);
+            let plain = profiles.iter().filter(|p| !p.name.contains(['+', '-']));
+            let is_all = plain.map(|p| count(p) * p.max_instances).all(|all| all <= there);
+            let taken: u32 = self.instances().map(|(_, p, _)| count(p)).sum();
+            !is_all || taken + count(profile) <= there
+        })
+    }
+
     /// How many more instances of a profile fit.
     pub fn remaining(&self, profile: &GpuInstanceProfile) -> u32 {
         let existing = self.instances().filter(|(_, p, _)| p.id == profile.id).count() as u32;
@@ -104,8 +119,8 @@ impl SimGpu {
             Some(start) => self.free_at(profile, start).then_some(start),
             None => preferred.iter().copied().find(|&start| self.free_at(profile, start)),
         };
-        let start =
-            place.filter(|_| existing < profile.max_instances).ok_or(MigRefusal::InsufficientResources)?;
+        let is_left = existing < profile.max_instances && self.has_engines_for(profile);
+        let start = place.filter(|_| is_left).ok_or(MigRefusal::InsufficientResources)?;
         let id = instance_id(table, profile, start);
         let number = table.profiles.iter().position(|p| p.id == profile_id).unwrap_or_default() as u32 + 1;
         self.instances[id] = SimGpuInstance { profile: number, start, ..SimGpuInstance::NONE };
@@ -247,12 +262,12 @@ mod tests {
                 let profile = &profiles[(random >> 33) as usize % profiles.len()];
                 let start = profile.starts[(random >> 45) as usize % profile.starts.len()];
                 let before = d.remaining(profile);
-                let free = d.free_at(profile, start);
+                let (free, engines) = (d.free_at(profile, start), d.has_engines_for(profile));
                 match d.create_instance(profile.id, Some(start)) {
-                    Ok(_) => assert!(free && before > 0),
+                    Ok(_) => assert!(free && before > 0 && engines),
                     Err(MigRefusal::InsufficientResources) => {
                         let same = d.instances().filter(|(_, p, _)| p.id == profile.id).count() as u32;
-                        assert!(!free || same >= profile.max_instances);
+                        assert!(!free || same >= profile.max_instances || !engines);
                         let victim = d.instances().map(|(id, ..)| id).nth((random >> 50) as usize % 3);
                         if let Some(id) = victim {
                             d.destroy_instance(id).unwrap();
@@ -276,6 +291,18 @@ mod tests {
         let ids: Vec<usize> = (0..7).map(|_| d.create_instance(19, None).unwrap()).collect();
         assert_eq!(ids, [13, 11, 12, 7, 8, 9, 10]);
         assert_eq!(d.create_instance(19, None), Err(MigRefusal::InsufficientResources));
+    }
+
+    #[test]
+    fn engines_run_out() {
+        let mut d = device("RTX-PRO-6000-96GB");
+        d.create_instance(14, Some(0)).unwrap();
+        assert_eq!(
+            d.create_instance(65, Some(3)),
+            Err(MigRefusal::InsufficientResources),
+            "all four decoders"
+        );
+        assert!(d.create_instance(67, Some(3)).is_ok(), "it has none");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Memory figures.
 
 use super::handle::{Handle, Target, target};
+use super::settings::{Setting, is_on};
 use super::{NvmlError, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
@@ -28,6 +29,9 @@ pub(super) struct MemoryV2 {
 /// What is installed, given out, and kept by the driver for itself.
 fn memory(device: Handle) -> super::NvmlResult<(Memory, u64)> {
     let target = target(device)?;
+    if matches!(target, Target::Gpu(gpu) if gpu.device().mig_enabled != 0) && is_on(Setting::Unprivileged) {
+        return Err(NvmlError::NO_PERMISSION);
+    }
     let (total, reserved) = match target {
         Target::Gpu(gpu) => (gpu.model.memory_bytes(), gpu.device().reserved_bytes()),
         Target::Mig(place) => {

@@ -2,7 +2,9 @@
 
 use super::handle::{Handle, gpu, gpu_instance, of_gpu, of_gpu_instance};
 use super::process::list;
-use super::{NvmlError, NvmlResult, nvml_api, version_word};
+use super::settings::{Setting, is_on};
+use super::versions::needs_profile_names;
+use super::{NvmlError, NvmlResult, nvml_api, remembered, version_word};
 use crate::ffi::{In, Out};
 use crate::mig::{GpuInstanceProfile, MigRefusal, ModeChange, memory_mib, multiprocessors, nodes, table};
 use crate::models::Model;
@@ -100,7 +102,13 @@ fn after_id(counts: Counts) -> [u32; 8] {
     std::array::from_fn(|i| counts[i + 1])
 }
 
+/// What needs the capability `mig/config`.
+pub(super) fn privileged() -> NvmlResult {
+    if is_on(Setting::Unprivileged) { Err(NvmlError::NO_PERMISSION) } else { Ok(()) }
+}
+
 fn versioned_profile_info(device: Handle, kind: u32, out: Out<u32>) -> NvmlResult {
+    needs_profile_names(gpu(device)?.sim)?;
     let (counts, memory_mib, profile) = profile_info(device, kind)?;
     let name = name_field("MIG ", profile.name);
     let version = out.get()?;
@@ -112,13 +120,17 @@ fn versioned_profile_info(device: Handle, kind: u32, out: Out<u32>) -> NvmlResul
         let info = ProfileInfoV3 { version, counts, memory_mib, name, capabilities: 0 };
         Ok(Out(out.0.cast()).set(info)?)
     } else {
-        Err(NvmlError::ARGUMENT_VERSION_MISMATCH)
+        // Not the code for a wrong version: so says the library of 550.
+        Err(NvmlError::INVALID_ARGUMENT)
     }
 }
 
+/// "Regardless of whether MIG is enabled or not", says the header.
 fn possible_placements(device: Handle, profile_id: u32, out: Out<Placement>, count: Out<u32>) -> NvmlResult {
     let gpu = gpu(device)?;
-    let profile = gpu.device().profile(profile_id)?;
+    privileged()?;
+    let profiles = table(gpu.model).ok_or(NvmlError::NOT_SUPPORTED)?.profiles;
+    let profile = profiles.iter().find(|p| p.id == profile_id).ok_or(NvmlError::INVALID_ARGUMENT)?;
     let placements = profile.starts.iter().map(|&start| Placement { start, size: profile.size });
     if out.is_null() {
         return Ok(count.set(profile.starts.len() as u32)?);
@@ -128,6 +140,7 @@ fn possible_placements(device: Handle, profile_id: u32, out: Out<Placement>, cou
 
 fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>) -> NvmlResult {
     let gpu = gpu(device)?;
+    privileged()?;
     if out.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
@@ -138,6 +151,8 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
         return Err(NvmlError::OPERATING_SYSTEM);
     }
     drop(state);
+    remembered::forget(&gpu, id);
+    remembered::note(&gpu, id);
     Ok(out.set(of_gpu_instance(gpu.index, id))?)
 }
 
@@ -209,7 +224,10 @@ nvml_api! {
 
     fn nvmlGpuInstanceDestroy(instance: Handle) {
         let place = gpu_instance(instance)?;
-        Ok(place.gpu.swept().devices[place.gpu.index].destroy_instance(place.instance)?)
+        privileged()?;
+        place.gpu.swept().devices[place.gpu.index].destroy_instance(place.instance)?;
+        remembered::forget(&place.gpu, place.instance);
+        Ok(())
     }
 
     /// The buffer has space for as many as the profile allows; `count` is written only.
@@ -218,7 +236,9 @@ nvml_api! {
         let state = gpu.device();
         state.profile(profile_id)?;
         let of_profile = state.instances().filter(|(_, p, _)| p.id == profile_id);
-        let handles: Vec<Handle> = of_profile.map(|(id, ..)| of_gpu_instance(gpu.index, id)).collect();
+        let ids: Vec<usize> = of_profile.map(|(id, ..)| id).collect();
+        ids.iter().for_each(|id| remembered::note(&gpu, *id));
+        let handles: Vec<Handle> = ids.iter().map(|id| of_gpu_instance(gpu.index, *id)).collect();
         count.set(handles.len() as u32)?;
         if handles.is_empty() { Ok(()) } else { Ok(instances.fill(handles.len(), handles)?) }
     }
@@ -230,14 +250,15 @@ nvml_api! {
             return Err(NvmlError::NOT_SUPPORTED);
         }
         state.instance(id as usize).map_err(|_: MigRefusal| NvmlError::NOT_FOUND)?;
+        remembered::note(&gpu, id as usize);
         Ok(instance.set(of_gpu_instance(gpu.index, id as usize))?)
     }
 
+    /// As this process remembers it.
     fn nvmlGpuInstanceGetInfo(instance: Handle, info: Out<InstanceInfo>) {
         let place = gpu_instance(instance)?;
-        let device = place.gpu.device();
-        let (profile, found) = device.instance(place.instance)?;
-        let placement = Placement { start: found.start, size: profile.size };
+        let remembered::Seen { profile, start } = remembered::of(&place)?;
+        let placement = Placement { start, size: profile.size };
         let (device, id) = (of_gpu(place.gpu.index), place.instance as u32);
         Ok(info.set(InstanceInfo { device, id, profile_id: profile.id, placement })?)
     }

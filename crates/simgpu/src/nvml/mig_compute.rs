@@ -4,7 +4,7 @@ use super::handle::{
     Handle, MigTarget, compute_instance, gpu_instance, of_compute_instance, of_gpu, of_gpu_instance,
     of_mig_device,
 };
-use super::mig::{Placement, name_field};
+use super::mig::{Placement, name_field, privileged};
 use super::process::list;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
@@ -86,6 +86,7 @@ fn free_for(place: &MigTarget, profile_id: u32) -> NvmlResult<(Option<u32>, u32,
 
 fn create(instance: Handle, profile_id: u32, out: Out<Handle>) -> NvmlResult {
     let place = gpu_instance(instance)?;
+    privileged()?;
     if out.is_null() {
         return Err(NvmlError::INVALID_ARGUMENT);
     }
@@ -122,7 +123,7 @@ nvml_api! {
         } else if version == version_word::<ProfileInfoV3>(3) {
             Ok(Out(out.0.cast()).set(ProfileInfoV3 { version, counts, name, capabilities: 0 })?)
         } else {
-            Err(NvmlError::ARGUMENT_VERSION_MISMATCH)
+            Err(NvmlError::INVALID_ARGUMENT)
         }
     }
 
@@ -159,6 +160,7 @@ nvml_api! {
 
     fn nvmlComputeInstanceDestroy(instance: Handle) {
         let MigTarget { gpu, instance, compute } = compute_instance(instance)?;
+        privileged()?;
         Ok(gpu.swept().devices[gpu.index].destroy_compute(instance, compute)?)
     }
 
@@ -166,7 +168,8 @@ nvml_api! {
     fn nvmlGpuInstanceGetComputeInstances(instance: Handle, profile_id: u32, out: Out<Handle>, count: Out<u32>) {
         let MigTarget { gpu, instance, .. } = gpu_instance(instance)?;
         let device = gpu.device();
-        device.compute_profile(instance, profile_id)?;
+        // "Not supported" is the header's word for a profile that this instance has not.
+        device.compute_profile(instance, profile_id).map_err(|_| NvmlError::NOT_SUPPORTED)?;
         let of_profile = device.compute_instances(instance)?.filter(|(_, p, _)| p.id == profile_id);
         let handles: Vec<Handle> = of_profile.map(|(id, ..)| of_compute_instance(gpu.index, instance, id)).collect();
         count.set(handles.len() as u32)?;

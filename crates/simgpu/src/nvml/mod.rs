@@ -12,13 +12,17 @@ mod faults;
 mod handle;
 mod memory;
 mod mig;
+mod mig_calls;
 mod mig_compute;
 mod mig_device;
 mod process;
+mod remembered;
 mod sensors;
 mod session;
+mod settings;
 mod system;
 mod utilization;
+mod versions;
 
 use crate::ffi::Null;
 use crate::mig::MigRefusal;
@@ -31,10 +35,12 @@ impl NvmlError {
     pub(crate) const UNINITIALIZED: Self = Self(1);
     pub(crate) const INVALID_ARGUMENT: Self = Self(2);
     pub(crate) const NOT_SUPPORTED: Self = Self(3);
+    pub(crate) const NO_PERMISSION: Self = Self(4);
     pub(crate) const NOT_FOUND: Self = Self(6);
     pub(crate) const INSUFFICIENT_SIZE: Self = Self(7);
     pub(crate) const DRIVER_NOT_LOADED: Self = Self(9);
     pub(crate) const TIMEOUT: Self = Self(10);
+    pub(crate) const FUNCTION_NOT_FOUND: Self = Self(13);
     pub(crate) const OPERATING_SYSTEM: Self = Self(17);
     pub(crate) const IN_USE: Self = Self(19);
     pub(crate) const INSUFFICIENT_RESOURCES: Self = Self(23);
@@ -78,6 +84,7 @@ macro_rules! nvml_api {
         #[allow(non_snake_case, reason = "the name is NVML's")]
         pub(crate) extern "C" fn $name($($arg: $ty),*) -> i32 {
             $crate::nvml::faults::enter(stringify!($name));
+            let _mig = $crate::nvml::mig_calls::begin(stringify!($name));
             let run = || -> $crate::nvml::NvmlResult { $body };
             $crate::nvml::code(run())
         }

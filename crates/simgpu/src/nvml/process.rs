@@ -1,6 +1,8 @@
 //! Which processes use a GPU.
 
 use super::handle::{Handle, Target, target};
+use super::settings::{Setting, is_on};
+use super::versions::{ThirdLists, third_lists};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
@@ -25,6 +27,14 @@ pub(super) struct Process {
     pub(super) used_bytes: u64,
     pub(super) gpu_instance: u32,
     pub(super) compute_instance: u32,
+}
+
+/// `nvmlProcessInfo_t` of drivers 535.43 to 535.86.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LongProcess {
+    process: Process,
+    protected_bytes: u64,
 }
 
 /// `nvmlProcessDetail_v1_t`.
@@ -96,9 +106,36 @@ pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlRes
     Ok(())
 }
 
+/// Those of a GPU in MIG mode are told to who may see them all.
+fn permitted(target: &Target) -> NvmlResult {
+    let is_parent = matches!(target, Target::Gpu(gpu) if gpu.device().mig_enabled != 0);
+    if is_parent && is_on(Setting::Unprivileged) { Err(NvmlError::NO_PERMISSION) } else { Ok(()) }
+}
+
 fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
-    let running = running(&target(device)?);
-    list(count, buffer, running.into_iter().map(T::from).collect())
+    let target = target(device)?;
+    permitted(&target)?;
+    list(count, buffer, running(&target).into_iter().map(T::from).collect())
+}
+
+/// The third version of a list, as this driver has it.
+fn third(
+    device: Handle,
+    count: Out<u32>,
+    buffer: Out<Process>,
+    rows: fn(&Target) -> Vec<Process>,
+) -> NvmlResult {
+    let target = target(device)?;
+    permitted(&target)?;
+    let rows = rows(&target);
+    match third_lists(target.gpu().sim) {
+        ThirdLists::Missing => Err(NvmlError::FUNCTION_NOT_FOUND),
+        ThirdLists::Short => list(count, buffer, rows),
+        ThirdLists::Long => {
+            let long = |process| LongProcess { process, protected_bytes: 0 };
+            list(count, Out(buffer.0.cast()), rows.into_iter().map(long).collect())
+        }
+    }
 }
 
 /// No process draws, and none uses MPS.
@@ -115,7 +152,7 @@ nvml_api! {
         list_running(device, count, buffer)
     }
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_running(device, count, buffer)
+        third(device, count, buffer, running)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
@@ -124,7 +161,7 @@ nvml_api! {
         list_none(device, count, buffer)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_none(device, count, buffer)
+        third(device, count, buffer, |_| Vec::new())
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
@@ -133,7 +170,7 @@ nvml_api! {
         list_none(device, count, buffer)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_none(device, count, buffer)
+        third(device, count, buffer, |_| Vec::new())
     }
     fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<DetailList>) {
         let mut asked = list.get()?;

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use super::{NvmlError, NvmlResult, nvml_api};
+use super::{NvmlError, NvmlResult, nvml_api, remembered, settings};
 use crate::opening::open_configured;
 use crate::state::{Sim, SimOpenError};
 
@@ -17,13 +17,22 @@ static SESSION: Mutex<Session> = Mutex::new(Session { count: 0, sim: None });
 fn init() -> NvmlResult {
     let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if session.count == 0 {
-        session.sim = Some(open_configured().map_err(|error| match error {
+        let sim = open_configured().map_err(|error| match error {
             SimOpenError::Absent(_) => NvmlError::DRIVER_NOT_LOADED,
             _ => NvmlError::INVALID_ARGUMENT,
-        })?);
+        })?;
+        settings::read(sim.home()).map_err(|why| complain(&why))?;
+        session.sim = Some(sim);
     }
     session.count += 1;
     Ok(())
+}
+
+/// A driver library has no other place for a sentence.
+#[expect(clippy::print_stderr, reason = "the one line a user sees when the driver's model can't be used")]
+fn complain(why: &str) -> NvmlError {
+    eprintln!("cantle simulated driver: {why}");
+    NvmlError::INVALID_ARGUMENT
 }
 
 /// The machine, between the first `nvmlInit` and the last `nvmlShutdown`.
@@ -44,6 +53,7 @@ nvml_api! {
         session.count = session.count.checked_sub(1).ok_or(NvmlError::UNINITIALIZED)?;
         if session.count == 0 {
             session.sim = None;
+            remembered::forget_all();
         }
         Ok(())
     }

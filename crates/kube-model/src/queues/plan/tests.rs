@@ -202,6 +202,7 @@ fn instances_count_by_slices_and_are_taken_back() {
         size,
         starts: starts.to_vec(),
         max_instances: 8,
+        engines: cantle_mig::Engines::default(),
         memory_bytes: u64::from(size) * 10 * GIB,
     };
     let profiles = vec![profile("1g.10gb", 1, &[0, 1, 2, 3, 4, 5, 6]), profile("3g.40gb", 4, &[0, 4])];

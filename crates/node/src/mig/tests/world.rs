@@ -63,11 +63,12 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(spec: &str, lib_dir: &Path) -> Self {
+    pub(super) fn new(spec: &str, lib_dir: &Path, model: &str) -> Self {
         let state = tempfile::tempdir().unwrap();
         simulated::create(state.path(), spec, lib_dir).unwrap();
+        std::fs::write(state.path().join("model"), model).unwrap();
         let source = Installation::in_directory(state.path().to_owned(), lib_dir.to_owned());
-        let driver = Mortal::new(cantle_driver::open(&source).unwrap());
+        let driver = Mortal::new(cantle_driver::open_in_process(&source).unwrap());
         let node = NodeStore::open(&NodeStore::dir_for(&source)).unwrap();
         let gpus = driver.gpus().unwrap();
         let table = |gpu: &Gpu| driver.mig_table(&gpu.uuid).unwrap().unwrap();
@@ -236,7 +237,12 @@ impl World {
                 taken.iter().all(|(_, at, size)| at + size <= *start || start + wanted.size <= *at)
             };
             let same = taken.iter().filter(|(name, ..)| *name == wanted.name).count();
-            self.lost != Some(at) && same < wanted.max_instances as usize && wanted.starts.iter().any(apart)
+            let of = |name: &str| table.position(name).unwrap();
+            let engines = table.has_engines_for(taken.iter().map(|(name, ..)| of(name)).chain([of(profile)]));
+            self.lost != Some(at)
+                && engines
+                && same < wanted.max_instances as usize
+                && wanted.starts.iter().any(apart)
         };
         self.gpus.iter().zip(&self.tables).enumerate().any(of_gpu)
     }
