@@ -2,13 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
+use crate::ObjectExt as _;
+use crate::inject::CLAIM;
 use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile};
 use crate::template_name::TemplateName;
 
 /// Sizes of GPUs that one template can be for: Kubernetes allows no more alternatives in a request.
 pub const MAX_SIZES: usize = 8;
+
+/// Annotation of a claim that was made from a template: which of its pod's claims it is.
+const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// More memory than any GPU has, for amounts that do not depend on the GPU.
 const ANY_MIB: u64 = 1 << 40;
@@ -108,36 +116,75 @@ pub enum TemplateAction {
     Replace(TemplateKey, Value),
 }
 
-/// What is missing or outdated, of those that pods wait for.
+/// What is missing of those that pods wait for, and what is outdated of all: the first pod that wants a template gets its claim
+/// from it before anybody could renew it.
 #[must_use]
 pub fn steps(
     wanted: &BTreeSet<TemplateKey>,
     existing: &BTreeMap<TemplateKey, Value>,
     sizes: &GpuSizes,
 ) -> Vec<TemplateAction> {
-    let step = |key: &TemplateKey| {
-        let spec = spec(&key.1, sizes)?;
-        match existing.get(key) {
-            None => Some(TemplateAction::Create(key.clone(), spec)),
-            Some(there) if !covers(there, &spec) => Some(TemplateAction::Replace(key.clone(), spec)),
-            Some(_) => None,
+    let step = |key: &TemplateKey| match existing.get(key) {
+        None => Some(TemplateAction::Create(key.clone(), spec(&key.1, sizes)?)),
+        Some(there) if !is_current(there, &key.1, sizes) => {
+            Some(TemplateAction::Replace(key.clone(), spec(&key.1, sizes)?))
         }
+        Some(_) => None,
     };
-    wanted.iter().filter_map(step).collect()
+    let all: BTreeSet<&TemplateKey> = wanted.iter().chain(existing.keys()).collect();
+    all.into_iter().filter_map(step).collect()
 }
 
-/// Has `there` all that `wanted` has? It may have more: later versions of Kubernetes fill in more, and sizes of GPUs that
-/// are away for a moment do no harm.
-fn covers(there: &Value, wanted: &Value) -> bool {
+/// Is `there` what the template of this name has to be, and nothing else? Sizes of GPUs that are away for a moment do no harm.
+/// Without GPUs nothing better is known.
+#[must_use]
+pub fn is_current(there: &Value, template: &TemplateName, sizes: &GpuSizes) -> bool {
+    let alternatives = there.pointer("/spec/devices/requests/0/firstAvailable").and_then(Value::as_array);
+    let names = alternatives.into_iter().flatten().filter_map(|each| each["name"].as_str());
+    let mut all: GpuSizes =
+        names.filter_map(|name| Some((name.strip_prefix('m')?.parse().ok()?, 0))).collect();
+    all.extend(sizes);
+    spec(template, &all).is_none_or(|wanted| is_same(there, &wanted))
+}
+
+/// Objects may have more: later versions of Kubernetes fill in more.
+fn is_same(there: &Value, wanted: &Value) -> bool {
     match (there, wanted) {
         (Value::Object(there), Value::Object(wanted)) => {
-            wanted.iter().all(|(key, value)| there.get(key).is_some_and(|there| covers(there, value)))
+            wanted.iter().all(|(key, value)| there.get(key).is_some_and(|there| is_same(there, value)))
         }
         (Value::Array(there), Value::Array(wanted)) => {
-            wanted.iter().all(|wanted| there.iter().any(|there| covers(there, wanted)))
+            there.len() == wanted.len()
+                && wanted.iter().all(|wanted| there.iter().any(|there| is_same(there, wanted)))
         }
         _ => there == wanted,
     }
+}
+
+/// kube-controller-manager takes a claim that it has made for there this long, also if it was deleted; only after that it makes
+/// another one.
+const CLAIM_AGE_S: i64 = 70;
+
+/// Claims that were made for a waiting pod from a template as it no longer is, and of which nothing is given out: without them
+/// kube-controller-manager makes new ones. `waiting` has the pods' UIDs and what they ask for.
+#[must_use]
+pub fn outdated<'a>(
+    claims: &'a [ResourceClaim],
+    waiting: &BTreeMap<String, TemplateName>,
+    sizes: &GpuSizes,
+    now: Timestamp,
+) -> Vec<&'a ResourceClaim> {
+    let is_outdated = |claim: &&ResourceClaim| {
+        let is_ours = claim.annotations().get(POD_CLAIM).is_some_and(|name| name == CLAIM);
+        let is_old = |made: Time| now.as_second() - made.0.as_second() >= CLAIM_AGE_S;
+        let is_given = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+        let template = claim.owner_references().iter().find_map(|owner| waiting.get(&owner.uid));
+        is_ours
+            && !is_given
+            && claim.creation_timestamp().is_some_and(is_old)
+            && template.is_some_and(|template| !is_current(&json!({"spec": claim.spec}), template, sizes))
+    };
+    claims.iter().filter(is_outdated).collect()
 }
 
 #[cfg(test)]
@@ -208,6 +255,74 @@ mod tests {
             steps(&wanted, &existing, &small).is_empty(),
             "a size that is away for a moment may come back"
         );
+    }
+
+    #[test]
+    fn templates_that_nobody_waits_for_are_renewed_too() {
+        let key = ("team".to_owned(), half());
+        let small = spec(&half(), &GpuSizes::from([(40_960, 1)])).unwrap();
+        let existing = BTreeMap::from([(key.clone(), small)]);
+        let large = GpuSizes::from([(81_558, 2)]);
+        let [TemplateAction::Replace(which, spec)] = &*steps(&BTreeSet::new(), &existing, &large) else {
+            panic!("the next pod's claim would be for 40 GiB alone")
+        };
+        assert_eq!(which, &key);
+        assert!(is_current(spec, &half(), &large));
+        assert!(steps(&BTreeSet::new(), &existing, &GpuSizes::new()).is_empty(), "nothing better is known");
+    }
+
+    /// Somebody else's under a name of ours.
+    #[test]
+    fn a_template_with_more_than_it_should_have_is_not_ours() {
+        let (key, sizes) = (("team".to_owned(), half()), GpuSizes::from([(40_960, 1)]));
+        let right = spec(&half(), &sizes).unwrap();
+        let whole = spec(&TemplateName::Whole { gpus: 1 }, &sizes).unwrap();
+        let mut more = right.clone();
+        let alternatives = more.pointer_mut("/spec/devices/requests/0/firstAvailable").unwrap();
+        let all = json!({"name": "all", "deviceClassName": CLASS_WHOLE});
+        alternatives.as_array_mut().unwrap().insert(0, all);
+        let mut two = right.clone();
+        let request = json!({"name": "other", "exactly": {"deviceClassName": CLASS_WHOLE}});
+        two.pointer_mut("/spec/devices/requests").unwrap().as_array_mut().unwrap().push(request);
+        let mut larger = right;
+        larger.pointer_mut("/spec/devices/requests/0/firstAvailable/0/capacity").unwrap()["requests"]["memory"] =
+            json!("40Gi");
+        for foreign in [whole, more, two, larger] {
+            let existing = BTreeMap::from([(key.clone(), foreign.clone())]);
+            assert!(
+                matches!(&*steps(&BTreeSet::new(), &existing, &sizes), [TemplateAction::Replace(..)]),
+                "{foreign}"
+            );
+        }
+    }
+
+    #[test]
+    fn waiting_pods_lose_claims_that_are_outdated() {
+        let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+        let small = spec(&half(), &GpuSizes::from([(40_960, 1)])).unwrap();
+        let claim = |made: &str, pod: &str, status: Value| -> ResourceClaim {
+            let owner =
+                json!({"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod, "controller": true});
+            serde_json::from_value(json!({
+                "metadata": {"name": "c", "creationTimestamp": made, "ownerReferences": [owner],
+                    "annotations": {POD_CLAIM: CLAIM}},
+                "spec": small["spec"], "status": status,
+            }))
+            .unwrap()
+        };
+        let old = "2026-01-01T00:00:00Z";
+        let waits = claim(old, "waits", json!({}));
+        let given = claim(old, "waits", json!({"allocation": {}}));
+        let mut own = waits.clone();
+        own.metadata.annotations = None;
+        let others =
+            [given, own, claim(old, "another", json!({})), claim("2026-01-01T00:59:30Z", "waits", json!({}))];
+        let claims: Vec<ResourceClaim> = others.into_iter().chain([waits]).collect();
+        let waiting = BTreeMap::from([("waits".to_owned(), half())]);
+        let found = |sizes: &GpuSizes| outdated(&claims, &waiting, sizes, now).len();
+        assert_eq!(found(&GpuSizes::from([(40_960, 1)])), 0, "they are right");
+        assert_eq!(found(&GpuSizes::from([(40_960, 1), (81_558, 2)])), 1, "a GPU of another size has come");
+        assert_eq!(found(&GpuSizes::new()), 0);
     }
 
     #[test]

@@ -6,21 +6,25 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
+use crate::node::ticks;
 use cantle_kube_model::TemplateName;
-use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, steps};
+use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, outdated, steps};
 use cantle_kube_model::inject::SLICE_LABEL;
 use cantle_kube_model::names::{CLASS_SHARED, DRIVER, KIND_SHARED};
 
@@ -32,19 +36,32 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// After something failed.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// How often claims of waiting pods are compared with their templates.
+const RENEW_EVERY: Duration = Duration::from_secs(15);
+
 /// Makes templates until the program ends.
 pub(crate) async fn keep_templates(client: Client) {
     let (world, changes) = World::watch(client);
     let mut changes = pin!(changes.ready_chunks(1024));
+    let mut renew = ticks(RENEW_EVERY);
     let mut all_done = true;
     loop {
-        let change = changes.next();
-        // What failed is tried again by itself; what changes meanwhile does not wait for it.
-        let changed = if all_done { change.await } else { timeout(RETRY, change).await.unwrap_or_default() };
-        if all_done && changed.is_none() {
-            return;
+        tokio::select! {
+            changed = changes.next() => {
+                if changed.is_none() {
+                    return;
+                }
+                sleep(SETTLE).await;
+            }
+            // What failed is tried again by itself; what changes meanwhile does not wait for it.
+            () = sleep(RETRY), if !all_done => {}
+            _ = renew.tick() => {
+                if let Err(error) = world.renew_claims().await {
+                    tracing::warn!("claims of waiting pods: {error}; trying again");
+                }
+                continue;
+            }
         }
-        sleep(SETTLE).await;
         all_done = world.settle().await;
     }
 }
@@ -92,6 +109,34 @@ impl World {
         all_done
     }
 
+    /// Takes away the claims that waiting pods have got from templates which have become outdated since, so that they get others.
+    async fn renew_claims(&self) -> Result<(), KubeError> {
+        let mut waiting: BTreeMap<String, BTreeMap<String, TemplateName>> = BTreeMap::new();
+        for pod in self.pods.state() {
+            if let (Some((namespace, template)), Some(uid)) = (wanted_by(&pod), pod.uid()) {
+                waiting.entry(namespace).or_default().insert(uid, template);
+            }
+        }
+        for (namespace, pods) in waiting {
+            let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
+            let claims = api.list(&ListParams::default()).await?.items;
+            for claim in outdated(&claims, &pods, &self.sizes(), Timestamp::now()) {
+                // One that the scheduler gives something to at this moment has changed.
+                let (uid, resource_version) = (claim.uid(), claim.resource_version());
+                let preconditions = Some(Preconditions { uid, resource_version });
+                let name = claim.name_any();
+                match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
+                    Ok(_) => tracing::info!(
+                        "claim {namespace}/{name} was for other GPUs; its pod gets another one"
+                    ),
+                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                    Err(error) => return Err(error.into()),
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn existing(&self) -> BTreeMap<TemplateKey, serde_json::Value> {
         let of = |template: &ResourceClaimTemplate| {
             let key = (template.namespace()?, template.name_any().parse().ok()?);
@@ -133,9 +178,11 @@ impl World {
         let api = Api::namespaced(self.client.clone(), namespace);
         match api.create(&PostParams::default(), &template).await {
             Ok(_) => tracing::info!("claim template {namespace}/{name} made"),
-            // Another replica was quicker, or the namespace is going, and its pods with it.
-            Err(kube::Error::Api(status))
-                if matches!(status.code, 404 | 409) || is_namespace_terminating(&status) => {}
+            Err(kube::Error::Api(status)) if status.code == 409 => {
+                return remove_foreign(&api, &name.to_string(), namespace).await;
+            }
+            // The namespace is going, and its pods with it.
+            Err(kube::Error::Api(status)) if status.code == 404 || is_namespace_terminating(&status) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -169,6 +216,23 @@ impl World {
             ..OwnerReference::default()
         })
     }
+}
+
+/// Another replica was quicker; or what has the name is none of ours, and pods would get what it asks for.
+async fn remove_foreign(
+    api: &Api<ResourceClaimTemplate>,
+    name: &str,
+    namespace: &str,
+) -> Result<(), KubeError> {
+    let there = api.get_opt(name).await?;
+    let Some(foreign) =
+        there.filter(|there| there.labels().get(MANAGED_BY.0).is_none_or(|by| by != MANAGED_BY.1))
+    else {
+        return Ok(());
+    };
+    let preconditions = Some(Preconditions { uid: foreign.uid(), resource_version: None });
+    api.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await?;
+    Err(KubeError::ForeignTemplate(format!("{namespace}/{name}")))
 }
 
 /// Something for each event; errors are logged, and the watch goes on after a while.

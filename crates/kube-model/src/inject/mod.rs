@@ -5,6 +5,7 @@ mod containers;
 mod denial;
 mod guard;
 mod read;
+mod read_back;
 mod review;
 mod target;
 #[cfg(test)]
@@ -16,11 +17,13 @@ use serde_json::{Value, json};
 pub use denial::Denial;
 pub use guard::{InjectionMode, Rules};
 pub use read::{LABEL, gpus_of, template_of};
+pub use read_back::missing_slice;
 pub use review::{Answer, ReviewOutcome, answer};
 
 use crate::names::SLICE_RESOURCE;
 use containers::ContainerList;
-use target::{CLAIM, TargetContainer};
+pub(crate) use target::CLAIM;
+use target::TargetContainer;
 
 /// Label of a pod that has got a slice: the name of its claim's template.
 pub const SLICE_LABEL: &str = "cantle.dev/slice";
