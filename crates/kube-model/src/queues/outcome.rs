@@ -93,13 +93,7 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
     }
     match status {
         TaskStatus::InProgress if stop == Some(StopRequest::Abort) => {
-            if has_ended(pod) || is_gone(pod) {
-                PodAction::End(TaskOutcome::Stopped(ABORTED))
-            } else if pod.metadata.deletion_timestamp.is_none() {
-                PodAction::Stop
-            } else {
-                PodAction::Nothing
-            }
+            stopped_first(pod, PodAction::End(TaskOutcome::Stopped(ABORTED)))
         }
         TaskStatus::InProgress => judge_running(pod, now, image_grace_s),
         // The SDK says so a moment before its process ends.
@@ -107,8 +101,35 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
             PodAction::Nothing
         }
         TaskStatus::Completed | TaskStatus::Publishing => PodAction::Remove("its task is done"),
-        _ => PodAction::Remove("its task was stopped"),
+        _ if node(pod).is_empty() => PodAction::Remove(STOPPED),
+        _ => stopped_first(pod, PodAction::Remove(STOPPED)),
     }
+}
+
+const STOPPED: &str = "its task was stopped";
+
+/// What is to be done once the pod has ended. Until then it has its time to end, and all of its log is to come.
+fn stopped_first(pod: &Pod, then: PodAction) -> PodAction {
+    if has_ended(pod) || is_gone(pod) {
+        then
+    } else if is_stopping(pod) || pod.metadata.deletion_timestamp.is_some() {
+        PodAction::Nothing
+    } else {
+        PodAction::Stop
+    }
+}
+
+/// How a pod is stopped on its node: its time is over. A pod that is deleted loses its log as soon as it has ended, whoever has
+/// read it by then; one whose time is over stays until it is deleted.
+pub const STOP_DEADLINE_S: i64 = 1;
+
+fn is_stopping(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds) == Some(STOP_DEADLINE_S)
+}
+
+/// Is it on a node, whose kubelet can stop it?
+pub fn is_on_node(pod: &Pod) -> bool {
+    !node(pod).is_empty()
 }
 
 /// The server has decided that it makes room for another task, and why: `status_reason` says it.
@@ -118,9 +139,7 @@ fn judge_evicted(pod: &Pod, task: &tasks::Task) -> PodAction {
         "Succeeded" if !deleted => PodAction::End(TaskOutcome::Completed),
         "Failed" if !deleted && lost(pod).is_none() => PodAction::End(TaskOutcome::Failed(failure(pod))),
         // What programs say about their end when they were asked to stop does not matter.
-        _ if has_ended(pod) || is_gone(pod) => PodAction::GiveBack(task.status_reason.clone()),
-        _ if deleted => PodAction::Nothing,
-        _ => PodAction::Stop,
+        _ => stopped_first(pod, PodAction::GiveBack(task.status_reason.clone())),
     }
 }
 
@@ -209,6 +228,9 @@ fn judge_pending(pod: &Pod, now: Timestamp, image_grace_s: i64) -> PodAction {
 /// Why a pod that failed is not to blame: its node went, or somebody needed its place.
 fn lost(pod: &Pod) -> Option<String> {
     let reason = pod.status.as_ref()?.reason.as_deref().unwrap_or_default();
+    if reason == "DeadlineExceeded" && is_stopping(pod) {
+        return Some("its pod was stopped".to_owned());
+    }
     let disrupted = condition(pod, "DisruptionTarget").filter(|condition| condition.status == "True");
     let by_kubelet = matches!(
         reason,
@@ -316,6 +338,16 @@ mod tests {
         pod
     }
 
+    /// As the leader has left it that wanted it stopped.
+    fn stopping(phase: &str) -> Value {
+        let mut pod = ended(phase, json!({"exitCode": 0, "reason": "Completed"}));
+        pod["spec"]["activeDeadlineSeconds"] = json!(STOP_DEADLINE_S);
+        if phase == "Failed" {
+            pod["status"]["reason"] = json!("DeadlineExceeded");
+        }
+        pod
+    }
+
     fn container(state: Value) -> Value {
         json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
     }
@@ -384,6 +416,8 @@ mod tests {
             let ended = ended(phase, json!({"exitCode": code}));
             assert_eq!(with(&deleted(ended, 30), &evicted), back, "whatever it said");
         }
+        assert_eq!(with(&stopping("Running"), &evicted), PodAction::Nothing, "it has its time to end");
+        assert_eq!(with(&stopping("Failed"), &evicted), back, "its log is there until it is deleted");
         let done = ended("Succeeded", json!({"exitCode": 0}));
         assert_eq!(with(&done, &evicted), PodAction::End(TaskOutcome::Completed), "it was quicker");
         let failed_itself = ended("Failed", json!({"exitCode": 3, "reason": "Error"}));
@@ -403,7 +437,12 @@ mod tests {
         let told = "out of memory: it was killed at its limit of 64Mi (OOMKilled, exit code 137)";
         assert_eq!(running(&oom), failed(told));
         let late = on_node(json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "too long"}));
-        assert_eq!(running(&late), failed("DeadlineExceeded: too long"));
+        assert_eq!(running(&late), failed("DeadlineExceeded: too long"), "somebody else's deadline");
+        assert_eq!(
+            running(&stopping("Failed")),
+            requeue("its pod was stopped"),
+            "nobody wants that any more"
+        );
     }
 
     #[test]
@@ -448,13 +487,22 @@ mod tests {
     #[test]
     fn what_the_server_decides_stands() {
         let alive = on_node(json!({"phase": "Running"}));
-        let stopping = task(TaskStatus::InProgress, StopRequest::Abort.as_str(), "");
-        assert_eq!(with(&alive, &stopping), PodAction::Stop);
-        assert_eq!(with(&deleted(alive.clone(), 30), &stopping), PodAction::Nothing);
+        let aborted = task(TaskStatus::InProgress, StopRequest::Abort.as_str(), "");
+        let end = PodAction::End(TaskOutcome::Stopped(ABORTED));
+        assert_eq!(with(&alive, &aborted), PodAction::Stop);
+        assert_eq!(with(&stopping("Running"), &aborted), PodAction::Nothing);
+        assert_eq!(with(&stopping("Failed"), &aborted), end);
+        assert_eq!(with(&deleted(alive.clone(), 30), &aborted), PodAction::Nothing);
         let killed = deleted(ended("Failed", json!({"exitCode": 137})), 30);
-        assert_eq!(with(&killed, &stopping), PodAction::End(TaskOutcome::Stopped(ABORTED)));
+        assert_eq!(with(&killed, &aborted), end);
+        let nowhere = pod(json!({"containers": []}), json!({"phase": "Pending"}));
+        assert_eq!(with(&nowhere, &aborted), PodAction::Stop);
         for status in [TaskStatus::Stopped, TaskStatus::Queued, TaskStatus::Created, TaskStatus::Failed] {
-            assert!(matches!(with(&alive, &task(status, "", "")), PodAction::Remove(_)), "{status}");
+            let over = task(status, "", "");
+            assert_eq!(with(&alive, &over), PodAction::Stop, "{status}: its log comes first");
+            assert_eq!(with(&stopping("Running"), &over), PodAction::Nothing, "{status}");
+            assert!(matches!(with(&stopping("Failed"), &over), PodAction::Remove(_)), "{status}");
+            assert!(matches!(with(&nowhere, &over), PodAction::Remove(_)), "{status}");
         }
         let completed = task(TaskStatus::Completed, "", "");
         assert_eq!(with(&alive, &completed), PodAction::Nothing, "its process is just ending");

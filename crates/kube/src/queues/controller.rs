@@ -10,6 +10,7 @@ use cantle_metrics::Fallback;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
+use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use tokio::time::Instant;
 
@@ -34,6 +35,7 @@ pub(super) struct Controller {
     pub(super) builder: PodBuilder,
     pub(super) leader: Leader,
     pub(super) logs: Logs,
+    pub(super) events: Recorder,
     pub(super) image_grace: Duration,
     pub(super) quotas: Quotas,
     pub(super) metrics: Arc<Metrics>,

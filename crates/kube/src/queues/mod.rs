@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use cantle_clearml::{Client as ClearMl, Credentials};
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Notify;
@@ -29,6 +30,7 @@ use crate::KubeError;
 use crate::node::ticks;
 use crate::observe::show;
 use crate::watched::follow;
+use act::MANAGER;
 use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess, ServerKeys};
 use controller::{Controller, Memory};
 use leader::Leader;
@@ -98,7 +100,9 @@ pub async fn serve_queues(
     metrics.ready();
     let keys = settings.secret.map_or(ServerKeys::Plain(settings.credentials), ServerKeys::Secret);
     let (name, namespace) = (settings.name, settings.namespace);
+    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
     let mut controller = Controller {
+        events: Recorder::new(client.clone(), reporter),
         quotas: Quotas::new(client.clone()),
         leader: Leader::new(client, &namespace, name.clone(), settings.identity, settings.lease_duration),
         builder: PodBuilder {
