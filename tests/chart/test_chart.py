@@ -1,6 +1,7 @@
 """What the chart makes of its values."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -151,6 +152,63 @@ def test_queues_are_given_to_the_controller_as_they_are(render):
     assert role["metadata"]["namespace"] == "jobs", "no rights in other namespaces"
     [container] = one(things, "Deployment", "cantle-queues")["spec"]["template"]["spec"]["containers"]
     assert "--namespace=jobs" in container["args"] and "--task-secret=keys" in container["args"]
+
+
+def settings(command):
+    """The values of a documented `helm install`, as helm reads `--set`: words and numbers that YAML has for others become such."""
+    values = {}
+    for path, value in re.findall(r"--set (\S+?)=(\S+)", command):
+        *keys, last = [key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path.replace('"', ""))]
+        inner = values
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = yaml.safe_load(value)
+    return values
+
+
+def test_the_documented_install_is_taken(chart, render):
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    [command] = re.findall(r"helm install cantle charts/cantle(?:.*\\\n)*.*", page)
+    values = settings(command)
+    assert values["node"]["nodeSelector"] == {"nvidia.com/gpu.present": True}, "what a shell makes of it"
+    chart.validate_schema(values)
+    pod = one(render(values), "DaemonSet", "cantle-node")["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}, "labels are text"
+
+
+def test_labels_of_nodes_are_text_everywhere(render):
+    where = {"a.b/c": True, "n": 3, "t": "x: 'y'"}
+    values = {part: {"nodeSelector": where} for part in ("webhook", "node")}
+    values |= {"queueController": {**QUEUES, "nodeSelector": where}, "agentk8sglue": {"queue": "q"}}
+    classic = render({**values, "path": "classic", "scheduler": {"nodeSelector": where}})
+    found = [thing for thing in classic if thing["kind"] in ("Deployment", "DaemonSet")]
+    assert len(found) == 4
+    for thing in found:
+        selector = thing["spec"]["template"]["spec"]["nodeSelector"]
+        assert selector == {"a.b/c": "true", "n": "3", "t": "x: 'y'"}, thing["metadata"]["name"]
+
+
+QUEUES = {"enabled": True, "url": "http://server:8008", "secret": "keys"}
+
+
+def test_pods_of_queues_have_a_namespace_that_the_injector_sees(render):
+    """In one that it leaves out they would get whole GPUs, and nobody would say so."""
+    import helm_python
+
+    things = render({"queueController": QUEUES, "agentk8sglue": {"queue": "q"}})
+    namespace = one(things, "Role", "cantle-queues")["metadata"]["namespace"]
+    [configuration] = of_kind(things, "MutatingWebhookConfiguration")
+    for webhook in configuration["webhooks"]:
+        [excluded] = webhook["namespaceSelector"]["matchExpressions"]
+        assert namespace not in excluded["values"]
+    for values, said in [
+        ({"namespace": ""}, "queueController.namespace is needed"),
+        ({"namespace": "cantle-system"}, "is cantle-system, which the injector leaves out"),
+        ({"namespace": "kube-system"}, "is kube-system, which the injector leaves out"),
+        ({"namespace": "left-out"}, "is left-out, which the injector leaves out"),
+    ]:
+        with pytest.raises(helm_python.HelmError, match=said):
+            render({"queueController": {**QUEUES, **values}, "agentk8sglue": {"queue": "q"}, "webhook": {"excludedNamespaces": ["left-out"]}})
 
 
 @pytest.mark.parametrize("values, said", [
