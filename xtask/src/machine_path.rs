@@ -26,7 +26,10 @@ pub(crate) fn check() -> Result<()> {
     for path in files(&root.join("crates"))? {
         let name = path.strip_prefix(&root).unwrap_or(&path).display().to_string();
         let is_test = name.contains("/tests");
-        if name.ends_with(".rs") && !is_test && !MAY_NAME_A_FOLDER.iter().any(|room| name.starts_with(room)) {
+        if name.ends_with(".rs")
+            && !is_test
+            && !MAY_NAME_A_FOLDER.iter().any(|folder| name.starts_with(folder))
+        {
             found.extend(places(&root, &path, &["Installation::in_directory"])?);
         }
     }

@@ -16,7 +16,7 @@ use crate::AgentConfig;
 /// If the task has neither, or its parameters are wrong.
 pub(crate) fn of_task(task: &tasks::Task, config: &AgentConfig, worker: &str) -> Result<Command, NodeError> {
     let unusable = |why: String| NodeError::Task { name: task.name.clone(), why };
-    let request = runnable(task).map_err(unusable)?;
+    let request = runnable(task).map_err(|why| unusable(why.to_string()))?;
     let env = environment(task, config, worker);
     if !request.command.is_empty() {
         // Code of ClearML's SDK often names an image that it does not need, and runs without one on ClearML's agents too.

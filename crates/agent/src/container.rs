@@ -1,6 +1,6 @@
 //! Tasks in containers: which image, with which options, running what.
 
-use cantle_clearml::tasks;
+use cantle_clearml::{Unrunnable, tasks};
 use cantle_driver::{ContainerParts, Driver};
 use cantle_model::TaskId;
 use cantle_node::{Command, Docker, NodeError};
@@ -46,7 +46,7 @@ pub(crate) fn container_spec(
         driver.container_parts(&spec.slices)?
     };
     let (image, mut options) = image_and_options(docker, &task.container)
-        .map_err(|why| NodeError::Task { name: task.name.clone(), why })?;
+        .map_err(|why| NodeError::Task { name: task.name.clone(), why: why.to_string() })?;
     // Last, so that a task can't be another's.
     options.extend(workers.labels());
     let is_sdk = is_sdk(&spec.argv);
@@ -73,7 +73,7 @@ pub(crate) fn written_back(
 }
 
 /// A task that names an image brings its own options; any other gets the daemon's.
-fn image_and_options(docker: &Docker, task: &tasks::Container) -> Result<(String, Vec<String>), String> {
+fn image_and_options(docker: &Docker, task: &tasks::Container) -> Result<(String, Vec<String>), Unrunnable> {
     let extra = docker.extra_options.iter().cloned();
     if task.image.is_empty() {
         let image = docker.image.clone().unwrap_or_else(|| DEFAULT_IMAGE.to_owned());
@@ -105,7 +105,7 @@ mod tests {
         let words = ["--init", "-e", "A=1", "-e", "B=two words"].map(str::to_owned).to_vec();
         assert_eq!(image_and_options(&docker, &task), Ok(("own:2".into(), words)));
         task.arguments = "-e 'B".into();
-        assert!(image_and_options(&docker, &task).unwrap_err().contains("not closed"));
+        assert!(image_and_options(&docker, &task).unwrap_err().to_string().contains("not closed"));
         assert_eq!(
             image_and_options(&Docker::default(), &tasks::Container::default()).unwrap().0,
             DEFAULT_IMAGE

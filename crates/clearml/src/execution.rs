@@ -2,29 +2,44 @@
 
 use cantle_model::ComputeMode;
 
-use crate::{TaskRequest, tasks};
+use crate::{TaskRequest, TaskRequestError, tasks};
 
 /// Runs the code of ClearML's SDK.
 pub const CLEARML_AGENT: &str = "clearml-agent";
 
+/// Why a task can't be run anywhere. Its text is the end of a sentence about the task.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unrunnable {
+    /// Its parameters are malformed.
+    #[error(transparent)]
+    Request(#[from] TaskRequestError),
+    /// Nothing enforces a share of compute time yet, so it is refused rather than promised.
+    #[error(
+        "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even"
+    )]
+    Compute,
+    /// There is nothing to run.
+    #[error("it has neither a command (parameter cantle/command) nor a script")]
+    NothingToRun,
+    /// Its container's arguments are no words of a shell.
+    #[error("its container arguments are not closed properly: {0}")]
+    ContainerArguments(String),
+}
+
 /// What a task requests, if cantle can enforce it and there is something to run.
 ///
 /// # Errors
-/// The text says what is wrong with the task: "it has neither a command nor a script".
-pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, String> {
-    let request = TaskRequest::from_hyperparams(&task.hyperparams).map_err(|error| error.to_string())?;
-    let request = request.unwrap_or_default();
-    // Nothing enforces a share of compute time yet, so it is refused rather than promised.
+/// What is wrong with the task.
+pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, Unrunnable> {
+    let request = TaskRequest::from_hyperparams(&task.hyperparams)?.unwrap_or_default();
     if request.compute != ComputeMode::Even {
-        let why =
-            "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even";
-        return Err(why.to_owned());
+        return Err(Unrunnable::Compute);
     }
     let script = &task.script;
     let has_script =
         !script.repository.is_empty() || !script.diff.is_empty() || !script.entry_point.is_empty();
     if request.command.is_empty() && !has_script {
-        return Err("it has neither a command (parameter cantle/command) nor a script".to_owned());
+        return Err(Unrunnable::NothingToRun);
     }
     Ok(request)
 }
@@ -41,11 +56,11 @@ impl tasks::Container {
     ///
     /// # Errors
     /// If a quote in the arguments is not closed.
-    pub fn image_and_options(&self) -> Result<(Option<String>, Vec<String>), String> {
+    pub fn image_and_options(&self) -> Result<(Option<String>, Vec<String>), Unrunnable> {
         let mut words = self.image.split_whitespace().map(str::to_owned);
         let image = words.next();
         let options = shlex::split(&self.arguments)
-            .ok_or_else(|| format!("its container arguments are not closed properly: {}", self.arguments))?;
+            .ok_or_else(|| Unrunnable::ContainerArguments(self.arguments.clone()))?;
         Ok((image, words.chain(options).collect()))
     }
 

@@ -30,6 +30,6 @@ pub use conf::{Conf, ConfError};
 pub use credentials::Credentials;
 #[cfg(feature = "client")]
 pub use error::{WireError, accept_refusal};
-pub use execution::{CLEARML_AGENT, runnable, sdk_command};
+pub use execution::{CLEARML_AGENT, Unrunnable, runnable, sdk_command};
 pub use status::{ABORTED, DONE, StatusReason, StopRequest};
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

@@ -183,7 +183,8 @@ impl From<KubeError> for CliError {
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
         let kind = if matches!(error, ServerError::Open(_)) { ErrorKind::Usage } else { ErrorKind::Failed };
-        Self::of(kind, error)
+        let hints = error.hints();
+        Self::of(kind, error).with_hints(hints)
     }
 }
 

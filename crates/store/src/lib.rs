@@ -13,6 +13,7 @@ mod error;
 mod events;
 mod evictions;
 mod flow;
+mod migrations;
 mod models;
 mod nodes;
 mod output;
@@ -90,7 +91,7 @@ impl Store {
         let full = options.clone().synchronous(SqliteSynchronous::Full);
         let normal = options.clone().synchronous(SqliteSynchronous::Normal);
         let state = SqlitePoolOptions::new().max_connections(1).connect_with(full).await?;
-        sqlx::migrate!().run(&state).await?;
+        migrations::migrator().run(&state).await?;
         let bulk = SqlitePoolOptions::new().max_connections(1).connect_with(normal).await?;
         let reading = options.pragma("query_only", "true");
         let readers = SqlitePoolOptions::new().max_connections(READERS).connect_with(reading).await?;

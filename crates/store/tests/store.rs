@@ -396,7 +396,8 @@ async fn requests_to_stop_in_an_older_database_are_kept() {
     let path = dir.path().join("cantle.db");
     let options = sqlx::sqlite::SqliteConnectOptions::new().filename(&path).create_if_missing(true);
     let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
-    let mut older = sqlx::migrate!();
+    let files = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations");
+    let mut older = sqlx::migrate::Migrator::new(files).await.unwrap();
     older.migrations = older.iter().filter(|migration| migration.version < 6).cloned().collect();
     older.run(&pool).await.unwrap();
     for (id, status, message) in [

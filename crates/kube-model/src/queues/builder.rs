@@ -70,7 +70,7 @@ impl PodBuilder {
     /// # Errors
     /// If the task can't run so.
     pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
-        let request = runnable(task)?;
+        let request = runnable(task).map_err(|why| why.to_string())?;
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         apply_request(&mut template, &request)?;
@@ -180,7 +180,7 @@ fn take_gpu_away(template: &mut Map<String, Value>) {
 
 /// Of `docker run`'s options those that set a variable mean something for a pod, as in ClearML's glue.
 fn image_and_env(container: &tasks::Container) -> Result<(Option<String>, BTreeMap<String, String>), String> {
-    let (image, options) = container.image_and_options()?;
+    let (image, options) = container.image_and_options().map_err(|why| why.to_string())?;
     let mut env = BTreeMap::new();
     let mut words = options.into_iter();
     while let Some(word) = words.next() {

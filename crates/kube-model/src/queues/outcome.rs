@@ -13,10 +13,10 @@ use crate::phase::{has_ended, phase};
 pub enum PodAction {
     /// All is as it should be.
     Nothing,
-    /// The task is still to be taken from its queue.
-    Take,
-    /// The task is this pod's: let it be scheduled.
-    Lift,
+    /// The task is still to be claimed from its queue.
+    Claim,
+    /// The task is this pod's: its gate is lifted, and the cluster's scheduler may have it.
+    LiftGate,
     /// The task gets this status message.
     Report(String),
     /// Somebody wants it stopped.
@@ -149,8 +149,8 @@ fn judge_gated(pod: &Pod, task: &tasks::Task, status: TaskStatus) -> PodAction {
     let deleted = pod.metadata.deletion_timestamp.is_some();
     match status {
         _ if claimed && deleted => PodAction::Requeue("its pod was deleted".to_owned()),
-        _ if claimed => PodAction::Lift,
-        TaskStatus::Queued if !deleted => PodAction::Take,
+        _ if claimed => PodAction::LiftGate,
+        TaskStatus::Queued if !deleted => PodAction::Claim,
         _ => PodAction::Remove("its task was never taken for it"),
     }
 }
@@ -389,8 +389,8 @@ mod tests {
     fn a_crash_at_any_point_leaves_a_pod_that_says_what_is_left_to_do() {
         let ours = task(TaskStatus::InProgress, "", "kubernetes pod u1");
         let anothers = task(TaskStatus::InProgress, "", "pulled by agent");
-        assert_eq!(with(&gated(), &task(TaskStatus::Queued, "", "")), PodAction::Take);
-        assert_eq!(with(&gated(), &ours), PodAction::Lift);
+        assert_eq!(with(&gated(), &task(TaskStatus::Queued, "", "")), PodAction::Claim);
+        assert_eq!(with(&gated(), &ours), PodAction::LiftGate);
         assert!(matches!(with(&gated(), &anothers), PodAction::Remove(_)));
         assert!(matches!(with(&gated(), &task(TaskStatus::Stopped, "", "")), PodAction::Remove(_)));
         assert_eq!(with(&deleted(gated(), 0), &ours), requeue("its pod was deleted"));

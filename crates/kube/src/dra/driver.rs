@@ -14,7 +14,7 @@ use kube::api::ListParams;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Mutex;
 
-use super::plugin::dra::{Claim, Device};
+use super::proto::dra::{Claim, Device};
 use crate::node::{Metrics, allocation, blocking};
 use crate::{KubeError, Version};
 use cantle_kube_model::ClaimError;

@@ -17,15 +17,8 @@ use crate::socket::stopped;
 /// How often a kubelet hears. It takes what is older than 30 seconds for unknown.
 const EVERY: Duration = Duration::from_secs(5);
 
-/// Generated from `proto/health.proto`.
-#[expect(unreachable_pub, reason = "generated")]
-mod api {
-    tonic::include_proto!("v1alpha1");
-}
-
-use api::dra_resource_health_server::DraResourceHealth;
-pub(super) use api::dra_resource_health_server::DraResourceHealthServer;
-use api::{
+use super::proto::health::dra_resource_health_server::DraResourceHealth;
+use super::proto::health::{
     DeviceHealth, DeviceIdentifier, HealthStatus, NodeWatchResourcesRequest, NodeWatchResourcesResponse,
 };
 

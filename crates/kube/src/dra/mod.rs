@@ -10,6 +10,7 @@ mod driver;
 mod health;
 mod node;
 mod plugin;
+mod proto;
 mod publish;
 
 pub use node::run;

@@ -14,7 +14,8 @@ use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
 use super::driver::Driver;
-use super::health::{DraResourceHealthServer, Health};
+use super::health::Health;
+use super::proto::health::dra_resource_health_server::DraResourceHealthServer;
 use crate::KubeError;
 use crate::node::Metrics;
 use crate::socket::{listen, stopped};
@@ -23,25 +24,13 @@ use cantle_kube_model::names::DRIVER;
 /// What a kubelet from 1.34 on speaks.
 const SERVICE: &str = "v1.DRAPlugin";
 
-/// Generated from `proto/dra.proto`.
-#[expect(unreachable_pub, reason = "generated")]
-pub(super) mod dra {
-    tonic::include_proto!("k8s.io.kubelet.pkg.apis.dra.v1");
-}
-
-/// Generated from `proto/registration.proto`.
-#[expect(unreachable_pub, reason = "generated")]
-mod registration {
-    tonic::include_proto!("pluginregistration");
-}
-
-use dra::dra_plugin_server::{DraPlugin, DraPluginServer};
-use dra::{
+use super::proto::dra::dra_plugin_server::{DraPlugin, DraPluginServer};
+use super::proto::dra::{
     NodePrepareResourceResponse, NodePrepareResourcesRequest, NodePrepareResourcesResponse,
     NodeUnprepareResourceResponse, NodeUnprepareResourcesRequest, NodeUnprepareResourcesResponse,
 };
-use registration::registration_server::{Registration, RegistrationServer};
-use registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
+use super::proto::registration::registration_server::{Registration, RegistrationServer};
+use super::proto::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
 
 #[tonic::async_trait]
 impl DraPlugin for Driver {

@@ -9,7 +9,7 @@ use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::controller::{ActionResult, Backlog, Controller};
-use super::metrics::CountedOutcome;
+use super::metrics::{CountedOutcome, known_uid};
 use crate::KubeError;
 use crate::api_status::is_denied_by_webhook;
 use cantle_kube_model::inject::missing_slice;
@@ -40,8 +40,8 @@ impl Controller {
         };
         match step {
             // Taking is for the admission, which fences it.
-            PodAction::Nothing | PodAction::Take => Ok(ActionResult::Nothing),
-            PodAction::Lift => self.lift(pod, task).await,
+            PodAction::Nothing | PodAction::Claim => Ok(ActionResult::Nothing),
+            PodAction::LiftGate => self.lift(pod, task).await,
             PodAction::Report(words) => {
                 self.server.report_message(task, &words).await?;
                 Ok(ActionResult::Reported(words))
@@ -59,7 +59,7 @@ impl Controller {
             PodAction::Requeue(why) => self.requeue(pod, task, &why).await,
             PodAction::GiveBack(why) => {
                 tracing::info!(task, "back to the front of its queue: {why}");
-                self.server.give_back(task, &pod.uid().unwrap_or_default(), &why).await?;
+                self.server.give_back(task, &known_uid(pod.uid()), &why).await?;
                 self.metrics.count(CountedOutcome::Requeued);
                 self.remove(pod).await
             }
@@ -201,7 +201,7 @@ impl Controller {
             self.warn(pod, &why).await;
             return self.requeue(pod, task, &why).await;
         }
-        let (uid, admitted) = (pod.uid().unwrap_or_default(), AdmittedSlices::of_pod(pod));
+        let (uid, admitted) = (known_uid(pod.uid()), AdmittedSlices::of_pod(pod));
         let weight = PodRequest::of_pod(pod).quota_milli;
         match self.server.hold(&self.builder.owner, task, &uid, admitted.slices, weight).await {
             // Others of the project were faster, elsewhere.

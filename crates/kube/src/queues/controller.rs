@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use cantle_kube_model::queues::admit::queue_of;
 use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder};
-use cantle_metrics::Fallback;
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
@@ -16,7 +15,7 @@ use tokio::time::Instant;
 
 use super::leader::Leader;
 use super::logs::Logs;
-use super::metrics::{FALLBACKS, Metrics};
+use super::metrics::{Metrics, known_uid};
 use super::quotas::Quotas;
 use super::server::Server;
 use crate::KubeError;
@@ -91,12 +90,7 @@ impl Controller {
     /// Remembers what came of actions on pods, by uid.
     pub(super) fn note(&mut self, results: Vec<(Option<String>, Result<ActionResult, KubeError>)>) {
         for (uid, result) in results {
-            let uid = uid.unwrap_or_else(|| {
-                if FALLBACKS.count(Fallback::MissingUid, "") {
-                    tracing::warn!("a pod without a uid; what is known of it is forgotten with the next one");
-                }
-                String::new()
-            });
+            let uid = known_uid(uid);
             match result {
                 Ok(ActionResult::Nothing) => {}
                 Ok(ActionResult::Reported(message)) => drop(self.memory.messages.insert(uid, message)),

@@ -19,6 +19,16 @@ const BOUNDS_S: [f64; 8] = [0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 20.0];
 /// What the controller assumed because it could not read what it was given.
 pub(super) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::MissingUid, Fallback::UnreadableRequest]);
 
+/// The uid of a pod, which the API server gives to every pod. One without is counted, logged once and has none.
+pub(super) fn known_uid(uid: Option<String>) -> String {
+    uid.unwrap_or_else(|| {
+        if FALLBACKS.count(Fallback::MissingUid, "") {
+            tracing::warn!("a pod without a uid; what is known of it is forgotten with the next one");
+        }
+        String::new()
+    })
+}
+
 /// What became of a task.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum CountedOutcome {

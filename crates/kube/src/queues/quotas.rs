@@ -15,6 +15,7 @@ use kube::{Client, ResourceExt as _};
 use tokio::time::Instant;
 
 use super::controller::{Backlog, Controller};
+use super::metrics::known_uid;
 use crate::KubeError;
 use crate::cluster::Watched;
 use cantle_kube_model::cluster::ClusterView;
@@ -126,7 +127,7 @@ impl Controller {
         self.server.evict(&self.builder.owner, evictions, &look.fleet).await?;
         let pods: Vec<&Pod> = pods.iter().map(Borrow::borrow).collect();
         for pod in &pods {
-            let uid = pod.uid().unwrap_or_default();
+            let uid = known_uid(pod.uid());
             if decided.stuck.contains(&uid) && !self.memory.finished.contains(&uid) {
                 let outcome = self.act(pod, PodAction::Requeue(GONE.to_owned())).await;
                 self.note(vec![(Some(uid), outcome)]);

@@ -202,7 +202,7 @@ impl Controller {
     async fn handle_pods(&mut self, turn: &mut Turn) {
         let actions = self.actions(&turn.pods, &turn.tasks, &turn.backlog);
         let (to_take, actions): (Vec<_>, Vec<_>) =
-            actions.into_iter().partition(|(_, action)| *action == PodAction::Take);
+            actions.into_iter().partition(|(_, action)| *action == PodAction::Claim);
         let this = &*self;
         let acts = stream::iter(actions).map(|(pod, action)| async move {
             let result = this.act(&pod, action).await;
@@ -234,8 +234,8 @@ impl Controller {
                 PodAction::End(_) | PodAction::Remove(_) | PodAction::GiveBack(_) | PodAction::Requeue(_) => {
                     has_ended(pod) && !self.logs.is_done(&uid)
                 }
-                PodAction::Take => !self.is_to_be_taken(&uid, pod, task, backlog),
-                PodAction::Lift | PodAction::Stop => false,
+                PodAction::Claim => !self.is_to_be_taken(&uid, pod, task, backlog),
+                PodAction::LiftGate | PodAction::Stop => false,
             };
             if !waits {
                 actions.push((Arc::clone(pod), action));

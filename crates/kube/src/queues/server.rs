@@ -6,8 +6,8 @@ use cantle_clearml::cantle::{ReportNode, ReportTask};
 use cantle_clearml::events::{GetTaskLog, ReportedEvent};
 use cantle_clearml::quotas::{Evict, Fleet, GetFleet, GiveBack};
 use cantle_clearml::{
-    Client, DONE, Listing, StatusReason, TaskRequest, WireError as Error, accept_refusal, queues, subcode,
-    tasks, workers,
+    Client, DONE, Listing, StatusReason, TaskRequest, WireError, accept_refusal, queues, subcode, tasks,
+    workers,
 };
 use cantle_decide::victims;
 use cantle_metrics::Fallback;
@@ -44,7 +44,7 @@ impl Server {
         file.queues.iter().map(id).collect()
     }
 
-    async fn create_missing(&self, file: &QueueFile) -> Result<(), Error> {
+    async fn create_missing(&self, file: &QueueFile) -> Result<(), WireError> {
         let all = self.client.call(&queues::GetAll::default()).await?.queues;
         let missing =
             file.queues.iter().filter(|wanted| !all.iter().any(|queue| is_called(queue, &wanted.name)));
@@ -60,7 +60,7 @@ impl Server {
     }
 
     /// Somebody serves these queues.
-    pub(super) async fn report(&self, worker: &str, queues: &[String]) -> Result<(), Error> {
+    pub(super) async fn report(&self, worker: &str, queues: &[String]) -> Result<(), WireError> {
         let report = workers::StatusReport {
             worker: worker.to_owned(),
             timestamp: jiff::Timestamp::now().as_millisecond(),
@@ -72,7 +72,7 @@ impl Server {
     }
 
     /// Who waits in which queue.
-    pub(super) async fn backlog(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, Error> {
+    pub(super) async fn backlog(&self, ids: &[String]) -> Result<BTreeMap<String, Vec<String>>, WireError> {
         let list = Listing::fields(ids.to_vec(), &["id", "entries"]);
         let found = self.client.call(&queues::GetAll { list }).await?.queues;
         let entries = |entries: Vec<queues::Entry>| entries.into_iter().map(|entry| entry.task).collect();
@@ -80,12 +80,12 @@ impl Server {
     }
 
     /// In which state tasks are.
-    pub(super) async fn states(&self, ids: &[String]) -> Result<Tasks, Error> {
+    pub(super) async fn states(&self, ids: &[String]) -> Result<Tasks, WireError> {
         self.tasks(ids, &["id", "status", "status_message", "status_reason"]).await
     }
 
     /// What waiting tasks ask for; what can't be read is refused when the pod is made, and until then taken for nothing.
-    pub(super) async fn requests(&self, ids: &[String]) -> Result<BTreeMap<String, TaskRequest>, Error> {
+    pub(super) async fn requests(&self, ids: &[String]) -> Result<BTreeMap<String, TaskRequest>, WireError> {
         let tasks = self.tasks(ids, &["id", "hyperparams"]).await?;
         let request = |task: &tasks::Task| {
             let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
@@ -100,7 +100,7 @@ impl Server {
     }
 
     /// What is under quotas; empty if nothing is, or the server knows none.
-    pub(super) async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, Error> {
+    pub(super) async fn fleet(&self, node: &str, queues: &[String]) -> Result<Fleet, WireError> {
         let request = GetFleet { node: node.to_owned(), queues: queues.to_vec() };
         Ok(self.client.call_extended(&request).await?.unwrap_or_default())
     }
@@ -113,7 +113,7 @@ impl Server {
         lease: &str,
         slices: Vec<Slice>,
         quota_milli: Option<u64>,
-    ) -> Result<(), Error> {
+    ) -> Result<(), WireError> {
         let (task, node, lease) = (task.to_owned(), node.to_owned(), lease.to_owned());
         let report = ReportTask { task, node, lease, slices, quota_milli, ..ReportTask::default() };
         self.client.call_extended(&report).await.map(drop)
@@ -125,7 +125,7 @@ impl Server {
         node: &str,
         evictions: Vec<Eviction>,
         seen: &Fleet,
-    ) -> Result<(), Error> {
+    ) -> Result<(), WireError> {
         if evictions.is_empty() {
             return Ok(());
         }
@@ -151,22 +151,22 @@ impl Server {
     }
 
     /// A task that has made room goes back to the front of its queue.
-    pub(super) async fn give_back(&self, task: &str, lease: &str, why: &str) -> Result<(), Error> {
+    pub(super) async fn give_back(&self, task: &str, lease: &str, why: &str) -> Result<(), WireError> {
         let (task, lease, reason) = (task.to_owned(), lease.to_owned(), why.to_owned());
         self.client.call_extended(&GiveBack { task, lease, reason }).await.map(drop)
     }
 
     /// Shows the cluster.
-    pub(super) async fn report_node(&self, report: &ReportNode) -> Result<(), Error> {
+    pub(super) async fn report_node(&self, report: &ReportNode) -> Result<(), WireError> {
         self.client.call_extended(report).await.map(drop)
     }
 
     /// All that pods are made of.
-    pub(super) async fn whole(&self, ids: &[String]) -> Result<Tasks, Error> {
+    pub(super) async fn whole(&self, ids: &[String]) -> Result<Tasks, WireError> {
         self.tasks(ids, &["id", "name", "status", "script", "container", "hyperparams"]).await
     }
 
-    async fn tasks(&self, ids: &[String], fields: &[&str]) -> Result<Tasks, Error> {
+    async fn tasks(&self, ids: &[String], fields: &[&str]) -> Result<Tasks, WireError> {
         let mut found = Tasks::new();
         for ids in ids.chunks(BATCH) {
             let list = Listing::fields(ids.to_vec(), fields);
@@ -183,7 +183,7 @@ impl Server {
         task: &str,
         claim: &str,
         words: &str,
-    ) -> Result<bool, Error> {
+    ) -> Result<bool, WireError> {
         let next =
             queues::GetNextTask { queue: queue.to_owned(), task: Some(task.to_owned()), get_task_info: None };
         match self.client.call(&next).await?.entry {
@@ -206,7 +206,7 @@ impl Server {
     }
 
     /// Puts a task that is in no queue into this one, as the next.
-    pub(super) async fn put_in_front(&self, queue: &str, task: &str) -> Result<(), Error> {
+    pub(super) async fn put_in_front(&self, queue: &str, task: &str) -> Result<(), WireError> {
         let (queue, task) = (queue.to_owned(), task.to_owned());
         let add = queues::AddTask { queue: queue.clone(), task: task.clone() };
         match self.client.call(&add).await {
@@ -218,7 +218,7 @@ impl Server {
     }
 
     /// A task whose pod was lost goes back to where it came from.
-    pub(super) async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), Error> {
+    pub(super) async fn requeue(&self, queue: &str, task: &str, why: &str) -> Result<(), WireError> {
         let words = Some(StatusReason::PutBack(why).to_string());
         let enqueue = tasks::Enqueue {
             task: task.to_owned(),
@@ -245,13 +245,13 @@ impl Server {
     }
 
     /// Shows on the task what its pod waits for, or where it runs.
-    pub(super) async fn report_message(&self, task: &str, words: &str) -> Result<(), Error> {
+    pub(super) async fn report_message(&self, task: &str, words: &str) -> Result<(), WireError> {
         let body = serde_json::json!({"task": task, "status_message": words});
         accept_refusal(self.client.call_value("tasks.update", &body).await.map(drop))
     }
 
     /// Tells how a task ended.
-    pub(super) async fn end(&self, task: &str, end: &TaskOutcome) -> Result<(), Error> {
+    pub(super) async fn end(&self, task: &str, end: &TaskOutcome) -> Result<(), WireError> {
         let (task, force) = (task.to_owned(), true);
         let words = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
         accept_refusal(match end {
@@ -278,12 +278,16 @@ impl Server {
     }
 
     /// Sends a piece of a task's output.
-    pub(super) async fn log(&self, event: ReportedEvent) -> Result<(), Error> {
+    pub(super) async fn log(&self, event: ReportedEvent) -> Result<(), WireError> {
         accept_refusal(self.client.add_batch(&[event]).await.map(drop))
     }
 
     /// The last piece of output that this worker sent of a task: time in milliseconds, and text.
-    pub(super) async fn last_log(&self, task: &str, worker: &str) -> Result<Option<(i64, String)>, Error> {
+    pub(super) async fn last_log(
+        &self,
+        task: &str,
+        worker: &str,
+    ) -> Result<Option<(i64, String)>, WireError> {
         let request = GetTaskLog {
             task: task.to_owned(),
             batch_size: Some(100),
