@@ -191,6 +191,44 @@ def test_labels_of_nodes_are_text_everywhere(render):
 QUEUES = {"enabled": True, "url": "http://server:8008", "secret": "keys"}
 
 
+# The keys of ClearML's own agent chart (clearml-agent 5.3), with values of the kinds that it has.
+THEIRS = {
+    "global": {"imageRegistry": "docker.io"},
+    "imageCredentials": {"enabled": False, "registry": "docker.io", "username": "u", "password": "p", "email": "e"},
+    "clearml": {"agentk8sglueKey": "A", "agentk8sglueSecret": "S", "clearmlConfig": "sdk {}"},
+    "sessions": {"portModeEnabled": False, "svcType": "NodePort", "startingPort": 30000, "maxServices": 20},
+}
+OF_THEIR_AGENT = """image replicaCount resources initContainers serviceAccountAnnotations
+serviceExistingAccountName clearmlcheckCertificate labels annotations extraEnvs
+podSecurityContext containerSecurityContext additionalClusterRoleBindings additionalRoleBindings nodeSelector
+tolerations affinity volumes volumeMounts fileMounts""".split()
+EMPTY_LISTS = {"extraEnvs", "additionalClusterRoleBindings", "additionalRoleBindings", "tolerations", "volumes", "volumeMounts", "fileMounts"}
+
+
+def theirs():
+    given = {key: [] if key in EMPTY_LISTS else {} for key in OF_THEIR_AGENT}
+    given |= {"replicaCount": 1, "clearmlcheckCertificate": True, "serviceExistingAccountName": "", "image": {"registry": "", "tag": "1"}}
+    template = dict.fromkeys(["labels", "annotations", "resources", "nodeSelector", "affinity", "podSecurityContext", "containerSecurityContext"], {})
+    template |= dict.fromkeys(["initContainers", "volumes", "volumeMounts", "fileMounts", "env", "tolerations", "hostAliases"], [])
+    template |= {"schedulerName": "", "priorityClassName": ""}
+    used = {"apiServerUrlReference": "https://api.clear.ml", "fileServerUrlReference": "https://files.clear.ml", "webServerUrlReference": "https://app.clear.ml"}
+    used |= {"defaultContainerImage": "ubuntu:24.04", "queue": "default", "createQueueIfNotExists": False}
+    return {**THEIRS, "agentk8sglue": {**given, **used, "basePodTemplate": template}}
+
+
+def test_a_file_of_clearmls_agent_chart_is_taken_and_what_has_no_effect_is_named(chart, render):
+    values = {**theirs(), "queueController": {"enabled": True, "secret": "keys"}}
+    chart.validate_schema(values)
+    [container] = one(render(values), "Deployment", "cantle-queues")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "CLEARML_API_HOST", "value": "https://api.clear.ml"} in container["env"], "their address is ours"
+    [notes] = [text for path, text in chart.render(values, name="cantle", namespace="n").items() if path.endswith("NOTES.txt")]
+    for key in ["clearml", "imageCredentials", "sessions", *(f"agentk8sglue.{key}" for key in OF_THEIR_AGENT)]:
+        assert re.search(rf"[ ,]{re.escape(key)}(,|$)", notes, re.MULTILINE), (key, notes)
+    assert "agentk8sglue.queue," not in notes and "agentk8sglue.basePodTemplate" not in notes
+    [plain] = [text for path, text in chart.render(name="cantle", namespace="n").items() if path.endswith("NOTES.txt")]
+    assert "no effect" not in plain
+
+
 def test_pods_of_queues_have_a_namespace_that_the_injector_sees(render):
     """In one that it leaves out they would get whole GPUs, and nobody would say so."""
     import helm_python

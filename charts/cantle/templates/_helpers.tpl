@@ -68,3 +68,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ $key }}: {{ $value | toString | quote }}
 {{- end }}
 {{- end }}
+
+{{- /* What a file of ClearML's agent chart has that changes nothing here: a list, as JSON. */}}
+{{- define "cantle.withoutEffect" -}}
+{{- $known := list "queue" "createQueueIfNotExists" "createQueues" "defaultContainerImage" "apiServerUrlReference" "fileServerUrlReference" "webServerUrlReference" "basePodTemplate" "queues" }}
+{{- $found := list }}
+{{- range list "clearml" "imageCredentials" "sessions" }}
+{{- if hasKey $.Values . }}{{ $found = append $found . }}{{ end }}
+{{- end }}
+{{- range $key := keys .Values.agentk8sglue | sortAlpha }}
+{{- if not (has $key $known) }}{{ $found = append $found (printf "agentk8sglue.%s" $key) }}{{ end }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}

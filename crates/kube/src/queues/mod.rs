@@ -79,6 +79,12 @@ pub async fn serve_queues(
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), KubeError> {
     let mut stop = std::pin::pin!(stop);
+    if !settings.file.without_effect.is_empty() {
+        let keys = settings.file.without_effect.join(", ");
+        tracing::warn!(
+            "agentk8sglue: these are settings of ClearML's own agent and change nothing here: {keys}"
+        );
+    }
     let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
     let server = Arc::new(Server { client: clearml });
     let mut background = JoinSet::new();
