@@ -1,10 +1,13 @@
 """Pods in the words of ClearML and Run:ai on the real API server: what they get, what is refused, and what happens while the
 injector is away."""
 
+import json
+import time
+
 import pytest
 import yaml
 
-from api import RESOURCE, ApiError
+from api import RESOURCE, ApiError, claim_template, node
 from documented import LABELLED
 from injector import pod
 from processes import wait_until
@@ -92,6 +95,58 @@ def test_templates_follow_the_gpus(plane, injector, hand_made, make_driver, name
     assert template["metadata"]["name"] == "cantle-fraction-2500"
     [owner] = template["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("DeviceClass", "shared.gpu.cantle.dev")
+
+
+def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver, namespace):
+    """A pod that waits gets a claim that they can serve, and so does the first one after them."""
+    make_driver(hand_made, "1xA100-40GB")
+    pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-larger"
+    for name, part in [("first", "0.875"), ("waits", "0.500")]:
+        plane.api.create(pods, pod({LABEL: part}, name=name))
+    allocated(plane, namespace, 1)
+    unschedulable = lambda: any(c["reason"] == "Unschedulable" for c in plane.api.get(f"{pods}/waits")["status"].get("conditions", []))
+    wait_until(unschedulable, 60, "a GPU that is full")
+    plane.api.create("/api/v1/nodes", node(later))
+    try:
+        make_driver(later, "2xH100-80GB")
+        # Nobody who waits wants this one; it is renewed all the same.
+        template = lambda: json.dumps(plane.api.get(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-fraction-8750"))
+        wait_until(lambda: "m81558" in template(), 60, template)
+        plane.api.create(pods, pod({LABEL: "0.875"}, name="late"))
+        [share] = allocated(plane, namespace, 2)["late"]
+        assert share["pool"] == later
+        began = time.monotonic()
+        wait_until(lambda: plane.api.get(f"{pods}/waits")["spec"].get("nodeName") == later, 150, lambda: claims_of(plane, namespace))
+        print(f"\nthe pod that waited has its place after {time.monotonic() - began:.0f} s")
+    finally:
+        for each in plane.api.items(pods):
+            plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)
+        plane.api.delete(f"/api/v1/nodes/{later}")
+
+
+def test_a_template_of_somebody_else_is_never_used(plane, injector, hand_made, make_driver, namespace):
+    """One that was there before cantle: it has the name of an eighth, and asks for a whole GPU."""
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    kept = plane.api.get(f"{bindings}/cantle-webhook-templates")
+    plane.api.delete(f"{bindings}/cantle-webhook-templates")
+    templates = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates"
+
+    def is_made():
+        try:
+            return plane.api.create(templates, claim_template("cantle-fraction-1250", "whole.gpu.cantle.dev"))
+        except ApiError as error:
+            assert "kept for claim templates of the injector" in str(error)
+            return None
+
+    try:
+        wait_until(is_made, 30, "the end of the policy")
+    finally:
+        plane.api.create(bindings, {"metadata": {"name": "cantle-webhook-templates"}, "spec": kept["spec"]})
+    wait_until(lambda: not plane.api.items(templates), 30, lambda: plane.api.items(templates))
+    make_driver(hand_made, "2xA100-40GB")
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod({LABEL: "0.125"}, name="eighth"))
+    [share] = allocated(plane, namespace, 1)["eighth"]
+    assert share["consumedCapacity"] == {"memory": "5Gi"}, share
 
 
 def test_two_gpus(plane, injector, hand_made, make_driver, namespace):

@@ -111,11 +111,13 @@ fn quantity(mib: u64) -> String {
 pub enum TemplateAction {
     /// Make it.
     Create(TemplateKey, Value),
-    /// There are GPUs that it is not for, so delete it and create it again: a template can't be changed. Claims that came
-    /// from the old one stay as they are.
-    Replace(TemplateKey, Value),
+    /// There are GPUs that it is not for, or somebody else made it. A template can't be changed: it is created again when it is
+    /// gone and a pod waits for it.
+    Remove(TemplateKey),
 }
 
+/// `existing` has null for templates of others under names of ours.
+///
 /// What is missing of those that pods wait for, and what is outdated of all: the first pod that wants a template gets its claim
 /// from it before anybody could renew it.
 #[must_use]
@@ -126,9 +128,8 @@ pub fn steps(
 ) -> Vec<TemplateAction> {
     let step = |key: &TemplateKey| match existing.get(key) {
         None => Some(TemplateAction::Create(key.clone(), spec(&key.1, sizes)?)),
-        Some(there) if !is_current(there, &key.1, sizes) => {
-            Some(TemplateAction::Replace(key.clone(), spec(&key.1, sizes)?))
-        }
+        Some(Value::Null) => Some(TemplateAction::Remove(key.clone())),
+        Some(there) if !is_current(there, &key.1, sizes) => Some(TemplateAction::Remove(key.clone())),
         Some(_) => None,
     };
     let all: BTreeSet<&TemplateKey> = wanted.iter().chain(existing.keys()).collect();
@@ -246,10 +247,7 @@ mod tests {
         assert!(steps(&wanted, &existing, &small).is_empty());
         let both = GpuSizes::from([(40_960, 1), (81_920, 1)]);
         let for_both = spec(&half(), &both).unwrap();
-        assert_eq!(
-            steps(&wanted, &existing, &both),
-            [TemplateAction::Replace(key.clone(), for_both.clone())]
-        );
+        assert_eq!(steps(&wanted, &existing, &both), [TemplateAction::Remove(key.clone())]);
         let existing = BTreeMap::from([(key, for_both)]);
         assert!(
             steps(&wanted, &existing, &small).is_empty(),
@@ -263,12 +261,16 @@ mod tests {
         let small = spec(&half(), &GpuSizes::from([(40_960, 1)])).unwrap();
         let existing = BTreeMap::from([(key.clone(), small)]);
         let large = GpuSizes::from([(81_558, 2)]);
-        let [TemplateAction::Replace(which, spec)] = &*steps(&BTreeSet::new(), &existing, &large) else {
-            panic!("the next pod's claim would be for 40 GiB alone")
-        };
-        assert_eq!(which, &key);
-        assert!(is_current(spec, &half(), &large));
-        assert!(steps(&BTreeSet::new(), &existing, &GpuSizes::new()).is_empty(), "nothing better is known");
+        let removed = [TemplateAction::Remove(key.clone())];
+        let none = BTreeSet::new();
+        assert_eq!(
+            steps(&none, &existing, &large),
+            removed,
+            "the next pod's claim would be for 40 GiB alone"
+        );
+        assert!(steps(&none, &existing, &GpuSizes::new()).is_empty(), "nothing better is known");
+        let foreign = BTreeMap::from([(key, Value::Null)]);
+        assert_eq!(steps(&none, &foreign, &GpuSizes::new()), removed, "somebody else's");
     }
 
     /// Somebody else's under a name of ours.
@@ -289,8 +291,9 @@ mod tests {
             json!("40Gi");
         for foreign in [whole, more, two, larger] {
             let existing = BTreeMap::from([(key.clone(), foreign.clone())]);
-            assert!(
-                matches!(&*steps(&BTreeSet::new(), &existing, &sizes), [TemplateAction::Replace(..)]),
+            assert_eq!(
+                steps(&BTreeSet::new(), &existing, &sizes),
+                [TemplateAction::Remove(key.clone())],
                 "{foreign}"
             );
         }

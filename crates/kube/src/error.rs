@@ -48,11 +48,6 @@ pub enum KubeError {
     /// A listener that fails.
     #[error("cannot serve: {0}")]
     Serve(#[source] std::io::Error),
-    /// A claim template of somebody else's under a name of ours.
-    #[error(
-        "claim template {0} was not made by cantle, and its name is kept for those that are: it was taken away"
-    )]
-    ForeignTemplate(String),
     /// Something that was published and not kept.
     #[error(transparent)]
     Dropped(#[from] DroppedError),
@@ -164,7 +159,6 @@ impl KubeError {
             | Self::Claim(_)
             | Self::Slice { .. }
             | Self::Contended(_)
-            | Self::ForeignTemplate(_)
             | Self::Kubelet { .. }
             | Self::Socket { .. }
             | Self::Cdi { .. }

@@ -81,11 +81,10 @@ impl World {
         let (templates, templates_in) = store();
         let (slices, slices_in) = store();
         let waiting = watcher::Config::default().labels(SLICE_LABEL).fields("status.phase=Pending");
-        let ours = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
         let driver = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let changes = [
             changes(reflector(pods_in, watcher(Api::<PartialObjectMeta<Pod>>::all(client.clone()), waiting))),
-            changes(reflector(templates_in, watcher(Api::all(client.clone()), ours))),
+            changes(reflector(templates_in, watcher(Api::all(client.clone()), watcher::Config::default()))),
             changes(reflector(slices_in, watcher(Api::all(client.clone()), driver))),
         ];
         (Self { client, pods, templates, slices }, stream::select_all(changes))
@@ -99,7 +98,7 @@ impl World {
         for step in steps(&wanted, &self.existing(), &self.sizes()) {
             let (done, (namespace, name)) = match &step {
                 TemplateAction::Create(key, spec) => (self.create(key, spec).await, key),
-                TemplateAction::Replace(key, _) => (self.delete(key).await, key),
+                TemplateAction::Remove(key) => (self.delete(key).await, key),
             };
             if let Err(error) = done {
                 tracing::warn!("claim template {namespace}/{name}: {error}; trying again");
@@ -137,10 +136,12 @@ impl World {
         Ok(())
     }
 
+    /// Templates under names of ours; null for those that somebody else has made.
     fn existing(&self) -> BTreeMap<TemplateKey, serde_json::Value> {
         let of = |template: &ResourceClaimTemplate| {
             let key = (template.namespace()?, template.name_any().parse().ok()?);
-            Some((key, json!(template.spec)))
+            let is_ours = template.labels().get(MANAGED_BY.0).is_some_and(|by| by == MANAGED_BY.1);
+            Some((key, if is_ours { json!(template.spec) } else { serde_json::Value::Null }))
         };
         self.templates.state().iter().filter_map(|template| of(template)).collect()
     }
@@ -178,11 +179,9 @@ impl World {
         let api = Api::namespaced(self.client.clone(), namespace);
         match api.create(&PostParams::default(), &template).await {
             Ok(_) => tracing::info!("claim template {namespace}/{name} made"),
-            Err(kube::Error::Api(status)) if status.code == 409 => {
-                return remove_foreign(&api, &name.to_string(), namespace).await;
-            }
-            // The namespace is going, and its pods with it.
-            Err(kube::Error::Api(status)) if status.code == 404 || is_namespace_terminating(&status) => {}
+            // Another replica was quicker, or the namespace is going, and its pods with it.
+            Err(kube::Error::Api(status))
+                if matches!(status.code, 404 | 409) || is_namespace_terminating(&status) => {}
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -197,7 +196,7 @@ impl World {
         let api: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), namespace);
         match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
             Ok(_) => {
-                tracing::info!("claim template {namespace}/{name} was for other GPUs; creating it again")
+                tracing::info!("claim template {namespace}/{name} is not as it has to be; creating it again")
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error.into()),
@@ -216,23 +215,6 @@ impl World {
             ..OwnerReference::default()
         })
     }
-}
-
-/// Another replica was quicker; or what has the name is none of ours, and pods would get what it asks for.
-async fn remove_foreign(
-    api: &Api<ResourceClaimTemplate>,
-    name: &str,
-    namespace: &str,
-) -> Result<(), KubeError> {
-    let there = api.get_opt(name).await?;
-    let Some(foreign) =
-        there.filter(|there| there.labels().get(MANAGED_BY.0).is_none_or(|by| by != MANAGED_BY.1))
-    else {
-        return Ok(());
-    };
-    let preconditions = Some(Preconditions { uid: foreign.uid(), resource_version: None });
-    api.delete(name, &DeleteParams { preconditions, ..DeleteParams::default() }).await?;
-    Err(KubeError::ForeignTemplate(format!("{namespace}/{name}")))
 }
 
 /// Something for each event; errors are logged, and the watch goes on after a while.
