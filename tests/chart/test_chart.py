@@ -84,7 +84,8 @@ def test_names_fit_together(render, mode):
         [volume] = pod["spec"]["volumes"]
         made = [c["spec"]["secretName"] for c in of_kind(things, "Certificate")]
         assert volume["secret"]["secretName"] == (made[0] if made else "mine")
-        assert of_kind(things, "Role") == [], "only its own authority needs to write a Secret"
+        rules = [rule for role in of_kind(things, "Role") for rule in role["rules"]]
+        assert all(rule["resources"] == ["leases"] for rule in rules), "only its own authority needs to write a Secret"
 
 
 def test_only_pods_that_ask_are_sent(render):
@@ -278,6 +279,18 @@ def test_the_classic_path_needs_no_claims(render):
     [listen] = [arg for arg in scheduler["containers"][1]["args"] if arg.startswith("--listen=")]
     assert config["extenders"][0]["urlPrefix"].endswith(listen.removeprefix("--listen="))
     assert not of_kind(things, "Namespace") and "--reservation" not in pods["DaemonSet"]["containers"][0]["args"]
+
+
+def test_packing_can_be_turned_off(render):
+    def parts(values):
+        things = render(values)
+        [container] = one(things, "Deployment", "cantle-webhook")["spec"]["template"]["spec"]["containers"]
+        rules = [rule for role in of_kind(things, "ClusterRole") for rule in role["rules"]]
+        policies = [thing["metadata"]["name"] for thing in of_kind(things, "ValidatingAdmissionPolicy")]
+        return "--no-packing" in container["args"], any("pods/status" in rule["resources"] for rule in rules), "cantle-webhook-packing" in policies
+
+    assert parts({}) == (False, True, True)
+    assert parts({"webhook": {"packing": False}}) == (True, False, False)
 
 
 @pytest.mark.parametrize("values, taken", [

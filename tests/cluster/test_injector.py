@@ -110,7 +110,7 @@ def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver
     try:
         make_driver(later, "2xH100-80GB")
         # Nobody who waits wants this one; it is renewed all the same.
-        template = lambda: json.dumps(plane.api.get(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-fraction-8750"))
+        template = lambda: json.dumps(plane.api.find(f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-fraction-8750"))
         wait_until(lambda: "m81558" in template(), 60, template)
         plane.api.create(pods, pod({LABEL: "0.875"}, name="late"))
         [share] = allocated(plane, namespace, 2)["late"]

@@ -13,12 +13,12 @@ use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use tokio::time::Instant;
 
-use super::leader::Leader;
 use super::logs::Logs;
 use super::metrics::{Metrics, known_uid};
 use super::quotas::Quotas;
 use super::server::Server;
 use crate::KubeError;
+use crate::leader::Leader;
 
 /// Queues by id, with the tasks that wait in them.
 pub(super) type Backlog = BTreeMap<String, Vec<String>>;

@@ -2,7 +2,6 @@
 
 mod act;
 mod controller;
-mod leader;
 mod logs;
 mod metrics;
 mod quotas;
@@ -27,13 +26,13 @@ use tokio::time::sleep;
 pub use cantle_kube_model::queues::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
+use crate::leader::Leader;
 use crate::node::ticks;
 use crate::observe::show;
 use crate::watched::follow;
 use act::MANAGER;
 use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess, ServerKeys};
 use controller::{Controller, Memory};
-use leader::Leader;
 use logs::Logs;
 use metrics::Metrics;
 use quotas::Quotas;

@@ -21,8 +21,8 @@ use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use crate::leader::Leader;
 use crate::queues::controller::{Controller, Memory};
-use crate::queues::leader::Leader;
 use crate::queues::logs::Logs;
 use crate::queues::metrics::Metrics;
 use crate::queues::quotas::Quotas;
