@@ -2,21 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use k8s_openapi::api::resource::v1::ResourceClaim;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::ObjectExt as _;
-use crate::inject::CLAIM;
 use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile};
 use crate::template_name::TemplateName;
 
 /// Sizes of GPUs that one template can be for: Kubernetes allows no more alternatives in a request.
 pub const MAX_SIZES: usize = 8;
-
-/// Annotation of a claim that was made from a template: which of its pod's claims it is.
-const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// More memory than any GPU has, for amounts that do not depend on the GPU.
 const ANY_MIB: u64 = 1 << 40;
@@ -162,32 +154,6 @@ fn is_same(there: &Value, wanted: &Value) -> bool {
     }
 }
 
-/// kube-controller-manager takes a claim that it has made for there this long, also if it was deleted; only after that it makes
-/// another one.
-const CLAIM_AGE_S: i64 = 70;
-
-/// Claims that were made for a waiting pod from a template as it no longer is, and of which nothing is given out: without them
-/// kube-controller-manager makes new ones. `waiting` has the pods' UIDs and what they ask for.
-#[must_use]
-pub fn outdated<'a>(
-    claims: &'a [ResourceClaim],
-    waiting: &BTreeMap<String, TemplateName>,
-    sizes: &GpuSizes,
-    now: Timestamp,
-) -> Vec<&'a ResourceClaim> {
-    let is_outdated = |claim: &&ResourceClaim| {
-        let is_ours = claim.annotations().get(POD_CLAIM).is_some_and(|name| name == CLAIM);
-        let is_old = |made: Time| now.as_second() - made.0.as_second() >= CLAIM_AGE_S;
-        let is_given = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
-        let template = claim.owner_references().iter().find_map(|owner| waiting.get(&owner.uid));
-        is_ours
-            && !is_given
-            && claim.creation_timestamp().is_some_and(is_old)
-            && template.is_some_and(|template| !is_current(&json!({"spec": claim.spec}), template, sizes))
-    };
-    claims.iter().filter(is_outdated).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -297,35 +263,6 @@ mod tests {
                 "{foreign}"
             );
         }
-    }
-
-    #[test]
-    fn waiting_pods_lose_claims_that_are_outdated() {
-        let now: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
-        let small = spec(&half(), &GpuSizes::from([(40_960, 1)])).unwrap();
-        let claim = |made: &str, pod: &str, status: Value| -> ResourceClaim {
-            let owner =
-                json!({"apiVersion": "v1", "kind": "Pod", "name": pod, "uid": pod, "controller": true});
-            serde_json::from_value(json!({
-                "metadata": {"name": "c", "creationTimestamp": made, "ownerReferences": [owner],
-                    "annotations": {POD_CLAIM: CLAIM}},
-                "spec": small["spec"], "status": status,
-            }))
-            .unwrap()
-        };
-        let old = "2026-01-01T00:00:00Z";
-        let waits = claim(old, "waits", json!({}));
-        let given = claim(old, "waits", json!({"allocation": {}}));
-        let mut own = waits.clone();
-        own.metadata.annotations = None;
-        let others =
-            [given, own, claim(old, "another", json!({})), claim("2026-01-01T00:59:30Z", "waits", json!({}))];
-        let claims: Vec<ResourceClaim> = others.into_iter().chain([waits]).collect();
-        let waiting = BTreeMap::from([("waits".to_owned(), half())]);
-        let found = |sizes: &GpuSizes| outdated(&claims, &waiting, sizes, now).len();
-        assert_eq!(found(&GpuSizes::from([(40_960, 1)])), 0, "they are right");
-        assert_eq!(found(&GpuSizes::from([(40_960, 1), (81_558, 2)])), 1, "a GPU of another size has come");
-        assert_eq!(found(&GpuSizes::new()), 0);
     }
 
     #[test]

@@ -6,13 +6,10 @@ use std::pin::pin;
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
-use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{
-    Device, DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
-};
+use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaimTemplate, ResourceSlice};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
@@ -22,9 +19,8 @@ use tokio::time::sleep;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
-use crate::node::ticks;
 use cantle_kube_model::TemplateName;
-use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, outdated, steps};
+use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, steps};
 use cantle_kube_model::inject::SLICE_LABEL;
 use cantle_kube_model::names::{CLASS_SHARED, DRIVER, KIND_SHARED};
 
@@ -36,14 +32,10 @@ const SETTLE: Duration = Duration::from_millis(20);
 /// After something failed.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How often claims of waiting pods are compared with their templates.
-const RENEW_EVERY: Duration = Duration::from_secs(15);
-
 /// Makes templates until the program ends.
 pub(crate) async fn keep_templates(client: Client) {
     let (world, changes) = World::watch(client);
     let mut changes = pin!(changes.ready_chunks(1024));
-    let mut renew = ticks(RENEW_EVERY);
     let mut all_done = true;
     loop {
         tokio::select! {
@@ -55,12 +47,6 @@ pub(crate) async fn keep_templates(client: Client) {
             }
             // What failed is tried again by itself; what changes meanwhile does not wait for it.
             () = sleep(RETRY), if !all_done => {}
-            _ = renew.tick() => {
-                if let Err(error) = world.renew_claims().await {
-                    tracing::warn!("claims of waiting pods: {error}; trying again");
-                }
-                continue;
-            }
         }
         all_done = world.settle().await;
     }
@@ -106,34 +92,6 @@ impl World {
             }
         }
         all_done
-    }
-
-    /// Takes away the claims that waiting pods have got from templates which have become outdated since, so that they get others.
-    async fn renew_claims(&self) -> Result<(), KubeError> {
-        let mut waiting: BTreeMap<String, BTreeMap<String, TemplateName>> = BTreeMap::new();
-        for pod in self.pods.state() {
-            if let (Some((namespace, template)), Some(uid)) = (wanted_by(&pod), pod.uid()) {
-                waiting.entry(namespace).or_default().insert(uid, template);
-            }
-        }
-        for (namespace, pods) in waiting {
-            let api: Api<ResourceClaim> = Api::namespaced(self.client.clone(), &namespace);
-            let claims = api.list(&ListParams::default()).await?.items;
-            for claim in outdated(&claims, &pods, &self.sizes(), Timestamp::now()) {
-                // One that the scheduler gives something to at this moment has changed.
-                let (uid, resource_version) = (claim.uid(), claim.resource_version());
-                let preconditions = Some(Preconditions { uid, resource_version });
-                let name = claim.name_any();
-                match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
-                    Ok(_) => tracing::info!(
-                        "claim {namespace}/{name} was for other GPUs; its pod gets another one"
-                    ),
-                    Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
-                    Err(error) => return Err(error.into()),
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Templates under names of ours; null for those that somebody else has made.

@@ -24,8 +24,7 @@ pub use review::{Answer, ReviewOutcome, answer};
 
 use crate::names::SLICE_RESOURCE;
 use containers::ContainerList;
-pub(crate) use target::CLAIM;
-use target::TargetContainer;
+use target::{CLAIM, TargetContainer};
 
 /// Label of a pod that has got a slice: the name of its claim's template.
 pub const SLICE_LABEL: &str = "cantle.dev/slice";
