@@ -44,6 +44,9 @@ def placed(plane, folder, namespace, *flags):
     injector = Injector(plane, folder, *flags)
     try:
         injector.start()
+        # A former one's Lease runs out in fifteen seconds.
+        log = injector.program.log
+        wait_until(lambda: flags or "this replica leads" in log(), 60, log)
         with concurrent.futures.ThreadPoolExecutor(4) as threads:
             list(threads.map(lambda at: api.create(pods, pod({LABEL: "0.125", "app": "packed"}, name=f"p{at}")), range(PODS)))
         there = lambda: [each["spec"]["nodeName"] for each in api.items(pods) if each["spec"].get("nodeName")]
