@@ -1,6 +1,7 @@
 """What the chart makes of its values."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -83,7 +84,8 @@ def test_names_fit_together(render, mode):
         [volume] = pod["spec"]["volumes"]
         made = [c["spec"]["secretName"] for c in of_kind(things, "Certificate")]
         assert volume["secret"]["secretName"] == (made[0] if made else "mine")
-        assert of_kind(things, "Role") == [], "only its own authority needs to write a Secret"
+        rules = [rule for role in of_kind(things, "Role") for rule in role["rules"]]
+        assert all(rule["resources"] == ["leases"] for rule in rules), "only its own authority needs to write a Secret"
 
 
 def test_only_pods_that_ask_are_sent(render):
@@ -153,6 +155,101 @@ def test_queues_are_given_to_the_controller_as_they_are(render):
     assert "--namespace=jobs" in container["args"] and "--task-secret=keys" in container["args"]
 
 
+def settings(command):
+    """The values of a documented `helm install`, as helm reads `--set`: words and numbers that YAML has for others become such."""
+    values = {}
+    for path, value in re.findall(r"--set (\S+?)=(\S+)", command):
+        *keys, last = [key.replace("\\.", ".") for key in re.split(r"(?<!\\)\.", path.replace('"', ""))]
+        inner = values
+        for key in keys:
+            inner = inner.setdefault(key, {})
+        inner[last] = yaml.safe_load(value)
+    return values
+
+
+def test_the_documented_install_is_taken(chart, render):
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    [command] = re.findall(r"helm install cantle charts/cantle(?:.*\\\n)*.*", page)
+    values = settings(command)
+    assert values["node"]["nodeSelector"] == {"nvidia.com/gpu.present": True}, "what a shell makes of it"
+    chart.validate_schema(values)
+    pod = one(render(values), "DaemonSet", "cantle-node")["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}, "labels are text"
+
+
+def test_labels_of_nodes_are_text_everywhere(render):
+    where = {"a.b/c": True, "n": 3, "t": "x: 'y'"}
+    values = {part: {"nodeSelector": where} for part in ("webhook", "node")}
+    values |= {"queueController": {**QUEUES, "nodeSelector": where}, "agentk8sglue": {"queue": "q"}}
+    classic = render({**values, "path": "classic", "scheduler": {"nodeSelector": where}})
+    found = [thing for thing in classic if thing["kind"] in ("Deployment", "DaemonSet")]
+    assert len(found) == 4
+    for thing in found:
+        selector = thing["spec"]["template"]["spec"]["nodeSelector"]
+        assert selector == {"a.b/c": "true", "n": "3", "t": "x: 'y'"}, thing["metadata"]["name"]
+
+
+QUEUES = {"enabled": True, "url": "http://server:8008", "secret": "keys"}
+
+
+# The keys of ClearML's own agent chart (clearml-agent 5.3), with values of the kinds that it has.
+THEIRS = {
+    "global": {"imageRegistry": "docker.io"},
+    "imageCredentials": {"enabled": False, "registry": "docker.io", "username": "u", "password": "p", "email": "e"},
+    "clearml": {"agentk8sglueKey": "A", "agentk8sglueSecret": "S", "clearmlConfig": "sdk {}"},
+    "sessions": {"portModeEnabled": False, "svcType": "NodePort", "startingPort": 30000, "maxServices": 20},
+}
+OF_THEIR_AGENT = """image replicaCount resources initContainers serviceAccountAnnotations
+serviceExistingAccountName clearmlcheckCertificate labels annotations extraEnvs
+podSecurityContext containerSecurityContext additionalClusterRoleBindings additionalRoleBindings nodeSelector
+tolerations affinity volumes volumeMounts fileMounts""".split()
+EMPTY_LISTS = {"extraEnvs", "additionalClusterRoleBindings", "additionalRoleBindings", "tolerations", "volumes", "volumeMounts", "fileMounts"}
+
+
+def theirs():
+    given = {key: [] if key in EMPTY_LISTS else {} for key in OF_THEIR_AGENT}
+    given |= {"replicaCount": 1, "clearmlcheckCertificate": True, "serviceExistingAccountName": "", "image": {"registry": "", "tag": "1"}}
+    template = dict.fromkeys(["labels", "annotations", "resources", "nodeSelector", "affinity", "podSecurityContext", "containerSecurityContext"], {})
+    template |= dict.fromkeys(["initContainers", "volumes", "volumeMounts", "fileMounts", "env", "tolerations", "hostAliases"], [])
+    template |= {"schedulerName": "", "priorityClassName": ""}
+    used = {"apiServerUrlReference": "https://api.clear.ml", "fileServerUrlReference": "https://files.clear.ml", "webServerUrlReference": "https://app.clear.ml"}
+    used |= {"defaultContainerImage": "ubuntu:24.04", "queue": "default", "createQueueIfNotExists": False}
+    return {**THEIRS, "agentk8sglue": {**given, **used, "basePodTemplate": template}}
+
+
+def test_a_file_of_clearmls_agent_chart_is_taken_and_what_has_no_effect_is_named(chart, render):
+    values = {**theirs(), "queueController": {"enabled": True, "secret": "keys"}}
+    chart.validate_schema(values)
+    [container] = one(render(values), "Deployment", "cantle-queues")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "CLEARML_API_HOST", "value": "https://api.clear.ml"} in container["env"], "their address is ours"
+    [notes] = [text for path, text in chart.render(values, name="cantle", namespace="n").items() if path.endswith("NOTES.txt")]
+    for key in ["clearml", "imageCredentials", "sessions", *(f"agentk8sglue.{key}" for key in OF_THEIR_AGENT)]:
+        assert re.search(rf"[ ,]{re.escape(key)}(,|$)", notes, re.MULTILINE), (key, notes)
+    assert "agentk8sglue.queue," not in notes and "agentk8sglue.basePodTemplate" not in notes
+    [plain] = [text for path, text in chart.render(name="cantle", namespace="n").items() if path.endswith("NOTES.txt")]
+    assert "no effect" not in plain
+
+
+def test_pods_of_queues_have_a_namespace_that_the_injector_sees(render):
+    """In one that it leaves out they would get whole GPUs, and nobody would say so."""
+    import helm_python
+
+    things = render({"queueController": QUEUES, "agentk8sglue": {"queue": "q"}})
+    namespace = one(things, "Role", "cantle-queues")["metadata"]["namespace"]
+    [configuration] = of_kind(things, "MutatingWebhookConfiguration")
+    for webhook in configuration["webhooks"]:
+        [excluded] = webhook["namespaceSelector"]["matchExpressions"]
+        assert namespace not in excluded["values"]
+    for values, said in [
+        ({"namespace": ""}, "queueController.namespace is needed"),
+        ({"namespace": "cantle-system"}, "is cantle-system, which the injector leaves out"),
+        ({"namespace": "kube-system"}, "is kube-system, which the injector leaves out"),
+        ({"namespace": "left-out"}, "is left-out, which the injector leaves out"),
+    ]:
+        with pytest.raises(helm_python.HelmError, match=said):
+            render({"queueController": {**QUEUES, **values}, "agentk8sglue": {"queue": "q"}, "webhook": {"excludedNamespaces": ["left-out"]}})
+
+
 @pytest.mark.parametrize("values, said", [
     ({"queues": {"default": {"default025": {}}}}, "'default025' not allowed"),
     ({"queues": {"q": {"templateOverrides": {"labels": {"required-resources": 0.5}}}}}, "want string"),
@@ -182,6 +279,18 @@ def test_the_classic_path_needs_no_claims(render):
     [listen] = [arg for arg in scheduler["containers"][1]["args"] if arg.startswith("--listen=")]
     assert config["extenders"][0]["urlPrefix"].endswith(listen.removeprefix("--listen="))
     assert not of_kind(things, "Namespace") and "--reservation" not in pods["DaemonSet"]["containers"][0]["args"]
+
+
+def test_packing_can_be_turned_off(render):
+    def parts(values):
+        things = render(values)
+        [container] = one(things, "Deployment", "cantle-webhook")["spec"]["template"]["spec"]["containers"]
+        rules = [rule for role in of_kind(things, "ClusterRole") for rule in role["rules"]]
+        policies = [thing["metadata"]["name"] for thing in of_kind(things, "ValidatingAdmissionPolicy")]
+        return "--no-packing" in container["args"], any("pods/status" in rule["resources"] for rule in rules), "cantle-webhook-packing" in policies
+
+    assert parts({}) == (False, True, True)
+    assert parts({"webhook": {"packing": False}}) == (True, False, False)
 
 
 @pytest.mark.parametrize("values, taken", [

@@ -57,10 +57,15 @@ class Api:
         try:
             connection.request(method, path, data, headers)
             answer = connection.getresponse()
+            self.connections.warnings = answer.headers.get_all("Warning", [])
             return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise ConnectionError(f"no answer to {method} {path}: {error}") from error
+
+    def warnings(self):
+        """What the last answer warned of; kubectl prints it."""
+        return self.connections.warnings
 
     def get(self, path):
         return self.call("GET", path)

@@ -64,7 +64,7 @@ def upgrade_keeps_what_the_injector_wrote(plane, helm, namespace, folder):
     configuration = f"{PLACES['MutatingWebhookConfiguration']}/{NAME}"
     secret = f"/api/v1/namespaces/{NAMESPACE}/secrets/{NAME}-ca"
     bundles = lambda: [w["clientConfig"].get("caBundle") for w in api.get(configuration)["webhooks"]]
-    words = ["controller", "webhook", "--kubeconfig", plane.kubeconfig(), "--listen", f"127.0.0.1:{port}"]
+    words = ["controller", "webhook", "--kubeconfig", plane.account_kubeconfig(NAME, folder / "injector.kubeconfig"), "--listen", f"127.0.0.1:{port}"]
     words += ["--observe-listen", f"127.0.0.1:{observe}"]
     env = {"PATH": os.environ["PATH"], "HOME": str(folder)}
     program = Program("injector", folder, [ROOT / "dist/bin/cantle", *words], env).start()

@@ -6,7 +6,7 @@ import subprocess
 
 from api import RESOURCE
 from driver import CANTLE
-from injector import Injector
+from injector import Injector, pod
 from processes import wait_until
 
 
@@ -39,9 +39,27 @@ def test_a_cluster_is_judged_by_what_it_has(plane, hand_made, make_driver, tmp_p
         code, found = check(plane, tmp_path)
         assert found["devices"][0]["verdict"] == "good", found["devices"]
         assert found["injector"][0]["found"] == "cantle-webhook: half a GPU becomes cantle-fraction-5000"
+        assert "pods" not in found and "quotas" not in found
+        what_has_no_effect_is_found(plane, tmp_path)
         injector.stop()
         code, found = check(plane, tmp_path)
         assert (code, found["injector"][0]["verdict"]) == (7, "bad")
         assert "connection refused" in found["injector"][0]["found"], "what the API server says"
     finally:
         injector.remove()
+
+
+def what_has_no_effect_is_found(plane, folder):
+    overlooked, quota = "/api/v1/namespaces/kube-system/pods", "/api/v1/namespaces/default/resourcequotas"
+    thing = pod({"clearml-injector/fraction": "0.500"}, name="overlooked")
+    # Nobody is to run it.
+    thing["spec"]["schedulerName"] = "none"
+    plane.api.create(overlooked, thing)
+    plane.api.create(quota, {"metadata": {"name": "gpus"}, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}})
+    try:
+        _, found = check(plane, folder)
+        assert "kube-system/overlooked" in found["pods"][0]["found"] and "does not see namespace kube-system" in found["pods"][0]["found"]
+        assert found["quotas"][0]["found"].startswith("default/gpus"), found["quotas"]
+    finally:
+        plane.api.delete(f"{overlooked}/overlooked", 0)
+        plane.api.delete(f"{quota}/gpus")

@@ -4,7 +4,7 @@ injector is away."""
 import pytest
 import yaml
 
-from api import RESOURCE, ApiError
+from api import RESOURCE, ApiError, claim_template, node
 from documented import LABELLED
 from injector import pod
 from processes import wait_until
@@ -92,6 +92,55 @@ def test_templates_follow_the_gpus(plane, injector, hand_made, make_driver, name
     assert template["metadata"]["name"] == "cantle-fraction-2500"
     [owner] = template["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"]) == ("DeviceClass", "shared.gpu.cantle.dev")
+
+
+def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver, namespace):
+    """The first pod after them gets a claim that they can serve."""
+    make_driver(hand_made, "1xA100-40GB")
+    pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-larger"
+    plane.api.create(pods, pod({LABEL: "0.875"}, name="first"))
+    allocated(plane, namespace, 1)
+    # Nobody waits for the template any more.
+    plane.api.delete(f"{pods}/first", 0)
+    wait_until(lambda: not claims_of(plane, namespace), 60, "the end of the first pod")
+    plane.api.create("/api/v1/nodes", node(later))
+    try:
+        make_driver(later, "2xH100-80GB")
+        template = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates/cantle-fraction-8750"
+        wait_until(lambda: not plane.api.find(template), 60, "the end of the template that is for 40 GiB alone")
+        plane.api.merge(f"/api/v1/nodes/{hand_made}", {"spec": {"unschedulable": True}})
+        plane.api.create(pods, pod({LABEL: "0.875"}, name="late"))
+        [share] = allocated(plane, namespace, 1)["late"]
+        assert share["pool"] == later
+    finally:
+        for each in plane.api.items(pods):
+            plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)
+        plane.api.delete(f"/api/v1/nodes/{later}")
+
+
+def test_a_template_of_somebody_else_is_never_used(plane, injector, hand_made, make_driver, namespace):
+    """One that was there before cantle: it has the name of an eighth, and asks for a whole GPU."""
+    bindings = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
+    kept = plane.api.get(f"{bindings}/cantle-webhook-templates")
+    plane.api.delete(f"{bindings}/cantle-webhook-templates")
+    templates = f"{RESOURCE}/namespaces/{namespace}/resourceclaimtemplates"
+
+    def is_made():
+        try:
+            return plane.api.create(templates, claim_template("cantle-fraction-1250", "whole.gpu.cantle.dev"))
+        except ApiError as error:
+            assert "kept for claim templates of the injector" in str(error)
+            return None
+
+    try:
+        wait_until(is_made, 30, "the end of the policy")
+    finally:
+        plane.api.create(bindings, {"metadata": {"name": "cantle-webhook-templates"}, "spec": kept["spec"]})
+    wait_until(lambda: not plane.api.items(templates), 30, lambda: plane.api.items(templates))
+    make_driver(hand_made, "2xA100-40GB")
+    plane.api.create(f"/api/v1/namespaces/{namespace}/pods", pod({LABEL: "0.125"}, name="eighth"))
+    [share] = allocated(plane, namespace, 1)["eighth"]
+    assert share["consumedCapacity"] == {"memory": "5Gi"}, share
 
 
 def test_two_gpus(plane, injector, hand_made, make_driver, namespace):

@@ -19,6 +19,7 @@ FRACTIONS = {
     "queues": {
         "default0500": {"templateOverrides": {"labels": {"required-resources": "0.5", "clearml-injector/fraction": "0.500"}}},
         "default0250": {"templateOverrides": {"labels": {"required-resources": "0.25", "clearml-injector/fraction": "0.250"}}},
+        "plain": {},
         "odd": {"templateOverrides": {"labels": {"clearml-injector/fraction": "0.333"}}},
     },
 }
@@ -48,6 +49,24 @@ for queue in ["default0500", "default0250"]:
     assert server.wait(odd) == "failed" and "0.333" in server.message(odd), "the injector says why"
     wait_until(lambda: not queues.pods(), 60, queues.log)
     wait_until(lambda: not driver.leases(), 60, driver.log)
+
+
+def test_no_pod_starts_without_the_slice_that_it_asks_for(make_queues, server, start, plane, namespace):
+    """No injector sees this namespace: the pod would have all GPUs of its node."""
+    start("2xA100-40GB")
+    queues = make_queues(FRACTIONS)
+    with Witness(queues) as witness:
+        task = server.submit("default0500", "sh", "-c", "echo it ran")
+        wait_until(lambda: "was made without one" in server.message(task), 60, lambda: server.message(task) + queues.log())
+        # It is tried again after five seconds.
+        time.sleep(7)
+    assert witness.most == 0, "no pod was ever let go"
+    assert server.status(task) == "queued" and "it ran" not in server.log_of(task)
+    assert f"does not see namespace {namespace}" in server.message(task)
+    events = plane.api.items(f"/api/v1/namespaces/{namespace}/events")
+    assert any(event["reason"] == "NoSlice" and event["type"] == "Warning" for event in events), events
+    # Negative control: one that asks for nothing runs in the same namespace.
+    assert server.wait(server.submit("plain", "true")) == "completed"
 
 
 def test_a_queue_of_mig_instances(make_queues, server, start):
@@ -124,9 +143,9 @@ def test_a_running_task_is_stopped_and_a_lost_one_runs_again(make_queues, server
 
     server.api("tasks.stop", task=stopped)
     began = time.monotonic()
-    is_told = lambda: (pod := queues.pod_of(stopped)) is None or "deletionTimestamp" in pod["metadata"]
+    is_told = lambda: (pod := queues.pod_of(stopped)) is None or pod["spec"].get("activeDeadlineSeconds") == 1
     wait_until(is_told, 10, queues.log)
-    print(f"stopped: its pod was deleted after {time.monotonic() - began:.1f} s")
+    print(f"stopped: its pod was told after {time.monotonic() - began:.1f} s")
     assert server.wait(stopped) == "stopped"
 
     plane.api.delete(f"{path}/clearml-id-{lost}", 1)

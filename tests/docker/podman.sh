@@ -44,7 +44,7 @@ failed() {
 case $command in
 start)
     configure
-    podman import -q "$cache/bookworm-minbase.tar" cantle-test:base >>"$dir/podman.log" 2>&1 || failed "take the image"
+    podman import -q "$cache/bookworm-minbase-certificates.tar" cantle-test:base >>"$dir/podman.log" 2>&1 || failed "take the image"
     setsid podman system service --time 0 "unix://$dir/podman.sock" >>"$dir/podman.log" 2>&1 </dev/null &
     echo $! >"$dir/podman.pid"
     for _ in $(seq 300); do

@@ -26,9 +26,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{ include "cantle.fullname" . }}-queues
 {{- end }}
 
-{{- /* Where the queues' pods are made. */}}
+{{- /* The namespaces that the injector leaves out, as JSON. */}}
+{{- define "cantle.excluded" -}}
+{{- concat (list "kube-system" .Release.Namespace) .Values.webhook.excludedNamespaces | uniq | toJson }}
+{{- end }}
+
+{{- /* Where the queues' pods are made: where the injector sees them. */}}
 {{- define "cantle.queues.namespace" -}}
-{{ .Values.queueController.namespace | default .Release.Namespace }}
+{{- $namespace := .Values.queueController.namespace }}
+{{- if not $namespace }}{{ fail "queueController.namespace is needed: a namespace for the pods of queues, such as cantle-tasks" }}{{ end }}
+{{- if has $namespace (include "cantle.excluded" . | fromJsonArray) }}{{ fail (printf "queueController.namespace is %s, which the injector leaves out: pods there would get whole GPUs in place of slices. Use another one, such as cantle-tasks" $namespace) }}{{ end }}
+{{- $namespace }}
 {{- end }}
 
 {{- define "cantle.node" -}}
@@ -52,4 +60,24 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- /* "true" where GPUs are taken from NVIDIA's device plugin. */}}
 {{- define "cantle.reservation" -}}
 {{- if .Values.reservation.enabled }}{{ if include "cantle.classic" . }}true{{ else }}{{ fail "reservation.enabled needs path=classic: with claims on devices no other plugin may give out the same GPUs" }}{{ end }}{{ end }}
+{{- end }}
+
+{{- /* Labels of nodes as text: a shell's `--set` makes true of "true". */}}
+{{- define "cantle.nodeSelector" -}}
+{{- range $key, $value := . }}
+{{ $key }}: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+
+{{- /* What a file of ClearML's agent chart has that changes nothing here: a list, as JSON. */}}
+{{- define "cantle.withoutEffect" -}}
+{{- $known := list "queue" "createQueueIfNotExists" "createQueues" "defaultContainerImage" "apiServerUrlReference" "fileServerUrlReference" "webServerUrlReference" "basePodTemplate" "queues" }}
+{{- $found := list }}
+{{- range list "clearml" "imageCredentials" "sessions" }}
+{{- if hasKey $.Values . }}{{ $found = append $found . }}{{ end }}
+{{- end }}
+{{- range $key := keys .Values.agentk8sglue | sortAlpha }}
+{{- if not (has $key $known) }}{{ $found = append $found (printf "agentk8sglue.%s" $key) }}{{ end }}
+{{- end }}
+{{- toJson $found }}
 {{- end }}

@@ -25,6 +25,17 @@ pub struct Client {
 const JSON: &str = "application/json";
 const JSON_LINES: &str = "application/json-lines";
 
+/// A system without certificates of authorities is none that https works on; http needs none.
+fn http_client(scheme: &str) -> Result<reqwest::Client, reqwest::Error> {
+    let settings = || {
+        reqwest::Client::builder().connect_timeout(Duration::from_secs(5)).timeout(Duration::from_secs(30))
+    };
+    match settings().build() {
+        Err(_) if scheme == "http" => settings().tls_certs_only([]).build(),
+        built => built,
+    }
+}
+
 impl Client {
     /// A client for the server at `base_url`, for example `http://127.0.0.1:8008`. Nothing is sent yet.
     ///
@@ -37,11 +48,7 @@ impl Client {
         if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
             return Err(address());
         }
-        let http = reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(5))
-            .timeout(Duration::from_secs(30))
-            .build()
-            .map_err(|source| unreachable(&url, source))?;
+        let http = http_client(parsed.scheme()).map_err(|source| unreachable(&url, source))?;
         Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
     }
 
@@ -204,6 +211,23 @@ mod tests {
         for url in ["", "localhost:8008", "ftp://host", "http://"] {
             assert!(matches!(Client::new(url, keys()), Err(WireError::Address { .. })), "{url}");
         }
+    }
+
+    /// In a process of its own: where the authorities are is read from its environment.
+    #[test]
+    fn http_needs_no_certificates_of_authorities() {
+        const INSIDE: &str = "CANTLE_TEST_WITHOUT_AUTHORITIES";
+        if std::env::var_os(INSIDE).is_some() {
+            assert!(Client::new("https://127.0.0.1:1", keys()).is_err(), "there are none here");
+            assert!(Client::new("http://127.0.0.1:1", keys()).is_ok());
+            return;
+        }
+        let name = "client::tests::http_needs_no_certificates_of_authorities";
+        let mut inner = std::process::Command::new(std::env::current_exe().unwrap());
+        inner.args(["--exact", name]).env(INSIDE, "yes");
+        inner.env("SSL_CERT_FILE", "/nonexistent").env("SSL_CERT_DIR", "/nonexistent");
+        let done = inner.output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stdout));
     }
 
     #[test]

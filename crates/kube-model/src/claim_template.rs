@@ -103,38 +103,52 @@ fn quantity(mib: u64) -> String {
 pub enum TemplateAction {
     /// Make it.
     Create(TemplateKey, Value),
-    /// There are GPUs that it is not for, so delete it and create it again: a template can't be changed. Claims that came
-    /// from the old one stay as they are.
-    Replace(TemplateKey, Value),
+    /// There are GPUs that it is not for, or somebody else made it. A template can't be changed: it is created again when it is
+    /// gone and a pod waits for it.
+    Remove(TemplateKey),
 }
 
-/// What is missing or outdated, of those that pods wait for.
+/// `existing` has null for templates of others under names of ours.
+///
+/// What is missing of those that pods wait for, and what is outdated of all: the first pod that wants a template gets its claim
+/// from it before anybody could renew it.
 #[must_use]
 pub fn steps(
     wanted: &BTreeSet<TemplateKey>,
     existing: &BTreeMap<TemplateKey, Value>,
     sizes: &GpuSizes,
 ) -> Vec<TemplateAction> {
-    let step = |key: &TemplateKey| {
-        let spec = spec(&key.1, sizes)?;
-        match existing.get(key) {
-            None => Some(TemplateAction::Create(key.clone(), spec)),
-            Some(there) if !covers(there, &spec) => Some(TemplateAction::Replace(key.clone(), spec)),
-            Some(_) => None,
-        }
+    let step = |key: &TemplateKey| match existing.get(key) {
+        None => Some(TemplateAction::Create(key.clone(), spec(&key.1, sizes)?)),
+        Some(Value::Null) => Some(TemplateAction::Remove(key.clone())),
+        Some(there) if !is_current(there, &key.1, sizes) => Some(TemplateAction::Remove(key.clone())),
+        Some(_) => None,
     };
-    wanted.iter().filter_map(step).collect()
+    let all: BTreeSet<&TemplateKey> = wanted.iter().chain(existing.keys()).collect();
+    all.into_iter().filter_map(step).collect()
 }
 
-/// Has `there` all that `wanted` has? It may have more: later versions of Kubernetes fill in more, and sizes of GPUs that
-/// are away for a moment do no harm.
-fn covers(there: &Value, wanted: &Value) -> bool {
+/// Is `there` what the template of this name has to be, and nothing else? Sizes of GPUs that are away for a moment do no harm.
+/// Without GPUs nothing better is known.
+#[must_use]
+pub fn is_current(there: &Value, template: &TemplateName, sizes: &GpuSizes) -> bool {
+    let alternatives = there.pointer("/spec/devices/requests/0/firstAvailable").and_then(Value::as_array);
+    let names = alternatives.into_iter().flatten().filter_map(|each| each["name"].as_str());
+    let mut all: GpuSizes =
+        names.filter_map(|name| Some((name.strip_prefix('m')?.parse().ok()?, 0))).collect();
+    all.extend(sizes);
+    spec(template, &all).is_none_or(|wanted| is_same(there, &wanted))
+}
+
+/// Objects may have more: later versions of Kubernetes fill in more.
+fn is_same(there: &Value, wanted: &Value) -> bool {
     match (there, wanted) {
         (Value::Object(there), Value::Object(wanted)) => {
-            wanted.iter().all(|(key, value)| there.get(key).is_some_and(|there| covers(there, value)))
+            wanted.iter().all(|(key, value)| there.get(key).is_some_and(|there| is_same(there, value)))
         }
         (Value::Array(there), Value::Array(wanted)) => {
-            wanted.iter().all(|wanted| there.iter().any(|there| covers(there, wanted)))
+            there.len() == wanted.len()
+                && wanted.iter().all(|wanted| there.iter().any(|there| is_same(there, wanted)))
         }
         _ => there == wanted,
     }
@@ -199,15 +213,56 @@ mod tests {
         assert!(steps(&wanted, &existing, &small).is_empty());
         let both = GpuSizes::from([(40_960, 1), (81_920, 1)]);
         let for_both = spec(&half(), &both).unwrap();
-        assert_eq!(
-            steps(&wanted, &existing, &both),
-            [TemplateAction::Replace(key.clone(), for_both.clone())]
-        );
+        assert_eq!(steps(&wanted, &existing, &both), [TemplateAction::Remove(key.clone())]);
         let existing = BTreeMap::from([(key, for_both)]);
         assert!(
             steps(&wanted, &existing, &small).is_empty(),
             "a size that is away for a moment may come back"
         );
+    }
+
+    #[test]
+    fn templates_that_nobody_waits_for_are_renewed_too() {
+        let key = ("team".to_owned(), half());
+        let small = spec(&half(), &GpuSizes::from([(40_960, 1)])).unwrap();
+        let existing = BTreeMap::from([(key.clone(), small)]);
+        let large = GpuSizes::from([(81_558, 2)]);
+        let removed = [TemplateAction::Remove(key.clone())];
+        let none = BTreeSet::new();
+        assert_eq!(
+            steps(&none, &existing, &large),
+            removed,
+            "the next pod's claim would be for 40 GiB alone"
+        );
+        assert!(steps(&none, &existing, &GpuSizes::new()).is_empty(), "nothing better is known");
+        let foreign = BTreeMap::from([(key, Value::Null)]);
+        assert_eq!(steps(&none, &foreign, &GpuSizes::new()), removed, "somebody else's");
+    }
+
+    /// Somebody else's under a name of ours.
+    #[test]
+    fn a_template_with_more_than_it_should_have_is_not_ours() {
+        let (key, sizes) = (("team".to_owned(), half()), GpuSizes::from([(40_960, 1)]));
+        let right = spec(&half(), &sizes).unwrap();
+        let whole = spec(&TemplateName::Whole { gpus: 1 }, &sizes).unwrap();
+        let mut more = right.clone();
+        let alternatives = more.pointer_mut("/spec/devices/requests/0/firstAvailable").unwrap();
+        let all = json!({"name": "all", "deviceClassName": CLASS_WHOLE});
+        alternatives.as_array_mut().unwrap().insert(0, all);
+        let mut two = right.clone();
+        let request = json!({"name": "other", "exactly": {"deviceClassName": CLASS_WHOLE}});
+        two.pointer_mut("/spec/devices/requests").unwrap().as_array_mut().unwrap().push(request);
+        let mut larger = right;
+        larger.pointer_mut("/spec/devices/requests/0/firstAvailable/0/capacity").unwrap()["requests"]["memory"] =
+            json!("40Gi");
+        for foreign in [whole, more, two, larger] {
+            let existing = BTreeMap::from([(key.clone(), foreign.clone())]);
+            assert_eq!(
+                steps(&BTreeSet::new(), &existing, &sizes),
+                [TemplateAction::Remove(key.clone())],
+                "{foreign}"
+            );
+        }
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! | [`claim_template`] | which claim templates there should be |
 //! | [`dra`] | which devices a node publishes, and what an allocated claim means |
 //! | [`classic`] | which GPU a pod gets on the classic path, and which GPUs are reserved |
+//! | [`nominate`] | which node kube-scheduler is to try first |
 //! | [`cluster`] | the GPUs of a cluster and who has what of them |
 //! | [`queues`] | which tasks get pods, what the pods look like, and what is done about each |
 
@@ -18,6 +19,7 @@ pub mod dra;
 mod error;
 pub mod inject;
 pub mod names;
+pub mod nominate;
 mod object;
 pub mod phase;
 pub mod queues;

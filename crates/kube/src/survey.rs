@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use axum::http::Request;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceSlice};
 use kube::api::{ListParams, PostParams};
 use kube::{Api, Client, ResourceExt as _};
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use crate::version::serves_claims;
 use crate::{KubeError, Version, server_version};
 use cantle_kube_model::classic::record::is_reserving;
-use cantle_kube_model::inject::{LABEL, SLICE_LABEL};
-use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPUS_ANNOTATION};
+use cantle_kube_model::inject::{LABEL, SLICE_LABEL, overlooked};
+use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPU_RESOURCE, GPUS_ANNOTATION};
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";
@@ -45,6 +45,10 @@ pub struct Survey {
     pub injector: Option<String>,
     /// What became of a pod that asks for a share.
     pub probe: Probe,
+    /// Pods whose words have no effect, by why: `namespace/name` of each.
+    pub overlooked: BTreeMap<String, Vec<String>>,
+    /// Quotas (`namespace/name`) of what NVIDIA's device plugin gives out, which pods with slices no longer ask for.
+    pub void_quotas: Vec<String>,
     /// Does the injector of the classic path take pods to cantle that ask for MIG instances under limits?
     pub takes_mig: bool,
 }
@@ -116,9 +120,44 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
         is_classic,
         parts,
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
+        overlooked: overlooked_pods(client).await?,
+        void_quotas: void_quotas(client).await?,
         probe: probe(client, share).await?,
         takes_mig,
     })
+}
+
+/// Pods are many: page by page.
+async fn overlooked_pods(client: &Client) -> Result<BTreeMap<String, Vec<String>>, KubeError> {
+    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut page = ListParams::default().limit(500);
+    loop {
+        let pods = Api::<Pod>::all(client.clone()).list(&page).await?;
+        for pod in &pods.items {
+            if let Some(why) = overlooked(pod) {
+                found.entry(why).or_default().push(full(pod.namespace(), pod.name_any()));
+            }
+        }
+        match pods.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(found),
+        }
+    }
+}
+
+async fn void_quotas(client: &Client) -> Result<Vec<String>, KubeError> {
+    let quotas = Api::<ResourceQuota>::all(client.clone()).list(&ListParams::default()).await?;
+    let counts_gpus = |quota: &&ResourceQuota| {
+        let hard = quota.spec.as_ref().and_then(|spec| spec.hard.as_ref());
+        hard.is_some_and(|hard| hard.contains_key(&format!("requests.{GPU_RESOURCE}")))
+    };
+    let name = |quota: &ResourceQuota| full(quota.namespace(), quota.name_any());
+    Ok(quotas.iter().filter(counts_gpus).map(name).collect())
+}
+
+/// `namespace/name`
+fn full(namespace: Option<String>, name: String) -> String {
+    format!("{}/{name}", namespace.unwrap_or_default())
 }
 
 /// The nodes whose GPUs are published, and whether pods could ask for them.
@@ -162,7 +201,6 @@ fn surveyed(node: &Node, published: &BTreeSet<String>) -> SurveyedNode {
 
 async fn parts(client: &Client) -> Result<Vec<Part>, KubeError> {
     let ours = ListParams::default().labels(OURS);
-    let full = |namespace: Option<String>, name: String| format!("{}/{name}", namespace.unwrap_or_default());
     let sets = Api::<DaemonSet>::all(client.clone()).list(&ours).await?;
     let sets = sets.iter().map(|set| {
         let status = set.status.as_ref();

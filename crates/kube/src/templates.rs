@@ -15,7 +15,7 @@ use kube::runtime::reflector::{Store, store};
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::json;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
@@ -38,13 +38,16 @@ pub(crate) async fn keep_templates(client: Client) {
     let mut changes = pin!(changes.ready_chunks(1024));
     let mut all_done = true;
     loop {
-        let change = changes.next();
-        // What failed is tried again by itself; what changes meanwhile does not wait for it.
-        let changed = if all_done { change.await } else { timeout(RETRY, change).await.unwrap_or_default() };
-        if all_done && changed.is_none() {
-            return;
+        tokio::select! {
+            changed = changes.next() => {
+                if changed.is_none() {
+                    return;
+                }
+                sleep(SETTLE).await;
+            }
+            // What failed is tried again by itself; what changes meanwhile does not wait for it.
+            () = sleep(RETRY), if !all_done => {}
         }
-        sleep(SETTLE).await;
         all_done = world.settle().await;
     }
 }
@@ -64,11 +67,10 @@ impl World {
         let (templates, templates_in) = store();
         let (slices, slices_in) = store();
         let waiting = watcher::Config::default().labels(SLICE_LABEL).fields("status.phase=Pending");
-        let ours = watcher::Config::default().labels(&format!("{}={}", MANAGED_BY.0, MANAGED_BY.1));
         let driver = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
         let changes = [
             changes(reflector(pods_in, watcher(Api::<PartialObjectMeta<Pod>>::all(client.clone()), waiting))),
-            changes(reflector(templates_in, watcher(Api::all(client.clone()), ours))),
+            changes(reflector(templates_in, watcher(Api::all(client.clone()), watcher::Config::default()))),
             changes(reflector(slices_in, watcher(Api::all(client.clone()), driver))),
         ];
         (Self { client, pods, templates, slices }, stream::select_all(changes))
@@ -82,7 +84,7 @@ impl World {
         for step in steps(&wanted, &self.existing(), &self.sizes()) {
             let (done, (namespace, name)) = match &step {
                 TemplateAction::Create(key, spec) => (self.create(key, spec).await, key),
-                TemplateAction::Replace(key, _) => (self.delete(key).await, key),
+                TemplateAction::Remove(key) => (self.delete(key).await, key),
             };
             if let Err(error) = done {
                 tracing::warn!("claim template {namespace}/{name}: {error}; trying again");
@@ -92,10 +94,12 @@ impl World {
         all_done
     }
 
+    /// Templates under names of ours; null for those that somebody else has made.
     fn existing(&self) -> BTreeMap<TemplateKey, serde_json::Value> {
         let of = |template: &ResourceClaimTemplate| {
             let key = (template.namespace()?, template.name_any().parse().ok()?);
-            Some((key, json!(template.spec)))
+            let is_ours = template.labels().get(MANAGED_BY.0).is_some_and(|by| by == MANAGED_BY.1);
+            Some((key, if is_ours { json!(template.spec) } else { serde_json::Value::Null }))
         };
         self.templates.state().iter().filter_map(|template| of(template)).collect()
     }
@@ -150,7 +154,7 @@ impl World {
         let api: Api<ResourceClaimTemplate> = Api::namespaced(self.client.clone(), namespace);
         match api.delete(&name, &DeleteParams { preconditions, ..DeleteParams::default() }).await {
             Ok(_) => {
-                tracing::info!("claim template {namespace}/{name} was for other GPUs; creating it again")
+                tracing::info!("claim template {namespace}/{name} is not as it has to be; creating it again")
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
             Err(error) => return Err(error.into()),

@@ -44,7 +44,36 @@ fn checkups(survey: &Survey) -> Vec<Checkup> {
     all.extend(parts(&survey.parts));
     all.push(devices(survey));
     all.push(injector(survey));
+    all.extend(overlooked(survey));
+    all.extend(quotas(survey));
     all
+}
+
+/// How many pods are named.
+const NAMED: usize = 3;
+
+fn overlooked(survey: &Survey) -> Vec<Checkup> {
+    let judged = |(why, pods): (&String, &Vec<String>)| {
+        let named = pods.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+        let more = if pods.len() > NAMED { ", …" } else { "" };
+        let found = format!("{} ({named}{more}): {why}", counted(pods.len(), "pod"));
+        let hint = "docs/kubernetes.md, How to ask: change what makes these pods, and make them again";
+        not(Severity::Warning, "pods", found, hint)
+    };
+    survey.overlooked.iter().map(judged).collect()
+}
+
+fn quotas(survey: &Survey) -> Option<Checkup> {
+    if survey.void_quotas.is_empty() || survey.injector.is_none() {
+        return None;
+    }
+    let found = format!(
+        "{} of requests.nvidia.com/gpu: pods with slices do not count",
+        survey.void_quotas.join(", ")
+    );
+    let hint =
+        "docs/kubernetes.md, Quotas: limit shared.gpu.cantle.dev.deviceclass.resource.k8s.io/devices as well";
+    Some(not(Severity::Warning, "quotas", found, hint))
 }
 
 fn path(survey: &Survey) -> Checkup {
@@ -258,6 +287,8 @@ mod tests {
             injector: Some("cantle-webhook".to_owned()),
             probe: Probe::Injected("cantle-fraction-5000".to_owned()),
             takes_mig: false,
+            overlooked: BTreeMap::new(),
+            void_quotas: Vec::new(),
         }
     }
 
@@ -315,6 +346,9 @@ mod tests {
         assert_eq!(instances(false), []);
         assert_eq!(with(&|s| s.parts[0].ready = 0), [("parts", Severity::Bad)]);
         assert_eq!(with(&|s| s.has_classes = false), [("devices", Severity::Bad)]);
+        let label = ("label gpu-memory has no effect".to_owned(), vec!["a/b".to_owned(); 4]);
+        assert_eq!(with(&|s| s.overlooked.extend([label.clone()])), [("pods", Severity::Warning)]);
+        assert_eq!(with(&|s| s.void_quotas.push("a/q".to_owned())), [("quotas", Severity::Warning)]);
         assert_eq!(with(&|s| s.injector = None), [("injector", Severity::Warning)]);
         assert_eq!(with(&|s| s.probe = Probe::Refused("no".to_owned())), [("injector", Severity::Bad)]);
     }

@@ -61,6 +61,11 @@ pub enum Denial {
         /// The one that does.
         right: String,
     },
+    /// A node that was chosen past all schedulers.
+    #[error(
+        "spec.nodeName is \"{0}\", so no scheduler would give out its slice; write nodeSelector kubernetes.io/hostname in its place"
+    )]
+    NamedNode(String),
     /// A volume of the node that reaches GPUs or limits.
     #[error(
         "volume {volume} mounts {path} of the node, from where GPUs or their limits can be reached; leave it out"

@@ -4,7 +4,9 @@
 mod containers;
 mod denial;
 mod guard;
+mod overlooked;
 mod read;
+mod read_back;
 mod review;
 mod target;
 #[cfg(test)]
@@ -15,7 +17,9 @@ use serde_json::{Value, json};
 
 pub use denial::Denial;
 pub use guard::{InjectionMode, Rules};
+pub use overlooked::overlooked;
 pub use read::{LABEL, gpus_of, template_of};
+pub use read_back::missing_slice;
 pub use review::{Answer, ReviewOutcome, answer};
 
 use crate::names::SLICE_RESOURCE;
@@ -38,6 +42,7 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
         return Ok(pod.clone());
     };
     guard::check(&typed, rules)?;
+    check_placement(&typed, rules)?;
     let target = target::find(&typed, &asked, rules)?;
     target::check_other_devices(&typed, &asked, &target, rules)?;
     let mut changed = pod.clone();
@@ -75,6 +80,15 @@ pub fn inject_ephemeral(pod: &Value, old: &Value, rules: &Rules) -> Result<Value
         }
     }
     Ok(changed)
+}
+
+/// A claim is given out by a scheduler, and there is none for a pod that names its node.
+fn check_placement(pod: &Pod, rules: &Rules) -> Result<(), Denial> {
+    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).filter(|node| !node.is_empty());
+    match node {
+        Some(node) if rules.mode == InjectionMode::Claim => Err(Denial::NamedNode(node)),
+        _ => Ok(()),
+    }
 }
 
 fn each(pod: &mut Value, list: ContainerList) -> impl Iterator<Item = &mut Value> {

@@ -23,6 +23,10 @@ const MIG_PROFILE: &str = "mig-profile";
 /// Run:ai's word for the container that gets the GPU.
 pub(crate) const CONTAINER_NAME: &str = "gpu-fraction-container-name";
 
+/// Run:ai's words; as labels they mean nothing.
+pub(super) const ANNOTATIONS: [&str; 5] =
+    [GPU_FRACTION, GPU_MEMORY, NUM_DEVICES, MIG_PROFILE, CONTAINER_NAME];
+
 /// Less than a granule is nothing.
 const LEAST_MIB: u64 = GRANULE_BYTES >> 20;
 

@@ -256,6 +256,20 @@ fn the_container_must_be_clear() {
 }
 
 #[test]
+fn a_named_node_is_refused_where_schedulers_give_out_claims() {
+    let mut pod = labelled("0.500");
+    pod["spec"]["nodeName"] = json!("n1");
+    let text = refusal(&pod);
+    assert!(
+        text.starts_with("spec.nodeName is \"n1\", so no scheduler")
+            && text.contains("kubernetes.io/hostname"),
+        "{text}"
+    );
+    pod["spec"]["nodeName"] = json!("");
+    assert_eq!(template(&pod), "cantle-fraction-5000");
+}
+
+#[test]
 fn limits_cannot_be_lifted() {
     for (container, said) in [
         (json!({"securityContext": {"privileged": true}}), "is privileged"),

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -81,6 +82,56 @@ struct Glue {
     base_pod_template: Map<String, Value>,
     #[serde(default)]
     queues: BTreeMap<String, QueueValues>,
+    // Of ClearML's own agent, which does not run here.
+    image: Option<IgnoredAny>,
+    replica_count: Option<IgnoredAny>,
+    resources: Option<IgnoredAny>,
+    init_containers: Option<IgnoredAny>,
+    service_account_annotations: Option<IgnoredAny>,
+    service_existing_account_name: Option<IgnoredAny>,
+    clearmlcheck_certificate: Option<IgnoredAny>,
+    labels: Option<IgnoredAny>,
+    annotations: Option<IgnoredAny>,
+    extra_envs: Option<IgnoredAny>,
+    pod_security_context: Option<IgnoredAny>,
+    container_security_context: Option<IgnoredAny>,
+    additional_cluster_role_bindings: Option<IgnoredAny>,
+    additional_role_bindings: Option<IgnoredAny>,
+    node_selector: Option<IgnoredAny>,
+    tolerations: Option<IgnoredAny>,
+    affinity: Option<IgnoredAny>,
+    volumes: Option<IgnoredAny>,
+    volume_mounts: Option<IgnoredAny>,
+    file_mounts: Option<IgnoredAny>,
+}
+
+impl Glue {
+    /// Keys that are there and change nothing.
+    fn without_effect(&self) -> Vec<&'static str> {
+        let all = [
+            ("image", self.image.is_some()),
+            ("replicaCount", self.replica_count.is_some()),
+            ("resources", self.resources.is_some()),
+            ("initContainers", self.init_containers.is_some()),
+            ("serviceAccountAnnotations", self.service_account_annotations.is_some()),
+            ("serviceExistingAccountName", self.service_existing_account_name.is_some()),
+            ("clearmlcheckCertificate", self.clearmlcheck_certificate.is_some()),
+            ("labels", self.labels.is_some()),
+            ("annotations", self.annotations.is_some()),
+            ("extraEnvs", self.extra_envs.is_some()),
+            ("podSecurityContext", self.pod_security_context.is_some()),
+            ("containerSecurityContext", self.container_security_context.is_some()),
+            ("additionalClusterRoleBindings", self.additional_cluster_role_bindings.is_some()),
+            ("additionalRoleBindings", self.additional_role_bindings.is_some()),
+            ("nodeSelector", self.node_selector.is_some()),
+            ("tolerations", self.tolerations.is_some()),
+            ("affinity", self.affinity.is_some()),
+            ("volumes", self.volumes.is_some()),
+            ("volumeMounts", self.volume_mounts.is_some()),
+            ("fileMounts", self.file_mounts.is_some()),
+        ];
+        all.into_iter().filter_map(|(name, is_there)| is_there.then_some(name)).collect()
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -116,6 +167,8 @@ pub struct QueueFile {
     pub create: bool,
     /// For tasks that name none.
     pub image: String,
+    /// Keys of ClearML's file that change nothing here: they are about its own agent.
+    pub without_effect: Vec<&'static str>,
     /// Environment variable → address of a server, for the tasks.
     pub servers: BTreeMap<&'static str, String>,
 }
@@ -128,6 +181,7 @@ impl QueueFile {
     pub fn parse(text: &str) -> Result<Self, QueueFileError> {
         let file: File = serde_saphyr::from_str(text).map_err(|error| form(&error))?;
         let mut glue = file.agentk8sglue;
+        let without_effect = glue.without_effect();
         check("agentk8sglue.basePodTemplate", &glue.base_pod_template)?;
         let mut seen = BTreeSet::new();
         if let Some(twice) = glue.queue.iter().find(|name| !seen.insert((*name).clone())) {
@@ -158,6 +212,7 @@ impl QueueFile {
         Ok(Self {
             queues,
             create: glue.create_queue_if_not_exists,
+            without_effect,
             image: glue
                 .default_container_image
                 .filter(|i| !i.is_empty())
@@ -288,6 +343,18 @@ agentk8sglue:
             let told = says(&text);
             assert!(told.contains(said) && !told.contains('\n'), "{text}: {told}");
         }
+    }
+
+    /// The keys of ClearML's own agent chart.
+    #[test]
+    fn what_is_about_clearmls_agent_is_taken_and_named() {
+        let text = "agentk8sglue: {queue: default, image: {tag: '1'}, replicaCount: 1, clearmlcheckCertificate: true, \
+                    labels: {}, volumes: [], basePodTemplate: {schedulerName: '', resources: {}, hostAliases: []}}";
+        let file = QueueFile::parse(text).unwrap();
+        assert_eq!(file.queues[0].name, "default");
+        let named = ["image", "replicaCount", "clearmlcheckCertificate", "labels", "volumes"];
+        assert_eq!(file.without_effect, named);
+        assert!(says("agentk8sglue: {queue: a, replicas: 1}").contains("replicas"), "a key that nobody has");
     }
 
     /// ClearML's page has two queues one step too far to the right, below another queue's keys.

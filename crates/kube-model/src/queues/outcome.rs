@@ -93,13 +93,7 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
     }
     match status {
         TaskStatus::InProgress if stop == Some(StopRequest::Abort) => {
-            if has_ended(pod) || is_gone(pod) {
-                PodAction::End(TaskOutcome::Stopped(ABORTED))
-            } else if pod.metadata.deletion_timestamp.is_none() {
-                PodAction::Stop
-            } else {
-                PodAction::Nothing
-            }
+            stopped_first(pod, PodAction::End(TaskOutcome::Stopped(ABORTED)))
         }
         TaskStatus::InProgress => judge_running(pod, now, image_grace_s),
         // The SDK says so a moment before its process ends.
@@ -107,8 +101,35 @@ pub fn next_action(pod: &Pod, task: Option<&tasks::Task>, now: Timestamp, image_
             PodAction::Nothing
         }
         TaskStatus::Completed | TaskStatus::Publishing => PodAction::Remove("its task is done"),
-        _ => PodAction::Remove("its task was stopped"),
+        _ if node(pod).is_empty() => PodAction::Remove(STOPPED),
+        _ => stopped_first(pod, PodAction::Remove(STOPPED)),
     }
+}
+
+const STOPPED: &str = "its task was stopped";
+
+/// What is to be done once the pod has ended. Until then it has its time to end, and all of its log is to come.
+fn stopped_first(pod: &Pod, then: PodAction) -> PodAction {
+    if has_ended(pod) || is_gone(pod) {
+        then
+    } else if is_stopping(pod) || pod.metadata.deletion_timestamp.is_some() {
+        PodAction::Nothing
+    } else {
+        PodAction::Stop
+    }
+}
+
+/// How a pod is stopped on its node: its time is over. A pod that is deleted loses its log as soon as it has ended, whoever has
+/// read it by then; one whose time is over stays until it is deleted.
+pub const STOP_DEADLINE_S: i64 = 1;
+
+fn is_stopping(pod: &Pod) -> bool {
+    pod.spec.as_ref().and_then(|spec| spec.active_deadline_seconds) == Some(STOP_DEADLINE_S)
+}
+
+/// Is it on a node, whose kubelet can stop it?
+pub fn is_on_node(pod: &Pod) -> bool {
+    !node(pod).is_empty()
 }
 
 /// The server has decided that it makes room for another task, and why: `status_reason` says it.
@@ -118,9 +139,7 @@ fn judge_evicted(pod: &Pod, task: &tasks::Task) -> PodAction {
         "Succeeded" if !deleted => PodAction::End(TaskOutcome::Completed),
         "Failed" if !deleted && lost(pod).is_none() => PodAction::End(TaskOutcome::Failed(failure(pod))),
         // What programs say about their end when they were asked to stop does not matter.
-        _ if has_ended(pod) || is_gone(pod) => PodAction::GiveBack(task.status_reason.clone()),
-        _ if deleted => PodAction::Nothing,
-        _ => PodAction::Stop,
+        _ => stopped_first(pod, PodAction::GiveBack(task.status_reason.clone())),
     }
 }
 
@@ -209,6 +228,9 @@ fn judge_pending(pod: &Pod, now: Timestamp, image_grace_s: i64) -> PodAction {
 /// Why a pod that failed is not to blame: its node went, or somebody needed its place.
 fn lost(pod: &Pod) -> Option<String> {
     let reason = pod.status.as_ref()?.reason.as_deref().unwrap_or_default();
+    if reason == "DeadlineExceeded" && is_stopping(pod) {
+        return Some("its pod was stopped".to_owned());
+    }
     let disrupted = condition(pod, "DisruptionTarget").filter(|condition| condition.status == "True");
     let by_kubelet = matches!(
         reason,
@@ -290,177 +312,4 @@ fn of_task(pod: &Pod) -> Option<&ContainerStatus> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    const GRACE_S: i64 = 120;
-    const NOW: i64 = 1_000_000;
-
-    fn pod(spec: Value, status: Value) -> Value {
-        json!({"metadata": {"name": "p", "uid": "u1"}, "spec": spec, "status": status})
-    }
-
-    fn on_node(status: Value) -> Value {
-        pod(json!({"containers": [], "nodeName": "n1"}), status)
-    }
-
-    fn gated() -> Value {
-        pod(json!({"containers": [], "schedulingGates": [{"name": GATE}]}), json!({"phase": "Pending"}))
-    }
-
-    fn deleted(mut pod: Value, grace_s: i64) -> Value {
-        pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
-        pod["metadata"]["deletionGracePeriodSeconds"] = json!(grace_s);
-        pod
-    }
-
-    fn container(state: Value) -> Value {
-        json!([{"name": CONTAINER, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}])
-    }
-
-    fn ended(phase: &str, state: Value) -> Value {
-        on_node(json!({"phase": phase, "containerStatuses": container(json!({"terminated": state}))}))
-    }
-
-    fn waiting(reason: &str, since_s: i64) -> Value {
-        let since = Timestamp::from_second(NOW - since_s).unwrap();
-        let scheduled = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": since});
-        let state = json!({"waiting": {"reason": reason, "message": "cannot"}});
-        on_node(json!({"phase": "Pending", "conditions": [scheduled], "containerStatuses": container(state)}))
-    }
-
-    fn task(status: TaskStatus, message: &str, reason: &str) -> tasks::Task {
-        let (status_message, status_reason) = (message.to_owned(), reason.to_owned());
-        tasks::Task { status: Some(status), status_message, status_reason, ..tasks::Task::default() }
-    }
-
-    fn with(pod: &Value, task: &tasks::Task) -> PodAction {
-        let pod: Pod = serde_json::from_value(pod.clone()).unwrap();
-        next_action(&pod, Some(task), Timestamp::from_second(NOW).unwrap(), GRACE_S)
-    }
-
-    fn running(pod: &Value) -> PodAction {
-        with(pod, &task(TaskStatus::InProgress, "", ""))
-    }
-
-    fn failed(why: &str) -> PodAction {
-        PodAction::End(TaskOutcome::Failed(why.to_owned()))
-    }
-
-    fn requeue(why: &str) -> PodAction {
-        PodAction::Requeue(why.to_owned())
-    }
-
-    #[test]
-    fn a_crash_at_any_point_leaves_a_pod_that_says_what_is_left_to_do() {
-        let ours = task(TaskStatus::InProgress, "", "kubernetes pod u1");
-        let anothers = task(TaskStatus::InProgress, "", "pulled by agent");
-        assert_eq!(with(&gated(), &task(TaskStatus::Queued, "", "")), PodAction::Claim);
-        assert_eq!(with(&gated(), &ours), PodAction::LiftGate);
-        assert!(matches!(with(&gated(), &anothers), PodAction::Remove(_)));
-        assert!(matches!(with(&gated(), &task(TaskStatus::Stopped, "", "")), PodAction::Remove(_)));
-        assert_eq!(with(&deleted(gated(), 0), &ours), requeue("its pod was deleted"));
-        assert!(matches!(
-            with(&deleted(gated(), 0), &task(TaskStatus::Queued, "", "")),
-            PodAction::Remove(_)
-        ));
-        let typed: Pod = serde_json::from_value(gated()).unwrap();
-        assert!(matches!(next_action(&typed, None, Timestamp::UNIX_EPOCH, 0), PodAction::Remove(_)));
-    }
-
-    #[test]
-    fn who_makes_room_ends_in_its_grace_and_is_given_back() {
-        let evicted = task(TaskStatus::InProgress, StopRequest::Evict.as_str(), "reclaimed");
-        let back = PodAction::GiveBack("reclaimed".to_owned());
-        let alive = on_node(json!({"phase": "Running"}));
-        assert_eq!(with(&alive, &evicted), PodAction::Stop);
-        assert_eq!(with(&gated(), &evicted), PodAction::Stop, "it had not begun");
-        assert_eq!(with(&deleted(gated(), 0), &evicted), back);
-        assert_eq!(with(&deleted(alive.clone(), 30), &evicted), PodAction::Nothing, "it has its time to end");
-        assert_eq!(with(&deleted(alive, 0), &evicted), back);
-        for (phase, code) in [("Failed", 143), ("Succeeded", 0)] {
-            let ended = ended(phase, json!({"exitCode": code}));
-            assert_eq!(with(&deleted(ended, 30), &evicted), back, "whatever it said");
-        }
-        let done = ended("Succeeded", json!({"exitCode": 0}));
-        assert_eq!(with(&done, &evicted), PodAction::End(TaskOutcome::Completed), "it was quicker");
-        let failed_itself = ended("Failed", json!({"exitCode": 3, "reason": "Error"}));
-        assert_eq!(with(&failed_itself, &evicted), failed("worker execution exit code 3"));
-    }
-
-    #[test]
-    fn ends_are_told_with_their_cause() {
-        assert_eq!(
-            running(&ended("Succeeded", json!({"exitCode": 0}))),
-            PodAction::End(TaskOutcome::Completed)
-        );
-        let exit = json!({"exitCode": 3, "reason": "Error"});
-        assert_eq!(running(&ended("Failed", exit)), failed("worker execution exit code 3"));
-        let mut oom = ended("Failed", json!({"exitCode": 137, "reason": "OOMKilled"}));
-        oom["spec"]["containers"] = json!([{"name": CONTAINER, "resources": {"limits": {"memory": "64Mi"}}}]);
-        let told = "out of memory: it was killed at its limit of 64Mi (OOMKilled, exit code 137)";
-        assert_eq!(running(&oom), failed(told));
-        let late = on_node(json!({"phase": "Failed", "reason": "DeadlineExceeded", "message": "too long"}));
-        assert_eq!(running(&late), failed("DeadlineExceeded: too long"));
-    }
-
-    #[test]
-    fn what_is_lost_runs_again() {
-        let exit = json!({"exitCode": 137, "reason": "Error"});
-        let mut drained = ended("Failed", exit.clone());
-        let target =
-            json!({"type": "DisruptionTarget", "status": "True", "message": "Eviction API: evicting"});
-        drained["status"]["conditions"] = json!([target]);
-        assert_eq!(running(&drained), requeue("its pod was lost: Eviction API: evicting"));
-        let evicted = on_node(json!({"phase": "Failed", "reason": "Evicted", "message": "low on disk"}));
-        assert_eq!(running(&evicted), requeue("its pod was lost: low on disk"));
-        assert_eq!(running(&deleted(ended("Failed", exit), 1)), requeue("its pod was deleted"));
-        let done = deleted(ended("Succeeded", json!({"exitCode": 0})), 1);
-        assert_eq!(running(&done), PodAction::End(TaskOutcome::Completed), "it was quicker");
-        let alive = on_node(json!({"phase": "Running"}));
-        let ends = "its pod was deleted; it runs again when node n1 has ended it or is gone itself";
-        assert_eq!(
-            running(&deleted(alive.clone(), 30)),
-            PodAction::Report(ends.to_owned()),
-            "it has its time to end"
-        );
-        assert_eq!(running(&deleted(alive, 0)), requeue("its pod was deleted"));
-        let nowhere = pod(json!({"containers": []}), json!({"phase": "Pending"}));
-        assert_eq!(running(&deleted(nowhere, 30)), requeue("its pod was deleted"));
-    }
-
-    #[test]
-    fn why_it_waits() {
-        let unschedulable = json!({"type": "PodScheduled", "status": "False", "message": "0/1 nodes"});
-        let nowhere =
-            pod(json!({"containers": []}), json!({"phase": "Pending", "conditions": [unschedulable]}));
-        assert_eq!(running(&nowhere), PodAction::Report("waiting for a place: 0/1 nodes".to_owned()));
-        let told = "ImagePullBackOff: cannot";
-        assert_eq!(running(&waiting("ImagePullBackOff", GRACE_S - 1)), PodAction::Report(told.to_owned()));
-        assert_eq!(running(&waiting("ImagePullBackOff", GRACE_S)), failed(told));
-        assert_eq!(running(&waiting("InvalidImageName", 0)), failed("InvalidImageName: cannot"));
-        let starting = PodAction::Report("starting on node n1".to_owned());
-        assert_eq!(running(&waiting("ContainerCreating", GRACE_S)), starting);
-    }
-
-    #[test]
-    fn what_the_server_decides_stands() {
-        let alive = on_node(json!({"phase": "Running"}));
-        let stopping = task(TaskStatus::InProgress, StopRequest::Abort.as_str(), "");
-        assert_eq!(with(&alive, &stopping), PodAction::Stop);
-        assert_eq!(with(&deleted(alive.clone(), 30), &stopping), PodAction::Nothing);
-        let killed = deleted(ended("Failed", json!({"exitCode": 137})), 30);
-        assert_eq!(with(&killed, &stopping), PodAction::End(TaskOutcome::Stopped(ABORTED)));
-        for status in [TaskStatus::Stopped, TaskStatus::Queued, TaskStatus::Created, TaskStatus::Failed] {
-            assert!(matches!(with(&alive, &task(status, "", "")), PodAction::Remove(_)), "{status}");
-        }
-        let completed = task(TaskStatus::Completed, "", "");
-        assert_eq!(with(&alive, &completed), PodAction::Nothing, "its process is just ending");
-        assert!(matches!(
-            with(&ended("Succeeded", json!({"exitCode": 0})), &completed),
-            PodAction::Remove(_)
-        ));
-    }
-}
+mod tests;

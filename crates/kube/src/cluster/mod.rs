@@ -1,5 +1,6 @@
 //! The GPUs of a cluster, kept up to date by watching it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -61,6 +62,16 @@ impl Watched {
             None
         };
         Ok(Self { nodes, pods, claims, gpu_is_claimed, _background: background })
+    }
+
+    /// All nodes.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.nodes.state()
+    }
+
+    /// Pods that have a place and are not over.
+    pub(crate) fn placed(&self) -> Vec<Arc<Pod>> {
+        self.pods.state()
     }
 
     /// As it is now.

@@ -4,20 +4,24 @@ use cantle_clearml::{subcode, tasks};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ApiResource, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::Status;
-use kube::{Api, ResourceExt as _};
+use kube::runtime::events::{Event, EventType};
+use kube::{Api, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 
 use super::controller::{ActionResult, Backlog, Controller};
 use super::metrics::{CountedOutcome, known_uid};
 use crate::KubeError;
 use crate::api_status::is_denied_by_webhook;
+use cantle_kube_model::inject::missing_slice;
 use cantle_kube_model::queues::admit::{Admission, task_of};
 use cantle_kube_model::queues::builder::{FINALIZER, GATE, OWNER_LABEL, QUEUE_LABEL, TASK_LABEL, name_of};
-use cantle_kube_model::queues::outcome::{PodAction, TaskOutcome, claim, is_gated};
+use cantle_kube_model::queues::outcome::{
+    PodAction, STOP_DEADLINE_S, TaskOutcome, claim, is_gated, is_on_node,
+};
 use cantle_kube_model::queues::pod_request::{AdmittedSlices, PodRequest};
 
 /// Field manager of what we write.
-const MANAGER: &str = "cantle-queues";
+pub(super) const MANAGER: &str = "cantle-queues";
 
 /// What came of making a pod.
 pub(super) enum PodCreation {
@@ -43,8 +47,8 @@ impl Controller {
                 Ok(ActionResult::Reported(words))
             }
             PodAction::Stop => {
-                tracing::info!(task, "its pod is deleted: the task is to stop");
-                self.delete(pod).await.map(|()| ActionResult::Nothing)
+                tracing::info!(task, "its pod is stopped: the task is to stop");
+                self.stop(pod).await.map(|()| ActionResult::Nothing)
             }
             PodAction::End(end) => {
                 tracing::info!(task, ?end, "the task has ended");
@@ -85,7 +89,7 @@ impl Controller {
             Err(why) => return self.fail(&task.id, why).await,
         };
         match made {
-            Ok(pod) => PodCreation::Pod(Box::new(pod)),
+            Ok(pod) => self.with_slice(&task.id, pod).await,
             Err(kube::Error::Api(status)) if status.code == 409 => self.existing(&task.id).await,
             Err(kube::Error::Api(status)) if is_final(&status) => self.fail(&task.id, status.message).await,
             Err(kube::Error::Api(status)) => {
@@ -119,10 +123,35 @@ impl Controller {
                     && is_gated(&pod)
                     && pod.metadata.deletion_timestamp.is_none() =>
             {
-                PodCreation::Pod(Box::new(pod))
+                self.with_slice(task, pod).await
             }
             Ok(_) => PodCreation::Later(format!("there is another pod {name}")),
             Err(error) => PodCreation::Later(error.to_string()),
+        }
+    }
+
+    /// The pod, if it has the slice that it asks for. One without goes again, and its task waits: it would have all GPUs.
+    async fn with_slice(&self, task: &str, pod: Pod) -> PodCreation {
+        let Some(why) = missing_slice(&pod) else { return PodCreation::Pod(Box::new(pod)) };
+        self.warn(&pod, &why).await;
+        let done = match self.server.report_message(task, &format!("waiting: {why}")).await {
+            Ok(()) => self.remove(&pod).await.map(drop),
+            Err(error) => Err(error.into()),
+        };
+        PodCreation::Later(done.err().map_or(why, |error| error.to_string()))
+    }
+
+    /// For people who look at the namespace, and not at the task.
+    async fn warn(&self, pod: &Pod, why: &str) {
+        let event = Event {
+            type_: EventType::Warning,
+            reason: "NoSlice".to_owned(),
+            note: Some(why.to_owned()),
+            action: "Admit".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self.events.publish(&event, &pod.object_ref(&())).await {
+            tracing::warn!("an event could not be written: {error}");
         }
     }
 
@@ -167,6 +196,11 @@ impl Controller {
 
     /// Lets the cluster's scheduler have the pod, once the server counts what it holds.
     async fn lift(&self, pod: &Pod, task: &str) -> Result<ActionResult, KubeError> {
+        // Whoever made it: a former leader may have been an older version.
+        if let Some(why) = missing_slice(pod) {
+            self.warn(pod, &why).await;
+            return self.requeue(pod, task, &why).await;
+        }
         let (uid, admitted) = (known_uid(pod.uid()), AdmittedSlices::of_pod(pod));
         let weight = PodRequest::of_pod(pod).quota_milli;
         match self.server.hold(&self.builder.owner, task, &uid, admitted.slices, weight).await {
@@ -188,6 +222,15 @@ impl Controller {
         let others: Vec<_> = pod.finalizers().iter().filter(|name| *name != FINALIZER).collect();
         self.patch(pod, json!({"metadata": {"uid": pod.uid(), "finalizers": others}})).await?;
         Ok(ActionResult::Finished)
+    }
+
+    /// The pod ends in its grace period, and stays until its log is in. One that is on no node has none.
+    async fn stop(&self, pod: &Pod) -> Result<(), KubeError> {
+        if !is_on_node(pod) {
+            return self.delete(pod).await;
+        }
+        let deadline = json!({"activeDeadlineSeconds": STOP_DEADLINE_S});
+        self.patch(pod, json!({"metadata": {"uid": pod.uid()}, "spec": deadline})).await
     }
 
     async fn delete(&self, pod: &Pod) -> Result<(), KubeError> {

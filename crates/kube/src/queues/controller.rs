@@ -9,15 +9,16 @@ use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder};
 use k8s_openapi::api::core::v1::Pod;
 use kube::Api;
 use kube::api::ListParams;
+use kube::runtime::events::Recorder;
 use kube::runtime::reflector::Store;
 use tokio::time::Instant;
 
-use super::leader::Leader;
 use super::logs::Logs;
 use super::metrics::{Metrics, known_uid};
 use super::quotas::Quotas;
 use super::server::Server;
 use crate::KubeError;
+use crate::leader::Leader;
 
 /// Queues by id, with the tasks that wait in them.
 pub(super) type Backlog = BTreeMap<String, Vec<String>>;
@@ -33,6 +34,7 @@ pub(super) struct Controller {
     pub(super) builder: PodBuilder,
     pub(super) leader: Leader,
     pub(super) logs: Logs,
+    pub(super) events: Recorder,
     pub(super) image_grace: Duration,
     pub(super) quotas: Quotas,
     pub(super) metrics: Arc<Metrics>,

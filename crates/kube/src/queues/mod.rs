@@ -2,7 +2,6 @@
 
 mod act;
 mod controller;
-mod leader;
 mod logs;
 mod metrics;
 mod quotas;
@@ -17,6 +16,7 @@ use std::time::Duration;
 
 use cantle_clearml::{Client as ClearMl, Credentials};
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt as _};
 use tokio::sync::Notify;
@@ -26,12 +26,13 @@ use tokio::time::sleep;
 pub use cantle_kube_model::queues::{QueueConfig, QueueFile, QueueFileError};
 
 use crate::KubeError;
+use crate::leader::Leader;
 use crate::node::ticks;
 use crate::observe::show;
 use crate::watched::follow;
+use act::MANAGER;
 use cantle_kube_model::queues::builder::{OWNER_LABEL, PodBuilder, ServerAccess, ServerKeys};
 use controller::{Controller, Memory};
-use leader::Leader;
 use logs::Logs;
 use metrics::Metrics;
 use quotas::Quotas;
@@ -77,6 +78,12 @@ pub async fn serve_queues(
     stop: impl Future<Output = ()> + Send,
 ) -> Result<(), KubeError> {
     let mut stop = std::pin::pin!(stop);
+    if !settings.file.without_effect.is_empty() {
+        let keys = settings.file.without_effect.join(", ");
+        tracing::warn!(
+            "agentk8sglue: these are settings of ClearML's own agent and change nothing here: {keys}"
+        );
+    }
     let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
     let server = Arc::new(Server { client: clearml });
     let mut background = JoinSet::new();
@@ -98,7 +105,9 @@ pub async fn serve_queues(
     metrics.ready();
     let keys = settings.secret.map_or(ServerKeys::Plain(settings.credentials), ServerKeys::Secret);
     let (name, namespace) = (settings.name, settings.namespace);
+    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(settings.identity.clone()) };
     let mut controller = Controller {
+        events: Recorder::new(client.clone(), reporter),
         quotas: Quotas::new(client.clone()),
         leader: Leader::new(client, &namespace, name.clone(), settings.identity, settings.lease_duration),
         builder: PodBuilder {

@@ -23,6 +23,7 @@ pub use manager::Certificates;
 
 use crate::KubeError;
 use crate::observe::show;
+use crate::packing::{PackingSettings, keep_packing};
 use crate::templates::keep_templates;
 use cantle_kube_model::inject::{InjectionMode, Rules, answer};
 use manager::Manager;
@@ -54,6 +55,8 @@ pub struct WebhookSettings {
     pub certificates: Certificates,
     /// What pods may not have.
     pub rules: Rules,
+    /// Who nominates nodes for pods with claims; none if nobody does.
+    pub packing: Option<PackingSettings>,
 }
 
 struct Shared {
@@ -76,6 +79,9 @@ pub async fn serve_webhook(
     background.spawn(show(settings.observers, metrics));
     if shared.rules.mode == InjectionMode::Claim {
         background.spawn(keep_templates(client.clone()));
+        if let Some(packing) = settings.packing {
+            background.spawn(keep_packing(client.clone(), packing));
+        }
     }
     let mut stop = Box::pin(stop);
     let mut manager = Manager::new(client, settings.certificates);

@@ -74,7 +74,7 @@ fn read(path: &Path) -> Result<QueueFile, KubeError> {
 }
 
 /// Two processes on one machine are two replicas.
-fn identity(given: Option<String>) -> Result<String, CliError> {
+pub(super) fn identity(given: Option<String>) -> Result<String, CliError> {
     let name = match given {
         Some(name) => name,
         None => host_name()?,

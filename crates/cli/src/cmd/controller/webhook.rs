@@ -5,11 +5,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use cantle_kube::inject::{InjectionMode, Rules};
-use cantle_kube::{CertificateLifetimes, Certificates, WebhookSettings, connect, listen, serve_webhook};
+use cantle_kube::{
+    CertificateLifetimes, Certificates, PackingSettings, WebhookSettings, connect, listen, serve_webhook,
+};
 use clap::Args;
 use jiff::SignedDuration;
 
 use super::path::PathArg;
+use super::queues::identity;
 use crate::context::{CommandResult, runtime};
 use crate::error::{CliError, ErrorKind};
 use crate::host::until_signal;
@@ -33,6 +36,12 @@ pub(crate) struct WebhookArgs {
     /// device plugin gives them out
     #[arg(long)]
     mig_resources: bool,
+    /// Leave it to kube-scheduler on which node a pod with a slice is tried first; it spreads them over all nodes (with claims)
+    #[arg(long)]
+    no_packing: bool,
+    /// Name of this replica [default: the name of the host]
+    #[arg(long, value_name = "NAME", env = "POD_NAME")]
+    identity: Option<String>,
     /// An environment variable that pods with a slice may not set (repeatable); default: LD_PRELOAD, LD_AUDIT,
     /// LD_LIBRARY_PATH, NVIDIA_VISIBLE_DEVICES. CANTLE_* is never allowed
     #[arg(long, value_name = "NAME")]
@@ -113,7 +122,12 @@ pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandRe
     if args.path == PathArg::Classic {
         rules.mode = InjectionMode::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
     }
+    let packing = || {
+        let (namespace, lease) = (args.own.namespace.clone(), format!("{}-packing", args.own.service));
+        Ok::<_, CliError>(PackingSettings { namespace, lease, identity: identity(args.identity.clone())? })
+    };
     let settings = WebhookSettings {
+        packing: if args.no_packing { None } else { Some(packing()?) },
         calls: listen(args.listen)?,
         observers: listen(args.observe_listen)?,
         certificates,

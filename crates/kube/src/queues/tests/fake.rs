@@ -10,23 +10,27 @@ use axum::extract::State;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use cantle_clearml::{Credentials, TaskRequest, subcode};
+use cantle_kube_model::inject::{Rules, inject};
 use cantle_kube_model::queues::QueueFile;
 use cantle_kube_model::queues::builder::{PodBuilder, ServerAccess, ServerKeys};
 use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{Store, store};
 use kube::runtime::watcher::Event;
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use crate::leader::Leader;
 use crate::queues::controller::{Controller, Memory};
-use crate::queues::leader::Leader;
 use crate::queues::logs::Logs;
 use crate::queues::metrics::Metrics;
 use crate::queues::quotas::Quotas;
 use crate::queues::server::Server;
 
 const VALUES: &str = "agentk8sglue: {queue: q, queues: {q: {queueSettings: {maxPods: 2}}}}";
+const SHARES: &str =
+    "agentk8sglue: {queues: {q: {templateOverrides: {labels: {clearml-injector/fraction: '0.500'}}}}}";
 const NAMESPACE: &str = "jobs";
 
 /// What there is.
@@ -42,6 +46,10 @@ pub(super) struct Things {
     pub(super) queue: Vec<String>,
     /// The project has no quota left.
     pub(super) is_over_quota: bool,
+    /// The queue's pods ask for half a GPU; nobody injects a claim unless `has_injector`.
+    pub(super) asks_share: bool,
+    /// Pods that ask for a share get their claim.
+    pub(super) has_injector: bool,
     /// Another replica takes the Lease as soon as a pod is created.
     pub(super) steals_lease: bool,
 }
@@ -86,9 +94,12 @@ impl World {
         let (known, shows): (Store<Pod>, Writer<Pod>) = store();
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let access = ServerAccess { url, keys: ServerKeys::Secret("keys".to_owned()) };
-        let file = QueueFile::parse(VALUES).unwrap();
+        let values = if self.things().asks_share { SHARES } else { VALUES };
+        let file = QueueFile::parse(values).unwrap();
+        let reporter = Reporter { controller: "test".to_owned(), instance: None };
         let lease = Duration::from_secs(60);
         let controller = Controller {
+            events: Recorder::new(client.clone(), reporter),
             quotas: Quotas::new(client.clone()),
             leader: Leader::new(client, NAMESPACE, "cantle".to_owned(), identity.to_owned(), lease),
             builder: PodBuilder { owner: "cantle".to_owned(), file, access },
@@ -162,6 +173,10 @@ async fn api_server(State(world): State<World>, method: Method, uri: Uri, body: 
             )
         }
         ("pods", None) => create_pod(things, body),
+        ("events", _) => {
+            things.calls.push(format!("event {}", body["reason"].as_str().unwrap_or_default()));
+            answer(StatusCode::CREATED, &body)
+        }
         ("pods", Some(name)) => change_pod(things, &method, &name, &body),
         _ => refused(StatusCode::NOT_FOUND, "NotFound"),
     }
@@ -194,6 +209,9 @@ fn create_pod(things: &mut Things, mut pod: Value) -> Response {
     things.calls.push(format!("create pod {name}"));
     pod["metadata"]["uid"] = json!(format!("uid-{name}"));
     pod["metadata"]["namespace"] = json!(NAMESPACE);
+    if things.has_injector {
+        pod = inject(&pod, &Rules::default()).unwrap();
+    }
     pod["status"] = json!({"phase": "Pending"});
     things.pods.insert(name, pod.clone());
     if things.steals_lease
@@ -216,6 +234,10 @@ fn change_pod(things: &mut Things, method: &Method, name: &str, body: &Value) ->
         Method::PATCH if body["spec"].get("schedulingGates").is_some() => {
             things.calls.push(format!("lift gate {name}"));
             pod["spec"]["schedulingGates"] = body["spec"]["schedulingGates"].clone();
+        }
+        Method::PATCH if body["spec"].get("activeDeadlineSeconds").is_some() => {
+            things.calls.push(format!("stop pod {name}"));
+            pod["spec"]["activeDeadlineSeconds"] = body["spec"]["activeDeadlineSeconds"].clone();
         }
         Method::PATCH => {
             things.calls.push(format!("drop finalizer {name}"));

@@ -2,6 +2,7 @@
 
 mod fake;
 
+use cantle_clearml::StopRequest;
 use fake::World;
 use serde_json::json;
 
@@ -47,6 +48,51 @@ async fn a_task_gets_a_pod() {
     assert_eq!(replica.turn().await, [""; 0], "nothing is left to do");
 }
 
+/// A namespace that the injector leaves out: the pod would run with all GPUs of its node.
+#[tokio::test]
+async fn a_pod_without_the_slice_that_it_asks_for_is_never_let_go() {
+    let world = World::default();
+    world.things().asks_share = true;
+    let mut replica = leading(&world).await;
+    world.add_task("t1");
+    let expected = [
+        "list pods",
+        "create pod clearml-id-t1",
+        "event NoSlice",
+        "tasks.update t1",
+        "delete pod clearml-id-t1",
+        "drop finalizer clearml-id-t1",
+    ];
+    assert_eq!(replica.turn().await[..6], expected);
+    assert!(world.things().pods.is_empty());
+    assert_eq!(world.things().tasks["t1"]["status"], "queued", "it runs once somebody has mended that");
+    assert_eq!(world.things().queue, ["t1"]);
+}
+
+/// As an older leader left it.
+#[tokio::test]
+async fn nor_is_one_that_was_there_before() {
+    let world = World::default();
+    world.things().asks_share = true;
+    world.things().has_injector = true;
+    let mut replica = leading(&world).await;
+    world.add_task("t1");
+    assert!(replica.turn().await.contains(&"lift gate clearml-id-t1".to_owned()), "with a claim it may run");
+    world.change_pod(POD, |pod| {
+        pod["spec"]["schedulingGates"] = json!([{"name": "cantle.dev/task-not-taken"}]);
+        pod["spec"]["resourceClaims"] = json!([]);
+    });
+    replica.watch();
+    let expected = [
+        "event NoSlice",
+        "tasks.enqueue t1",
+        "queues.move_task_to_front t1",
+        "delete pod clearml-id-t1",
+        "drop finalizer clearml-id-t1",
+    ];
+    assert_eq!(replica.turn().await[..5], expected);
+}
+
 #[tokio::test]
 async fn a_task_that_is_over_quota_goes_back_before_its_pod_goes() {
     let world = World::default();
@@ -84,6 +130,24 @@ async fn the_task_of_a_pod_that_was_deleted_goes_back_before_the_pod_may_vanish(
     let expected = ["tasks.enqueue t1", "queues.move_task_to_front t1", "drop finalizer clearml-id-t1"];
     assert_eq!(calls[..3], expected, "{calls:?}");
     assert!(world.things().pods.is_empty());
+}
+
+/// A pod that is deleted loses its log when it has ended: a leader that comes then would find none.
+#[tokio::test]
+async fn a_pod_that_is_to_stop_ends_before_it_is_deleted() {
+    let world = World::default();
+    let mut replica = running(&world).await;
+    world.things().tasks.get_mut("t1").unwrap()["status_message"] = json!(StopRequest::Abort.as_str());
+    replica.watch();
+    assert_eq!(replica.turn().await, ["stop pod clearml-id-t1"]);
+    replica.watch();
+    assert_eq!(replica.turn().await, [""; 0], "it has its time to end");
+    world.change_pod(POD, |pod| pod["status"] = json!({"phase": "Failed", "reason": "DeadlineExceeded"}));
+    replica.watch();
+    let calls = replica.turn().await;
+    let removed = ["delete pod clearml-id-t1", "drop finalizer clearml-id-t1"];
+    assert_eq!(calls[calls.len() - 2..], removed, "{calls:?}");
+    assert!(calls[0].starts_with("tasks.stopped t1"), "{calls:?}");
 }
 
 /// A new leader whose watch is late: the pod that it shows is gone, and its task runs elsewhere.

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout};
 use crate::KubeError;
 
 /// A replica's part in the election.
-pub(super) struct Leader {
+pub(crate) struct Leader {
     api: Api<Lease>,
     name: String,
     identity: String,
@@ -28,7 +28,7 @@ pub(super) struct Leader {
 }
 
 impl Leader {
-    pub(super) fn new(
+    pub(crate) fn new(
         client: Client,
         namespace: &str,
         name: String,
@@ -39,22 +39,22 @@ impl Leader {
     }
 
     /// Work only while this is true; it ends well before another replica may begin.
-    pub(super) fn leads(&self) -> bool {
+    pub(crate) fn leads(&self) -> bool {
         self.held.as_ref().is_some_and(|(_, at)| at.elapsed() < self.duration * 2 / 3)
     }
 
     /// How often to look.
-    pub(super) fn pace(&self) -> Duration {
+    pub(crate) fn pace(&self) -> Duration {
         self.duration / 6
     }
 
     /// Is it time to renew?
-    pub(super) fn is_due(&self) -> bool {
+    pub(crate) fn is_due(&self) -> bool {
         self.held.as_ref().is_some_and(|(_, at)| at.elapsed() >= self.pace())
     }
 
     /// Takes the Lease if it is free.
-    pub(super) async fn acquire(&mut self) -> Result<bool, KubeError> {
+    pub(crate) async fn acquire(&mut self) -> Result<bool, KubeError> {
         let began = Instant::now();
         let lease = match self.api.get(&self.name).await {
             Ok(lease) => lease,
@@ -90,7 +90,7 @@ impl Leader {
     }
 
     /// Renews; `false` if another replica has the Lease now.
-    pub(super) async fn renew(&mut self) -> Result<bool, KubeError> {
+    pub(crate) async fn renew(&mut self) -> Result<bool, KubeError> {
         let began = Instant::now();
         let Some((lease, _)) = self.held.clone() else { return Ok(false) };
         let renewed = timeout(self.duration / 3, self.write(lease, began, false)).await;
@@ -131,7 +131,7 @@ impl Leader {
     }
 
     /// Lets the next one begin at once.
-    pub(super) async fn release(&mut self) {
+    pub(crate) async fn release(&mut self) {
         let Some((mut lease, _)) = self.held.take() else { return };
         lease.spec.get_or_insert_with(LeaseSpec::default).holder_identity = None;
         if let Err(error) = self.api.replace(&self.name, &PostParams::default(), &lease).await {

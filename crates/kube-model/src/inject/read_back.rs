@@ -1,0 +1,104 @@
+//! Has a pod the slice that it asks for? Read back from the pod as the API server has made it: an injector that was not
+//! called leaves no other trace, and the pod would have all GPUs of its node.
+
+use k8s_openapi::api::core::v1::Pod;
+
+use super::containers::ContainerList;
+use super::target::CLAIM;
+use super::{Rules, SLICE_LABEL, read};
+use crate::ObjectExt as _;
+use crate::names::SLICE_RESOURCE;
+
+/// Why a pod does not have the slice that it asks for; none if it has it, or asks for none.
+pub fn missing_slice(pod: &Pod) -> Option<String> {
+    let asked = match read::asked(pod, &Rules::default()) {
+        Ok(asked) => asked?,
+        Err(denial) => return Some(denial.to_string()),
+    };
+    let template = asked.template.to_string();
+    let is_labelled = pod.labels().get(SLICE_LABEL) == Some(&template);
+    if is_labelled && (has_claim(pod, &template) || has_slot(pod)) {
+        return None;
+    }
+    let namespace = pod.namespace().unwrap_or_default();
+    Some(format!(
+        "the pod asks for a slice ({}) and was made without one: cantle's injector does not see namespace {namespace}",
+        asked.by
+    ))
+}
+
+fn has_claim(pod: &Pod, template: &str) -> bool {
+    let claims = pod.spec.iter().flat_map(|spec| &spec.resource_claims).flatten();
+    let is_named = claims
+        .filter(|claim| claim.name == CLAIM)
+        .any(|claim| claim.resource_claim_template_name.as_deref() == Some(template));
+    let is_used = ContainerList::containers(pod).any(|(_, _, container)| {
+        let claims = container.resources.as_ref().and_then(|resources| resources.claims.as_ref());
+        claims.is_some_and(|claims| claims.iter().any(|claim| claim.name == CLAIM))
+    });
+    is_named && is_used
+}
+
+/// On the classic path.
+fn has_slot(pod: &Pod) -> bool {
+    ContainerList::containers(pod).any(|(_, _, container)| {
+        let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+        limits.is_some_and(|limits| limits.get(SLICE_RESOURCE).is_some_and(|amount| amount.0 == "1"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::super::{InjectionMode, LABEL, inject};
+    use super::*;
+
+    fn missing(pod: &Value) -> Option<String> {
+        missing_slice(&serde_json::from_value(pod.clone()).unwrap())
+    }
+
+    fn asking(metadata: Value) -> Value {
+        let mut pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "task"}]}});
+        pod["metadata"]["namespace"] = json!("jobs");
+        pod
+    }
+
+    #[test]
+    fn only_what_the_injector_wrote_counts() {
+        let classic = InjectionMode::Classic { scheduler: "s".to_owned(), mig_resources: true };
+        for metadata in [
+            json!({"labels": {LABEL: "0.500"}}),
+            json!({"labels": {LABEL: "2"}}),
+            json!({"annotations": {"gpu-fraction": "0.3"}}),
+            json!({"annotations": {"gpu-memory": "4096"}}),
+            json!({"annotations": {"mig-profile": "1g.10gb"}}),
+        ] {
+            let pod = asking(metadata);
+            let why = missing(&pod).expect("nobody has injected it");
+            assert!(why.contains("does not see namespace jobs"), "{why}");
+            for mode in [InjectionMode::Claim, classic.clone()] {
+                let injected = inject(&pod, &Rules { mode, ..Rules::default() }).unwrap();
+                assert_eq!(missing(&injected), None);
+            }
+        }
+        assert_eq!(missing(&asking(json!({}))), None, "it asks for nothing");
+        assert!(missing(&asking(json!({"labels": {LABEL: "0.333"}}))).unwrap().contains("0.333"));
+    }
+
+    #[test]
+    fn half_of_it_is_not_enough() {
+        let whole = inject(&asking(json!({"labels": {LABEL: "0.500"}})), &Rules::default()).unwrap();
+        let without = |pointer: &str, key: &str| {
+            let mut pod = whole.clone();
+            pod.pointer_mut(pointer).unwrap().as_object_mut().unwrap().remove(key);
+            missing(&pod)
+        };
+        assert!(without("/metadata/labels", SLICE_LABEL).is_some());
+        assert!(without("/spec", "resourceClaims").is_some());
+        assert!(without("/spec/containers/0", "resources").is_some());
+        let mut other = whole.clone();
+        other["spec"]["resourceClaims"][0]["resourceClaimTemplateName"] = json!("cantle-fraction-7500");
+        assert!(missing(&other).is_some(), "of another size");
+    }
+}

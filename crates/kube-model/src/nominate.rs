@@ -1,0 +1,315 @@
+//! Which node kube-scheduler is to try first for a pod with a slice: the one that cantle's own scheduler chooses, so that GPUs are
+//! filled before others are begun. kube-scheduler itself scores no claims, and spreads pods over all nodes. Pure.
+//!
+//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+
+use cantle_decide::{SnapshotBuilder, decide};
+use cantle_model::{Bytes, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_sched::{Host, Policy, Running, Waiting};
+use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::cluster::ClusterView;
+use crate::inject::SLICE_LABEL;
+use crate::{ObjectExt as _, TemplateName};
+
+/// The one queue: pods as they came.
+const QUEUE: &str = "pods";
+
+/// Where a pod is to be tried first, and what it would have there until its claim says so.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Nomination {
+    /// The node.
+    pub node: String,
+    /// What it gets there.
+    pub slices: Vec<Slice>,
+    /// CPU and memory of the node that it takes.
+    pub host: Host,
+}
+
+/// What all pods of one batch have in common: which nodes will do for them.
+type Constraints = (BTreeMap<String, String>, String);
+
+/// The cluster as far as nominations depend on it.
+#[derive(Debug)]
+pub struct Nominator<'a> {
+    /// GPUs, and who has what of them.
+    pub view: &'a ClusterView,
+    nodes: BTreeMap<String, (Vec<Taint>, Host)>,
+}
+
+impl<'a> Nominator<'a> {
+    /// Of all nodes, and the pods that have a place.
+    pub fn new(view: &'a ClusterView, nodes: &[impl Borrow<Node>], placed: &[impl Borrow<Pod>]) -> Self {
+        let mut used: BTreeMap<&str, Vec<Host>> = BTreeMap::new();
+        for pod in placed.iter().map(Borrow::<Pod>::borrow) {
+            if let Some(node) = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+                used.entry(node).or_default().push(host_of(pod));
+            }
+        }
+        let of_node = |node: &Node| {
+            let name = node.name_any();
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.clone()).unwrap_or_default();
+            let mut free = free_host(node);
+            for host in used.get(name.as_str()).into_iter().flatten() {
+                free.cpu_milli = free.cpu_milli.saturating_sub(host.cpu_milli);
+                free.memory_bytes = free.memory_bytes.saturating_sub(host.memory_bytes);
+            }
+            (name, (taints, free))
+        };
+        Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
+    }
+
+    /// Nominations for those of the waiting pods that may have one and have none, in the order of their creation. `made` are those
+    /// that are under way, by the pods' UIDs.
+    pub fn nominations(
+        &self,
+        waiting: &[impl Borrow<Pod>],
+        made: &BTreeMap<String, Nomination>,
+    ) -> BTreeMap<String, Nomination> {
+        let mut batches: BTreeMap<Constraints, Vec<&Pod>> = BTreeMap::new();
+        let may = |pod: &&Pod| may_be_nominated(pod) && pod.uid().is_some_and(|uid| !made.contains_key(&uid));
+        for pod in waiting.iter().map(Borrow::<Pod>::borrow).filter(may) {
+            batches.entry(constraints(pod)).or_default().push(pod);
+        }
+        let mut all = made.clone();
+        for mut batch in batches.into_values() {
+            batch.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
+            let chosen = self.choose(&batch, &all);
+            all.extend(chosen);
+        }
+        all.retain(|uid, _| !made.contains_key(uid));
+        all
+    }
+
+    fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> BTreeMap<String, Nomination> {
+        let Some(first) = batch.first() else { return BTreeMap::new() };
+        let will_do = |name: &str, labels: &BTreeMap<String, String>| {
+            let selector = first.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+            let matches = selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
+            matches && self.nodes.get(name).is_some_and(|(taints, _)| tolerates(first, taints))
+        };
+        let open = || self.view.nodes.iter().filter(|node| node.is_open && will_do(&node.name, &node.labels));
+        let mut world = SnapshotBuilder::default();
+        for node in open() {
+            let host = self.nodes.get(&node.name).map(|(_, free)| *free);
+            let gpus = node.gpus.iter().filter(|gpu| !gpu.by_plugin).map(|gpu| gpu.offer.clone());
+            world = world.node_with_host(&node.name, gpus, host);
+        }
+        let is_open = |name: &str| open().any(|node| node.name == name);
+        let held = self.view.holdings.iter().filter(|holding| is_open(&holding.node));
+        world = world.running(held.enumerate().map(|(at, holding)| {
+            let name = format!("{}/{at}", holding.pod);
+            Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
+        }));
+        world = world.running(others.iter().filter(|(_, other)| is_open(&other.node)).map(|(uid, other)| {
+            let mut running =
+                Running::new(LeaseId(uid.clone()), TaskId(uid.clone()), &other.node, other.slices.clone());
+            running.host = other.host;
+            running
+        }));
+        let hosts: BTreeMap<String, Host> =
+            batch.iter().filter_map(|pod| Some((pod.uid()?, host_of(pod)))).collect();
+        let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
+        let snapshot = world.queue(spec, batch.iter().filter_map(|pod| waiting_of(pod)).collect()).build();
+        let policy = Policy { backfill: true, ..Policy::default() };
+        // Without advice kube-scheduler places them as it always does.
+        let starts = decide(&snapshot, &policy, 0).map(|plan| plan.starts).unwrap_or_default();
+        let nomination = |start: cantle_sched::Start| {
+            let host = *hosts.get(&start.task.0)?;
+            Some((start.task.0, Nomination { node: start.node, slices: start.slices, host }))
+        };
+        starts.into_iter().filter_map(nomination).collect()
+    }
+}
+
+fn waiting_of(pod: &Pod) -> Option<Waiting> {
+    let template: TemplateName = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
+    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request([]));
+    waiting.devices = template.devices();
+    waiting.host = host_of(pod);
+    Some(waiting)
+}
+
+/// Not what prefers some nodes to others: a nomination goes before all scores. Not instances of MIG: their devices exclude others.
+fn may_be_nominated(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let template = pod.labels().get(SLICE_LABEL).and_then(|name| name.parse::<TemplateName>().ok());
+    let is_nominated = pod.status.as_ref().is_some_and(|status| status.nominated_node_name.is_some());
+    let has_gates = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
+    let spreads = spec.topology_spread_constraints.as_ref().is_some_and(|all| !all.is_empty());
+    let has_affinity = spec.affinity.as_ref().is_some_and(|given| *given != Affinity::default());
+    template.is_some_and(|template| !matches!(template, TemplateName::Mig { .. }))
+        && pod.metadata.deletion_timestamp.is_none()
+        && spec.node_name.is_none()
+        && !(is_nominated || has_gates || spreads || has_affinity)
+}
+
+fn constraints(pod: &Pod) -> Constraints {
+    let spec = pod.spec.as_ref();
+    let selector = spec.and_then(|spec| spec.node_selector.clone()).unwrap_or_default();
+    let tolerations = spec.and_then(|spec| spec.tolerations.as_ref());
+    (selector, serde_json::to_string(&tolerations).unwrap_or_default())
+}
+
+fn tolerates(pod: &Pod, taints: &[Taint]) -> bool {
+    let tolerations = || pod.spec.iter().flat_map(|spec| spec.tolerations.iter().flatten());
+    let keeps_away = |taint: &&Taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute");
+    taints.iter().filter(keeps_away).all(|taint| tolerations().any(|one| is_tolerated(taint, one)))
+}
+
+fn is_tolerated(taint: &Taint, by: &Toleration) -> bool {
+    let is_key = by.key.as_deref().is_none_or(|key| key.is_empty() || key == taint.key);
+    let is_effect = by.effect.as_deref().is_none_or(|effect| effect.is_empty() || effect == taint.effect);
+    let is_value = by.operator.as_deref() == Some("Exists")
+        || by.value.as_deref().unwrap_or_default() == taint.value.as_deref().unwrap_or_default();
+    is_key && is_effect && is_value
+}
+
+fn free_host(node: &Node) -> Host {
+    let allocatable = node.status.as_ref().and_then(|status| status.allocatable.as_ref());
+    allocatable.map_or(Host::UNCOUNTED, |amounts| Host {
+        cpu_milli: amounts.get("cpu").map_or(u64::MAX, cpu_milli),
+        memory_bytes: amounts.get("memory").map_or(u64::MAX, memory_bytes),
+    })
+}
+
+/// What its containers ask for; init containers and the like are the scheduler's affair.
+fn host_of(pod: &Pod) -> Host {
+    let mut sum = Host { cpu_milli: 0, memory_bytes: 0 };
+    let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
+    let requests = containers.filter_map(|container| container.resources.as_ref()?.requests.as_ref());
+    for amounts in requests {
+        sum.cpu_milli = sum.cpu_milli.saturating_add(amounts.get("cpu").map_or(0, cpu_milli));
+        sum.memory_bytes = sum.memory_bytes.saturating_add(amounts.get("memory").map_or(0, memory_bytes));
+    }
+    sum
+}
+
+/// `500m`, `2`, `0.5`; what is none of these is nothing.
+fn cpu_milli(amount: &Quantity) -> u64 {
+    match amount.0.strip_suffix('m') {
+        Some(milli) => milli.parse().unwrap_or(0),
+        None => amount.0.parse::<cantle_model::Milli>().map_or(0, |milli| u64::from(milli.0)),
+    }
+}
+
+fn memory_bytes(amount: &Quantity) -> u64 {
+    amount.0.parse().ok().or_else(|| Some(amount.0.parse::<Bytes>().ok()?.0)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_decide::Offer;
+    use cantle_model::{Gpu, GpuUuid};
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::{ViewGpu, ViewNode};
+
+    fn view(nodes: &[&str], gpus: u32) -> ClusterView {
+        let gpu = |node: &str, index| {
+            let uuid = GpuUuid(format!("GPU-{node}-{index}"));
+            let gpu = Gpu { uuid, index, model: "A100".to_owned(), memory_bytes: 40 << 30, mig: false };
+            ViewGpu { offer: Offer::new(gpu), by_plugin: false }
+        };
+        let node = |name: &&str| ViewNode {
+            name: (*name).to_owned(),
+            labels: BTreeMap::from([("kubernetes.io/hostname".to_owned(), (*name).to_owned())]),
+            is_open: true,
+            gpus: (0..gpus).map(|index| gpu(name, index)).collect(),
+        };
+        ClusterView { nodes: nodes.iter().map(node).collect(), ..ClusterView::default() }
+    }
+
+    fn nodes(names: &[&str], spec: &Value, cpu: &str) -> Vec<Node> {
+        let status = json!({"allocatable": {"cpu": cpu, "memory": "64Gi"}});
+        let node = |name: &&str| json!({"metadata": {"name": name}, "spec": spec, "status": status});
+        names.iter().map(|name| serde_json::from_value(node(name)).unwrap()).collect()
+    }
+
+    fn pod(uid: &str, slice: &str, spec: Value) -> Pod {
+        let mut spec = spec;
+        if spec.get("containers").is_none() {
+            spec["containers"] = json!([{"name": "main"}]);
+        }
+        let metadata = json!({"name": uid, "uid": uid, "labels": {SLICE_LABEL: slice}});
+        serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}))
+            .unwrap()
+    }
+
+    fn eighths(count: usize) -> Vec<Pod> {
+        (0..count).map(|at| pod(&format!("p{at:02}"), "cantle-fraction-1250", json!({}))).collect()
+    }
+
+    fn chosen(view: &ClusterView, nodes: &[Node], pods: &[Pod]) -> Vec<String> {
+        let none: [Pod; 0] = [];
+        let nominator = Nominator::new(view, nodes, &none);
+        nominator.nominations(pods, &BTreeMap::new()).into_values().map(|each| each.node).collect()
+    }
+
+    #[test]
+    fn a_node_is_filled_before_another_is_begun() {
+        let (view, nodes) = (view(&["a", "b", "c"], 2), nodes(&["a", "b", "c"], &json!({}), "32"));
+        let sixteen = chosen(&view, &nodes, &eighths(16));
+        assert_eq!(
+            (sixteen.len(), sixteen.iter().all(|node| *node == sixteen[0])),
+            (16, true),
+            "{sixteen:?}"
+        );
+        let more = chosen(&view, &nodes, &eighths(17));
+        let others = more.iter().filter(|node| **node != more[0]).count();
+        assert_eq!((more.len(), others), (17, 1), "{more:?}");
+    }
+
+    #[test]
+    fn what_is_under_way_counts() {
+        let (view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
+        let none: [Pod; 0] = [];
+        let nominator = Nominator::new(&view, &nodes, &none);
+        let first = nominator.nominations(&eighths(8), &BTreeMap::new());
+        let all = eighths(9);
+        let next = nominator.nominations(&all, &first);
+        assert_eq!(next.keys().collect::<Vec<_>>(), ["p08"], "each once");
+        assert_ne!(next["p08"].node, first["p00"].node, "that one is full");
+    }
+
+    #[test]
+    fn nodes_that_will_not_do_are_left_out() {
+        let gpus = view(&["a", "b"], 1);
+        let open = nodes(&["a", "b"], &json!({}), "32");
+        let on_b = pod("p", "cantle-fraction-5000", json!({"nodeSelector": {"kubernetes.io/hostname": "b"}}));
+        assert_eq!(chosen(&gpus, &open, &[on_b]), ["b"]);
+        let tainted = nodes(&["a", "b"], &json!({"taints": [{"key": "k", "effect": "NoSchedule"}]}), "32");
+        assert!(chosen(&gpus, &tainted, &eighths(1)).is_empty());
+        let tolerant =
+            pod("p", "cantle-memory-4096", json!({"tolerations": [{"key": "k", "operator": "Exists"}]}));
+        assert_eq!(chosen(&gpus, &tainted, &[tolerant]).len(), 1);
+        let requests = json!({"resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}}, "name": "main"});
+        let heavy = pod("p", "cantle-fraction-1250", json!({"containers": [requests]}));
+        assert!(chosen(&gpus, &nodes(&["a", "b"], &json!({}), "1"), std::slice::from_ref(&heavy)).is_empty());
+        assert_eq!(chosen(&gpus, &open, &[heavy]).len(), 1);
+    }
+
+    #[test]
+    fn pods_with_preferences_are_left_to_the_scheduler() {
+        let spread = json!([{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway"}]);
+        let affinity = json!({"podAntiAffinity": {}});
+        for spec in [
+            json!({"topologySpreadConstraints": spread}),
+            json!({"affinity": affinity}),
+            json!({"schedulingGates": [{"name": "g"}]}),
+            json!({"nodeName": "a"}),
+        ] {
+            assert!(!may_be_nominated(&pod("p", "cantle-fraction-5000", spec.clone())), "{spec}");
+        }
+        assert!(!may_be_nominated(&pod("p", "cantle-mig-1g.10gb", json!({}))));
+        let mut nominated = pod("p", "cantle-whole-1", json!({}));
+        assert!(may_be_nominated(&nominated));
+        nominated.status.as_mut().unwrap().nominated_node_name = Some("a".to_owned());
+        assert!(!may_be_nominated(&nominated));
+    }
+}
