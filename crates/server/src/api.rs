@@ -20,7 +20,7 @@ use crate::error::ApiError;
 use crate::identity::API_VERSION;
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, metrics, open, services};
+use crate::{files, health, metrics, open, services};
 
 /// Limit of a request's body. A batch of logs or plots may be large; uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 64 << 20;
@@ -87,7 +87,7 @@ impl Api {
 pub(crate) fn router(api: Api, ui: Ui) -> Router {
     let app = Arc::clone(&api.app);
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(health::answer).with_state(Arc::clone(&app)))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
         .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)
@@ -125,6 +125,9 @@ pub(crate) async fn answer(
             data
         }
         Err(error) => {
+            if error.code == StatusCode::SERVICE_UNAVAILABLE {
+                api.app.health.note_fault(&error.message);
+            }
             (meta.result_code, meta.result_subcode) = (error.code, error.subcode);
             meta.result_msg = error.message;
             json!({})

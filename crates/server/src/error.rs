@@ -79,6 +79,12 @@ impl From<StoreError> for ApiError {
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,
             StoreError::ProjectHasTasks(_) => subcode::PROJECT_HAS_TASKS,
+            StoreError::Storage { fault, .. } => {
+                tracing::error!("{error}");
+                let message = format!("{fault}; this call was not carried out, try again later");
+                // Clients of ClearML and cantle's own repeat a call that got this code.
+                return Self::new(503, 0, message).caused_by(error);
+            }
             StoreError::Database(_) | StoreError::Migrate(_) | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
                 let message = "the server's database failed; see the server's log";

@@ -26,6 +26,17 @@ type Failure = (StatusCode, String);
 
 const PIECE_BYTES: usize = 256 << 10;
 
+/// Removes what uploads left that were cut off by the end of the last server.
+pub(crate) fn sweep_partial(files_dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(files_dir) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_name().as_encoded_bytes().first() == Some(&b'.') {
+            // One that stays does no harm: no object can have its name.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Routes for files, with the same credentials as the API.
 pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<S> {
     let objects = get(download).delete(remove);

@@ -8,7 +8,10 @@ mod app;
 mod clock;
 mod error;
 mod files;
+mod filter;
+mod health;
 mod identity;
+mod lock;
 mod metrics;
 mod open;
 mod projection;
@@ -30,6 +33,7 @@ use cantle_store::{Store, StoreError};
 use tokio::net::TcpListener;
 
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
+pub use lock::StateLock;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -74,6 +78,8 @@ pub struct Server {
     file: CredentialsFile,
     service: api::Service,
     start_within: Duration,
+    /// Until it has ended.
+    _lock: StateLock,
 }
 
 /// Why a server can't start or has to stop. Each variant is one line that says what is wrong; [`ServerError::hints`] says what
@@ -91,6 +97,14 @@ pub enum ServerError {
     /// `open` on an address that others can reach.
     #[error("--open answers without credentials, so it is allowed on loopback only, not on {0}")]
     Open(SocketAddr),
+    /// Another server runs on the same state directory or database.
+    #[error("{} is in use by another server{}", what.display(), process(holder))]
+    Taken {
+        /// The directory or the database.
+        what: PathBuf,
+        /// Its process id, if it is known.
+        holder: String,
+    },
     /// A database that this build does not know.
     #[error("--db {0} is not supported")]
     Database(String),
@@ -122,6 +136,9 @@ impl ServerError {
         let hint = match self {
             Self::Listen { .. } => "choose another address with --listen",
             Self::Open(_) => "listen on 127.0.0.1 or [::1], or leave out --open",
+            Self::Taken { .. } => {
+                "stop that one first, or give this one another state directory with --state"
+            }
             Self::Database(_) => "write sqlite:PATH",
             Self::Damaged { .. } => "move it away; the next start makes new credentials",
             Self::Store(error) => return error.hints(),
@@ -138,21 +155,29 @@ impl Server {
     /// See [`ServerError`].
     pub async fn bind(config: &ServerConfig) -> Result<Self, ServerError> {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
+        let dir = config.state_dir.join("server");
+        let database = database_path(config.db.as_deref(), &dir)?;
+        let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
         let listener = TcpListener::bind(&config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         if config.open && !address.ip().is_loopback() {
             return Err(ServerError::Open(address));
         }
-        let dir = config.state_dir.join("server");
-        create_private_dir(&dir)?;
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
-        let store = Store::open(&database_path(config.db.as_deref(), &dir)?).await?;
+        let store = Store::open(&database).await?;
+        files::sweep_partial(&dir.join("files"));
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
-        let app = Arc::new(app::App { store, keys, files_dir: dir.join("files"), usage_half_life_ms });
+        let app = Arc::new(app::App {
+            store,
+            keys,
+            files_dir: dir.join("files"),
+            usage_half_life_ms,
+            health: health::Health::default(),
+        });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
-        Ok(Self { listener, app, file, service, start_within: config.start_within })
+        Ok(Self { listener, app, file, service, start_within: config.start_within, _lock: lock })
     }
 
     /// The address for clients.
@@ -185,6 +210,10 @@ impl Server {
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
+}
+
+fn process(holder: &str) -> String {
+    if holder.is_empty() { String::new() } else { format!(" (process {holder})") }
 }
 
 /// An address that a client on this machine can use: one cannot connect to "all interfaces".

@@ -30,7 +30,9 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
         {
             tracing::error!("the projects' use of GPUs can't be counted: {error}");
         }
-        if let Err(error) = app.store.sample_queues(now_us).await {
+        let sampled = app.store.sample_queues(now_us).await;
+        app.health.note(&sampled);
+        if let Err(error) = sampled {
             tracing::error!("the length of the queues can't be recorded: {error}");
         }
     }

@@ -11,7 +11,7 @@ use crate::clock::rfc3339;
 use crate::error::ApiError;
 
 /// Members of a task that are kept unchanged, apart from those with a column of their own.
-const DOC_FIELDS: [&str; 11] = [
+pub(crate) const DOC_FIELDS: [&str; 11] = [
     "comment",
     "script",
     "execution",

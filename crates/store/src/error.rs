@@ -91,9 +91,17 @@ pub enum StoreError {
     /// Tasks belong to the project.
     #[error("Project has tasks: id={0}; delete or move them first, or use force")]
     ProjectHasTasks(String),
+    /// The disk takes nothing more, or fails. The transaction was taken back; the next one may succeed.
+    #[error("{fault}: {source}")]
+    Storage {
+        /// What is wrong with it.
+        fault: StorageFault,
+        /// The database's own words.
+        source: sqlx::Error,
+    },
     /// The database failed.
     #[error("database: {0}")]
-    Database(#[from] sqlx::Error),
+    Database(sqlx::Error),
     /// The tables can't be brought up to date.
     #[error("database tables: {0}")]
     Migrate(#[from] sqlx::migrate::MigrateError),
@@ -107,6 +115,53 @@ pub enum StoreError {
     },
 }
 
+/// What is wrong with the place that the database is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StorageFault {
+    /// No room, or the quota is used up.
+    #[error("the disk of the database is full")]
+    Full,
+    /// It can't be read or written.
+    #[error("the disk of the database fails")]
+    Io,
+    /// It must not be written.
+    #[error("the database can't be written")]
+    ReadOnly,
+    /// Not even a connection could be had.
+    #[error("the database can't be opened")]
+    Away,
+}
+
+impl StorageFault {
+    /// By SQLite's result codes, whose lowest byte names the class.
+    fn of(error: &sqlx::Error) -> Option<Self> {
+        let sqlx::Error::Database(answer) = error else {
+            return match error {
+                sqlx::Error::Io(_) => Some(Self::Io),
+                sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => Some(Self::Away),
+                _ => None,
+            };
+        };
+        let code: u32 = answer.code()?.parse().ok()?;
+        match code & 0xff {
+            13 => Some(Self::Full),
+            7 | 10 => Some(Self::Io),
+            8 => Some(Self::ReadOnly),
+            14 => Some(Self::Away),
+            _ => None,
+        }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(source: sqlx::Error) -> Self {
+        match StorageFault::of(&source) {
+            Some(fault) => Self::Storage { fault, source },
+            None => Self::Database(source),
+        }
+    }
+}
+
 impl StoreError {
     /// What the user can do about it.
     #[must_use]
@@ -114,6 +169,9 @@ impl StoreError {
         match self {
             Self::Migrate(_) => {
                 vec!["a newer version may have written this database; start that version, or give another --db".to_owned()]
+            }
+            Self::Storage { .. } => {
+                vec!["make room, or mend the disk; the server goes on by itself".to_owned()]
             }
             _ => Vec::new(),
         }

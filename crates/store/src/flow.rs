@@ -5,6 +5,7 @@ use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
+use serde_json::{Map, Value};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, TaskClaim, TaskRow};
@@ -268,23 +269,30 @@ impl Store {
         write.commit().await
     }
 
-    /// Back to a draft, with nothing left of its last run.
+    /// Back to a draft, with nothing left of its last run; `forget` removes what else of `doc` is to go.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.
-    pub async fn reset(&self, task: &str, change: &Change) -> Result<(), StoreError> {
+    pub async fn reset(
+        &self,
+        task: &str,
+        change: &Change,
+        forget: impl FnOnce(&mut Map<String, Value>) + Send,
+    ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let old = load(&mut write.tx, task).await?;
+        let mut old = load(&mut write.tx, task).await?;
         if !change.force && matches!(old.index.status, InProgress | Published | Publishing) {
             return Err(refusal(&old, "reset"));
         }
         self.move_to(&mut write, &old, Created, change, "reset").await?;
         forget_run(&mut write.tx, task).await?;
+        forget(&mut old.doc);
         sqlx::query(
             "UPDATE tasks SET queue = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
-             last_iteration = 0 WHERE id = $1",
+             last_iteration = 0, doc = $2 WHERE id = $1",
         )
         .bind(task)
+        .bind(row::to_json(&old.doc)?)
         .execute(&mut *write.tx)
         .await?;
         delete_output(&mut write.tx, task).await?;

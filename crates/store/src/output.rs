@@ -145,19 +145,15 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn scalar_lines(&self) -> Result<Vec<(String, String)>, StoreError> {
-        let rows =
-            sqlx::query_as("SELECT DISTINCT metric, variant FROM latest_scalars ORDER BY metric, variant");
+        // From one to the next by the index: the tasks of each, which may be many, are not read.
+        let rows = sqlx::query_as(
+            "WITH RECURSIVE lines (metric, variant) AS (\
+             SELECT * FROM (SELECT metric, variant FROM latest_scalars ORDER BY metric, variant LIMIT 1) \
+             UNION ALL SELECT next.metric, next.variant FROM lines JOIN latest_scalars next ON next.rowid = (\
+             SELECT rowid FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
+             ORDER BY l.metric, l.variant LIMIT 1)) SELECT metric, variant FROM lines",
+        );
         Ok(rows.fetch_all(&self.readers).await?)
-    }
-
-    /// Newest, least and greatest value of one line, of all tasks that have it.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn latest_of_line(&self, metric: &str, variant: &str) -> Result<Vec<LatestScalar>, StoreError> {
-        let rows = sqlx::query(select!(latest_scalars, "WHERE metric = $1 AND variant = $2"));
-        let rows = rows.bind(metric).bind(variant).fetch_all(&self.readers).await?;
-        rows.iter().map(row::latest_scalar).collect()
     }
 
     /// Keeps plots and the like. A new one replaces the old one of the same metric, variant and iteration.

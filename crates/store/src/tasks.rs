@@ -2,10 +2,9 @@
 
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
-use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
-use crate::data::{TaskFilter, TaskIndex, TaskRow};
+use crate::data::TaskRow;
 use crate::{Store, StoreError, row};
 
 /// A task to be made. It begins as a draft.
@@ -88,45 +87,6 @@ impl Store {
     pub async fn task(&self, id: &str) -> Result<TaskRow, StoreError> {
         let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(&self.readers);
         found.await?.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
-    }
-
-    /// The indexed part of all tasks that match the filter, newest first.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn task_index(&self, filter: &TaskFilter) -> Result<Vec<TaskIndex>, StoreError> {
-        let rows = self.select_tasks(row::TASK_INDEX, filter).await?;
-        rows.iter().map(row::task_index).collect()
-    }
-
-    /// All tasks that match the filter, newest first.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn tasks(&self, filter: &TaskFilter) -> Result<Vec<TaskRow>, StoreError> {
-        let rows = self.select_tasks(columns!(tasks), filter).await?;
-        rows.iter().map(row::task).collect()
-    }
-
-    async fn select_tasks(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<SqliteRow>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new("SELECT ");
-        sql.push(columns).push(" FROM tasks WHERE 1 = 1");
-        let words: Vec<String> = filter.statuses.iter().map(ToString::to_string).collect();
-        for (column, values) in
-            [("id", &filter.ids), ("status", &words), ("project", &filter.projects), ("kind", &filter.kinds)]
-        {
-            any_of(&mut sql, column, values);
-        }
-        for (column, value) in [("queue", &filter.queue), ("parent", &filter.parent)] {
-            if let Some(value) = value {
-                sql.push(format_args!(" AND {column} = ")).push_bind(value);
-            }
-        }
-        sql.push(" ORDER BY created_us DESC, id");
-        if let Some(limit) = filter.limit {
-            sql.push(" LIMIT ").push_bind(limit);
-        }
-        Ok(sql.build().fetch_all(&self.readers).await?)
     }
 
     /// Changes a task; with `drafts_only` only a draft.
