@@ -188,7 +188,8 @@ impl From<ServerError> for CliError {
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage
             }
-            ServerError::Taken { .. } => ErrorKind::Conflict,
+            ServerError::Taken { .. } | ServerError::Exists(_) => ErrorKind::Conflict,
+            ServerError::NoState(_) => ErrorKind::NotFound,
             _ => ErrorKind::Failed,
         };
         let hints = error.hints();

@@ -85,7 +85,11 @@ impl From<StoreError> for ApiError {
                 // Clients of ClearML and cantle's own repeat a call that got this code.
                 return Self::new(503, 0, message).caused_by(error);
             }
-            StoreError::Database(_) | StoreError::Migrate(_) | StoreError::Corrupt { .. } => {
+            StoreError::Database(_)
+            | StoreError::Migrate(_)
+            | StoreError::Newer(_)
+            | StoreError::NoBackup { .. }
+            | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
                 let message = "the server's database failed; see the server's log";
                 return Self::new(500, 0, message).caused_by(error);

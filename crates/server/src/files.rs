@@ -129,15 +129,19 @@ async fn remove(
     Ok(axum::Json(path.0))
 }
 
+/// Made of names alone: it leads nowhere else.
+pub(crate) fn is_plain(path: &Path) -> bool {
+    path.components().all(|part| match part {
+        Component::Normal(name) => !name.as_encoded_bytes().contains(&0),
+        _ => false,
+    })
+}
+
 /// The file of an object. Paths that lead out of the directory, or to names that the server uses itself, are refused.
 fn place(dir: &Path, object: &str) -> Result<PathBuf, Failure> {
     let relative = Path::new(object.trim_start_matches('/'));
-    let plain = |part: Component<'_>| match part {
-        Component::Normal(name) => !name.as_encoded_bytes().contains(&0),
-        _ => false,
-    };
     let hidden_at_top = relative.as_os_str().as_encoded_bytes().first() == Some(&b'.');
-    if relative.as_os_str().is_empty() || hidden_at_top || !relative.components().all(plain) {
+    if relative.as_os_str().is_empty() || hidden_at_top || !is_plain(relative) {
         return Err((
             StatusCode::BAD_REQUEST,
             format!("\"{}\" is not an object path", object.escape_default()),

@@ -5,6 +5,7 @@
 
 mod api;
 mod app;
+mod backup;
 mod clock;
 mod error;
 mod files;
@@ -32,6 +33,7 @@ use cantle_clearml::Credentials;
 use cantle_store::{Store, StoreError};
 use tokio::net::TcpListener;
 
+pub use backup::{Contents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
 
@@ -105,6 +107,12 @@ pub enum ServerError {
         /// Its process id, if it is known.
         holder: String,
     },
+    /// There is nothing to back up.
+    #[error("{}: no server ran with this state directory yet", .0.display())]
+    NoState(PathBuf),
+    /// What would be written over.
+    #[error("{} exists already", .0.display())]
+    Exists(PathBuf),
     /// A database that this build does not know.
     #[error("--db {0} is not supported")]
     Database(String),
@@ -142,6 +150,8 @@ impl ServerError {
             Self::Database(_) => "write sqlite:PATH",
             Self::Damaged { .. } => "move it away; the next start makes new credentials",
             Self::Store(error) => return error.hints(),
+            Self::NoState(_) => "name the server's own with --state",
+            Self::Exists(_) => "move it away, or choose another place",
             Self::File { .. } => return Vec::new(),
         };
         vec![hint.to_owned()]

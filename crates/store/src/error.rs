@@ -104,7 +104,18 @@ pub enum StoreError {
     Database(sqlx::Error),
     /// The tables can't be brought up to date.
     #[error("database tables: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    Migrate(sqlx::migrate::MigrateError),
+    /// A newer program wrote the database.
+    #[error("the database was written by a newer version of cantle (its tables are of version {0})")]
+    Newer(i64),
+    /// Not a backup, or a damaged one.
+    #[error("{} is no whole backup: {why}", path.display())]
+    NoBackup {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// A record that is not what was written.
     #[error("database: {what} is not readable: {source}")]
     Corrupt {
@@ -153,6 +164,15 @@ impl StorageFault {
     }
 }
 
+impl From<sqlx::migrate::MigrateError> for StoreError {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        match error {
+            sqlx::migrate::MigrateError::VersionMissing(version) => Self::Newer(version),
+            other => Self::Migrate(other),
+        }
+    }
+}
+
 impl From<sqlx::Error> for StoreError {
     fn from(source: sqlx::Error) -> Self {
         match StorageFault::of(&source) {
@@ -167,9 +187,13 @@ impl StoreError {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {
-            Self::Migrate(_) => {
-                vec!["a newer version may have written this database; start that version, or give another --db".to_owned()]
+            Self::Newer(_) => {
+                vec![
+                    "start that version; or restore a backup made before the upgrade: cantle restore FILE"
+                        .to_owned(),
+                ]
             }
+            Self::Migrate(_) => vec!["restore a backup: cantle restore FILE".to_owned()],
             Self::Storage { .. } => {
                 vec!["make room, or mend the disk; the server goes on by itself".to_owned()]
             }

@@ -7,6 +7,7 @@
 #[macro_use]
 mod columns;
 
+pub mod backup;
 mod charts;
 mod data;
 mod error;

@@ -319,29 +319,30 @@ fn order(sql: &mut Sql, by: &[OrderBy]) {
     sql.push(" ORDER BY ");
     for (n, OrderBy { key, down }) in by.iter().enumerate() {
         let direction = if *down { " DESC" } else { "" };
-        match key {
-            TaskKey::Time(time) => drop(sql.push("tasks.").push(time.column())),
-            TaskKey::Id => drop(sql.push("tasks.id")),
-            TaskKey::Name => drop(sql.push("tasks.name")),
-            TaskKey::Kind => drop(sql.push("tasks.kind")),
-            TaskKey::Status => drop(sql.push("tasks.status")),
-            TaskKey::Project => drop(sql.push("tasks.project")),
+        let value = match key {
+            TaskKey::Time(time) => format!("tasks.{}", time.column()),
+            TaskKey::Id => "tasks.id".to_owned(),
+            TaskKey::Name => "tasks.name".to_owned(),
+            TaskKey::Kind => "tasks.kind".to_owned(),
+            TaskKey::Status => "tasks.status".to_owned(),
+            TaskKey::Project => "tasks.project".to_owned(),
             TaskKey::ProjectName => {
-                drop(sql.push("(SELECT name FROM projects WHERE projects.id = tasks.project)"))
+                "(SELECT name FROM projects WHERE projects.id = tasks.project)".to_owned()
             }
-            TaskKey::Parent => drop(sql.push("tasks.parent")),
-            TaskKey::LastIteration => drop(sql.push("tasks.last_iteration")),
+            TaskKey::Parent => "tasks.parent".to_owned(),
+            TaskKey::LastIteration => "tasks.last_iteration".to_owned(),
+            // Tasks without the value come last in both directions: the best ones are among those that were measured.
+            TaskKey::Metric(.., which) => {
+                format!("m{n}.{column} IS NULL, m{n}.{column}", column = which.column())
+            }
             TaskKey::Member(path) => {
                 member(sql.push("CAST("), path);
                 sql.push(" AS REAL)").push(direction).push(", ");
                 member(sql, path);
+                String::new()
             }
-            // Tasks without the value come last in both directions: the best ones are among those that were measured.
-            TaskKey::Metric(.., which) => {
-                let value = format!("m{n}.{}", which.column());
-                sql.push(&value).push(" IS NULL, ").push(&value);
-            }
-        }
+        };
+        sql.push(value);
         sql.push(direction).push(", ");
     }
     let down = by.first().is_none_or(|first| first.down);

@@ -1,6 +1,6 @@
 //! What tasks print and measure. Batches are written with few statements; reading is paged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
@@ -31,6 +31,28 @@ impl Store {
             write.commit().await?;
         }
         Ok(())
+    }
+
+    /// Which of these pieces are there already, as task, time and text.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn known_logs(&self, lines: &[LogLine]) -> Result<BTreeSet<(String, i64, String)>, StoreError> {
+        let mut times: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
+        for line in lines {
+            let (from, to) = times.entry(&line.task).or_insert((line.timestamp_ms, line.timestamp_ms));
+            (*from, *to) = (line.timestamp_ms.min(*from), line.timestamp_ms.max(*to));
+        }
+        let mut known = BTreeSet::new();
+        for (task, (from, to)) in times {
+            let rows = sqlx::query_as(
+                "SELECT task, timestamp_ms, msg FROM logs WHERE task = $1 AND timestamp_ms BETWEEN $2 AND $3",
+            );
+            let rows: Vec<(String, i64, String)> =
+                rows.bind(task).bind(from).bind(to).fetch_all(&self.readers).await?;
+            known.extend(rows);
+        }
+        Ok(known)
     }
 
     /// Pieces of a task's output after a position, in order of arrival.

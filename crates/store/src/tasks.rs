@@ -60,23 +60,22 @@ impl Store {
     /// [`StoreError::NoProject`].
     pub async fn create_task(&self, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        project_must_exist(&mut write.tx, new.project.as_deref()).await?;
-        sqlx::query(
-            "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
-             status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
-             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
-        )
-        .bind(&new.id)
-        .bind(&new.name)
-        .bind(&new.kind)
-        .bind(&new.project)
-        .bind(&new.parent)
-        .bind(row::to_json(&new.tags)?)
-        .bind(row::to_json(&new.system_tags)?)
-        .bind(now_us)
-        .bind(row::to_json(&new.doc)?)
-        .execute(&mut *write.tx)
-        .await?;
+        insert(&mut write.tx, new, now_us).await?;
+        write.commit().await
+    }
+
+    /// Makes tasks that have ended, each at its time: what a measurement begins with, and an import.
+    ///
+    /// # Errors
+    /// [`StoreError::NoProject`].
+    pub async fn create_ended(&self, new: &[(i64, NewTask)], status: TaskStatus) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        for (now_us, new) in new {
+            insert(&mut write.tx, new, *now_us).await?;
+            let end =
+                sqlx::query("UPDATE tasks SET status = $2, started_us = $3, completed_us = $3 WHERE id = $1");
+            end.bind(&new.id).bind(status.as_str()).bind(now_us).execute(&mut *write.tx).await?;
+        }
         write.commit().await
     }
 
@@ -212,6 +211,28 @@ pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[Str
         list.push_bind(value.clone());
     }
     sql.push(")");
+}
+
+/// Makes a task inside a write.
+pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
+    project_must_exist(&mut *tx, new.project.as_deref()).await?;
+    sqlx::query(
+        "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
+         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
+    )
+    .bind(&new.id)
+    .bind(&new.name)
+    .bind(&new.kind)
+    .bind(&new.project)
+    .bind(&new.parent)
+    .bind(row::to_json(&new.tags)?)
+    .bind(row::to_json(&new.system_tags)?)
+    .bind(now_us)
+    .bind(row::to_json(&new.doc)?)
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Reads a task inside a write.

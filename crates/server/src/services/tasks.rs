@@ -171,8 +171,10 @@ async fn add_artifacts(call: Call, request: AddArtifacts) -> Result<Updated, Api
     }
     let add = |doc: &mut Map<String, Value>| {
         let Some(list) = artifacts(doc) else { return };
-        for artifact in request.artifacts {
+        for mut artifact in request.artifacts {
             without(list, &artifact_id(&artifact));
+            // The SDK looks for it when it deletes a task.
+            artifact.entry("mode").or_insert_with(|| json!("output"));
             list.push(Value::Object(artifact));
         }
     };
