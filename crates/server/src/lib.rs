@@ -7,6 +7,7 @@ mod api;
 mod app;
 mod backup;
 mod clock;
+mod door;
 mod error;
 mod files;
 mod filter;
@@ -53,6 +54,8 @@ pub struct ServerConfig {
     /// A task that an agent took from its queue and has not started after this time goes back to the front. Agents start
     /// a task within seconds of taking it.
     pub start_within: Duration,
+    /// A connection on which nothing comes or goes for so long is closed.
+    pub silence: Duration,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
@@ -67,6 +70,7 @@ impl Default for ServerConfig {
             open: false,
             open_source: false,
             start_within: Duration::from_secs(60),
+            silence: Duration::from_secs(60),
             usage_half_life: None,
         }
     }
@@ -76,6 +80,7 @@ impl Default for ServerConfig {
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    silence: Duration,
     app: Arc<app::App>,
     file: CredentialsFile,
     service: api::Service,
@@ -187,7 +192,15 @@ impl Server {
             health: health::Health::default(),
         });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
-        Ok(Self { listener, app, file, service, start_within: config.start_within, _lock: lock })
+        Ok(Self {
+            listener,
+            silence: config.silence,
+            app,
+            file,
+            service,
+            start_within: config.start_within,
+            _lock: lock,
+        })
     }
 
     /// The address for clients.
@@ -211,9 +224,10 @@ impl Server {
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
         let watcher = tokio::spawn(ui.clone().watch());
-        let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<SocketAddr>();
-        let served =
-            axum::serve(self.listener, service).with_graceful_shutdown(ui.clone().until(shutdown)).await;
+        let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
+        let served = axum::serve(door::Door::new(self.listener, self.silence), service)
+            .with_graceful_shutdown(ui.clone().until(shutdown))
+            .await;
         watcher.abort();
         ui.save().await;
         sweeper.abort();

@@ -50,6 +50,10 @@ tasks   - only_fields                     ["name"]
 tasks   - search_hidden                   true
 tasks   - include_subprojects             true
 tasks   - allow_public                    true
+tasks   - method                          "get"
+projects- method                          "get"
+queues  - method                          "get"
+models  - method                          "get"
 tasks   - scroll_id                       {"size": 1}
 models    id                              ["nobody"]
 models    name                            "nobody"

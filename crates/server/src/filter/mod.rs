@@ -68,7 +68,9 @@ impl Filter {
             filter.push(field, Test::Terms(Terms::from_filter(field, value)?));
         }
         for (field, value) in body {
-            if spec.plain.contains(&field.as_str()) || field == "filters" || by_field.contains_key(field) {
+            // ClearML's clients say in each body by which method they would have sent it.
+            let is_known = spec.plain.contains(&field.as_str()) || field == "filters" || field == "method";
+            if is_known || by_field.contains_key(field) {
                 continue;
             }
             filter.add(spec, field, value)?;
