@@ -175,7 +175,8 @@ async fn a_backup_of_a_running_server_has_everything() {
     let found = client.call_value("tasks.get_all", &json!({"only_fields": ["id"]})).await.unwrap();
     let mut found: Vec<&str> =
         found["tasks"].as_array().unwrap().iter().map(|task| task["id"].as_str().unwrap()).collect();
-    (found.sort_unstable(), tasks.sort_unstable());
+    found.sort_unstable();
+    tasks.sort_unstable();
     assert_eq!(found, tasks, "with the old keys");
 
     let mut broken = std::fs::read(&file).unwrap();
