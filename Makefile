@@ -25,6 +25,7 @@ docker-matrix: build setup
 
 bench: build
 	tests/bench/run.sh
+	@dir=$$(mktemp -d) && cargo run --release --locked -q -p cantle-server --example many_tasks $$dir 100000; rm -rf $$dir
 
 # Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
 gpu-test:

@@ -138,7 +138,7 @@ def test_a_queue_that_cannot_be_served_is_one_line_at_the_start(server, words, s
 
 @pytest.mark.parametrize(
     ("words", "env", "named"),
-    [(["--gpus", "0,", "1"], {}, "node1:dgpu0, 1"), ([], {"NVIDIA_VISIBLE_DEVICES": "0,1"}, "node1:dgpu0,1")],
+    [(["--gpus", "0,", "1"], {}, "node1:dgpu0,1"), ([], {"NVIDIA_VISIBLE_DEVICES": "0,1"}, "node1:dgpu0,1")],
 )
 def test_the_documented_words_for_gpus_work(server, words, env, named):
     """Theirs: `--gpus 0, 1`, as every page of the documentation has it, is refused."""

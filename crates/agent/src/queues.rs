@@ -95,10 +95,7 @@ pub(crate) async fn resolve(
         let known = all.iter().find(|queue| queue.name == spec.name || queue.id == spec.name);
         let (id, name) = match known {
             Some(queue) => (queue.id.clone(), queue.name.clone()),
-            None if create => {
-                let request = queues::Create { name: spec.name.clone(), ..queues::Create::default() };
-                (server.call(&request).await?.id, spec.name.clone())
-            }
+            None if create => (create_queue(server, &spec.name).await?, spec.name.clone()),
             None => {
                 let mut names: Vec<String> = all.into_iter().map(|queue| queue.name).collect();
                 names.sort();
@@ -111,6 +108,18 @@ pub(crate) async fn resolve(
         served.push(Served { id: QueueId(id), spec: QueueSpec { name, want: spec.want.clone() } });
     }
     Ok(served)
+}
+
+/// Creates a queue, or takes the one that another agent created in the same moment.
+async fn create_queue(server: &Client, name: &str) -> Result<String, WireError> {
+    let request = queues::Create { name: name.to_owned(), ..queues::Create::default() };
+    match server.call(&request).await {
+        Err(error) if error.is_subcode(subcode::NAME_TAKEN) => {
+            let all = server.call(&queues::GetAll::default()).await?.queues;
+            all.into_iter().find(|queue| queue.name == name).map(|queue| queue.id).ok_or(error)
+        }
+        created => Ok(created?.id),
+    }
 }
 
 /// Who waits where, in one call.

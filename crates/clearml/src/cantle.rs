@@ -333,3 +333,15 @@ pub struct NodeReason {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
+
+/// `cantle.submit_task`: makes a task and puts it into a queue, in one step; repeated with the same id it does nothing.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SubmitTask {
+    /// Id of the queue.
+    pub queue: String,
+    /// Id of the new task, 32 hex digits: whoever had no answer asks again with the same one.
+    pub id: String,
+    /// The task.
+    pub task: crate::tasks::Create,
+}
+endpoint!("cantle.submit_task", SubmitTask => crate::projects::Created);

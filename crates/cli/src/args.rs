@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
+use crate::cmd::backup::{BackupArgs, RestoreArgs};
 use crate::cmd::check::CheckCommand;
 use crate::cmd::controller::ControllerArgs;
 use crate::cmd::credentials::CredentialsArgs;
@@ -94,6 +95,10 @@ pub(crate) enum Command {
     ImageSlice(ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
+    /// Write database, keys and artifacts of the local server into one file; the server may run
+    Backup(BackupArgs),
+    /// Make the state directory of a server from a backup
+    Restore(RestoreArgs),
     /// Use a machine with simulated GPUs
     #[command(subcommand)]
     Sim(SimCommand),

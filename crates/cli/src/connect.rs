@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_clearml::{Client, Conf, Credentials, Request, subcode};
+use cantle_clearml::{Client, Conf, Credentials, Request, WireError, subcode};
 use cantle_server::CredentialsFile;
 
 use crate::clearml_conf;
@@ -84,6 +84,11 @@ impl Connection {
     /// Sends one request and waits for its answer.
     pub(crate) fn call<R: Request>(&self, request: &R) -> Result<R::Response, CliError> {
         Ok(self.runtime.block_on(self.client.call(request))?)
+    }
+
+    /// As [`Self::call`], for callers that look at the refusal.
+    pub(crate) fn answer<R: Request>(&self, request: &R) -> Result<R::Response, WireError> {
+        self.runtime.block_on(self.client.call(request))
     }
 
     /// As [`Self::call`]; an answer that takes longer than this is of no use.

@@ -182,7 +182,16 @@ impl From<KubeError> for CliError {
 
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
-        let kind = if matches!(error, ServerError::Open(_)) { ErrorKind::Usage } else { ErrorKind::Failed };
+        let kind = match &error {
+            ServerError::Open(_) | ServerError::Database(_) => ErrorKind::Usage,
+            // "foo" can never be listened on, whoever else listens.
+            ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
+                ErrorKind::Usage
+            }
+            ServerError::Taken { .. } | ServerError::Exists(_) => ErrorKind::Conflict,
+            ServerError::NoState(_) => ErrorKind::NotFound,
+            _ => ErrorKind::Failed,
+        };
         let hints = error.hints();
         Self::of(kind, error).with_hints(hints)
     }

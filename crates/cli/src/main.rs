@@ -17,6 +17,7 @@ mod shared_args;
 use std::ffi::OsString;
 use std::process::ExitCode;
 
+use clap::error::{ContextKind, ContextValue};
 use clap::{CommandFactory as _, Parser};
 use tracing::Metadata;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
@@ -90,6 +91,8 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
+        Command::Backup(args) => cmd::backup::backup(&context, &args),
+        Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Sim(SimCommand::Machine(args)) => cmd::sim::machine(&context, &args),
         Command::Simulate(args) => cmd::simulate::simulate(&context, &args),
@@ -117,11 +120,24 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value"));
     let error = match ours {
         Some((_, message)) => CliError::new(ErrorKind::Usage, message),
-        None => CliError::new(ErrorKind::Usage, line).with_hint("see cantle --help"),
+        None => match similar(error) {
+            Some(known) => CliError::new(ErrorKind::Usage, line).with_hint(format!("did you mean {known}?")),
+            None => CliError::new(ErrorKind::Usage, line).with_hint("see cantle --help"),
+        },
     };
     // The flags are not known, -v neither; there are no causes.
     out::complain(&error, false);
     error.exit_code()
+}
+
+/// What was probably meant.
+fn similar(error: &clap::Error) -> Option<String> {
+    let kinds = [ContextKind::SuggestedSubcommand, ContextKind::SuggestedArg, ContextKind::SuggestedValue];
+    match kinds.into_iter().find_map(|kind| error.get(kind))? {
+        ContextValue::String(known) => Some(known.clone()),
+        ContextValue::Strings(known) => known.first().cloned(),
+        _ => None,
+    }
 }
 
 /// Log lines go to stderr, spans to a collector if there is one.

@@ -39,6 +39,11 @@ pub(crate) struct Printer {
     pub(crate) color: bool,
 }
 
+/// A name can't move the cursor, or begin a line of its own.
+fn visible(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
 impl Printer {
     /// A list, in the format that was asked for.
     pub(crate) fn items<T: Serialize>(&self, items: &[T], name: fn(&T) -> String, columns: &[Column<T>]) {
@@ -52,7 +57,9 @@ impl Printer {
                 if self.headers {
                     rows.push(columns.iter().map(|c| c.head.to_owned()).collect());
                 }
-                rows.extend(items.iter().map(|item| columns.iter().map(|c| (c.cell)(item)).collect()));
+                rows.extend(
+                    items.iter().map(|item| columns.iter().map(|c| visible(&(c.cell)(item))).collect()),
+                );
                 layout(&rows).iter().for_each(|row| line(row));
             }
         }

@@ -58,8 +58,8 @@ const CASES: [Case; 6] = [
     Case {
         words: &["tsaks"],
         code: 2,
-        plain: "cantle: unrecognized subcommand 'tsaks'\nhint: see cantle --help\n",
-        verbose: "cantle: unrecognized subcommand 'tsaks'\nhint: see cantle --help\n",
+        plain: "cantle: unrecognized subcommand 'tsaks'\nhint: did you mean tasks?\n",
+        verbose: "cantle: unrecognized subcommand 'tsaks'\nhint: did you mean tasks?\n",
     },
 ];
 

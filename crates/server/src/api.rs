@@ -1,10 +1,9 @@
 //! From HTTP to a call and back. Any method is accepted, bodies on GET included, and versions in the path.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::{ConnectInfo, DefaultBodyLimit, RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::middleware;
@@ -16,14 +15,17 @@ use tracing::Instrument as _;
 
 use crate::app::{App, Call};
 use crate::clock::new_id;
+use crate::door::Peer;
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, metrics, open, services};
+use crate::{files, health, metrics, open, services};
 
-/// Limit of a request's body. A batch of logs or plots may be large; uploads of files have an endpoint of their own.
-const BODY_LIMIT_BYTES: usize = 64 << 20;
+/// Limit of a request's body. Uploads of files have an endpoint of their own.
+const BODY_LIMIT_BYTES: usize = 16 << 20;
+/// A batch of logs or plots may be larger.
+const BATCH_LIMIT_BYTES: usize = 64 << 20;
 
 /// The part of the API that clients get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,7 @@ impl Api {
 pub(crate) fn router(api: Api, ui: Ui) -> Router {
     let app = Arc::clone(&api.app);
     Router::new()
-        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/healthz", get(health::answer).with_state(Arc::clone(&app)))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
         .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)
@@ -99,11 +101,11 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
 
 pub(crate) async fn answer(
     State(api): State<Api>,
-    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
     uri: Uri,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> Response {
     let (version, endpoint) = split_path(uri.path());
     let mut meta = Meta {
@@ -117,7 +119,7 @@ pub(crate) async fn answer(
         ..Meta::default()
     };
     let span = tracing::info_span!("request", endpoint, status = tracing::field::Empty);
-    let result = dispatch(&api, &peer, endpoint, query.as_deref(), &headers, &body);
+    let result = dispatch(&api, &peer, endpoint, query.as_deref(), &headers, body);
     let result = result.instrument(span.clone()).await;
     let data = match result {
         Ok(data) => {
@@ -125,6 +127,9 @@ pub(crate) async fn answer(
             data
         }
         Err(error) => {
+            if error.code == StatusCode::SERVICE_UNAVAILABLE {
+                api.app.health.note_fault(&error.message);
+            }
             (meta.result_code, meta.result_subcode) = (error.code, error.subcode);
             meta.result_msg = error.message;
             json!({})
@@ -137,11 +142,11 @@ pub(crate) async fn answer(
 
 async fn dispatch(
     api: &Api,
-    peer: &SocketAddr,
+    peer: &std::net::SocketAddr,
     endpoint: &str,
     query: Option<&str>,
     headers: &HeaderMap,
-    body: &[u8],
+    body: Body,
 ) -> Result<Value, ApiError> {
     if !endpoint.contains('.') || !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
@@ -151,15 +156,26 @@ async fn dispatch(
     if !role.may_call(endpoint) {
         return Err(ApiError::read_only(endpoint));
     }
+    // Only now: whoever has no keys makes the server keep nothing.
+    let body = read(body, endpoint).await?;
     match endpoint {
         "auth.login" => services::auth::login(&call, role, query),
-        "events.add_batch" => services::events::add_batch(call, body).await,
+        "events.add_batch" => services::events::add_batch(call, &body).await,
         _ => {
-            let mut body = object(body)?;
+            let mut body = object(&body)?;
             api.service.strip(endpoint, &mut body);
             api.routes.call(endpoint, call, body).await
         }
     }
+}
+
+/// The whole body, if it is not longer than the endpoint's limit.
+async fn read(body: Body, endpoint: &str) -> Result<Bytes, ApiError> {
+    let limit = if endpoint.starts_with("events.add") { BATCH_LIMIT_BYTES } else { BODY_LIMIT_BYTES };
+    to_bytes(body, limit).await.map_err(|error| {
+        let text = format!("{endpoint}: the body is longer than {} MiB, or was cut off", limit >> 20);
+        ApiError::new(413, 0, text).caused_by(error)
+    })
 }
 
 /// The body as one JSON object. No body is an empty one; `null` members are absent ones.

@@ -8,6 +8,7 @@ use cantle_clearml::StopRequest;
 use cantle_store::{Change, Store};
 
 use crate::clock::now_us;
+use crate::health::Health;
 use crate::identity::Keys;
 
 /// ClearML knows companies and users; a cantle server has one of each.
@@ -23,6 +24,7 @@ pub(crate) struct App {
     pub(crate) files_dir: PathBuf,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
+    pub(crate) health: Health,
 }
 
 /// One call: the shared state, its time, and the caller's address.

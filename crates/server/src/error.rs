@@ -79,7 +79,17 @@ impl From<StoreError> for ApiError {
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,
             StoreError::ProjectHasTasks(_) => subcode::PROJECT_HAS_TASKS,
-            StoreError::Database(_) | StoreError::Migrate(_) | StoreError::Corrupt { .. } => {
+            StoreError::Storage { fault, .. } => {
+                tracing::error!("{error}");
+                let message = format!("{fault}; this call was not carried out, try again later");
+                // Clients of ClearML and cantle's own repeat a call that got this code.
+                return Self::new(503, 0, message).caused_by(error);
+            }
+            StoreError::Database(_)
+            | StoreError::Migrate(_)
+            | StoreError::Newer(_)
+            | StoreError::NoBackup { .. }
+            | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
                 let message = "the server's database failed; see the server's log";
                 return Self::new(500, 0, message).caused_by(error);

@@ -26,6 +26,17 @@ type Failure = (StatusCode, String);
 
 const PIECE_BYTES: usize = 256 << 10;
 
+/// Removes what uploads left that were cut off by the end of the last server.
+pub(crate) fn sweep_partial(files_dir: &Path) {
+    let Ok(entries) = std::fs::read_dir(files_dir) else { return };
+    for entry in entries.filter_map(Result::ok) {
+        if entry.file_name().as_encoded_bytes().first() == Some(&b'.') {
+            // One that stays does no harm: no object can have its name.
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+}
+
 /// Routes for files, with the same credentials as the API.
 pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<S> {
     let objects = get(download).delete(remove);
@@ -118,15 +129,19 @@ async fn remove(
     Ok(axum::Json(path.0))
 }
 
+/// Made of names alone: it leads nowhere else.
+pub(crate) fn is_plain(path: &Path) -> bool {
+    path.components().all(|part| match part {
+        Component::Normal(name) => !name.as_encoded_bytes().contains(&0),
+        _ => false,
+    })
+}
+
 /// The file of an object. Paths that lead out of the directory, or to names that the server uses itself, are refused.
 fn place(dir: &Path, object: &str) -> Result<PathBuf, Failure> {
     let relative = Path::new(object.trim_start_matches('/'));
-    let plain = |part: Component<'_>| match part {
-        Component::Normal(name) => !name.as_encoded_bytes().contains(&0),
-        _ => false,
-    };
     let hidden_at_top = relative.as_os_str().as_encoded_bytes().first() == Some(&b'.');
-    if relative.as_os_str().is_empty() || hidden_at_top || !relative.components().all(plain) {
+    if relative.as_os_str().is_empty() || hidden_at_top || !is_plain(relative) {
         return Err((
             StatusCode::BAD_REQUEST,
             format!("\"{}\" is not an object path", object.escape_default()),

@@ -5,10 +5,15 @@
 
 mod api;
 mod app;
+mod backup;
 mod clock;
+mod door;
 mod error;
 mod files;
+mod filter;
+mod health;
 mod identity;
+mod lock;
 mod metrics;
 mod open;
 mod projection;
@@ -29,7 +34,9 @@ use cantle_clearml::Credentials;
 use cantle_store::{Store, StoreError};
 use tokio::net::TcpListener;
 
+pub use backup::{Contents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
+pub use lock::StateLock;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -47,6 +54,8 @@ pub struct ServerConfig {
     /// A task that an agent took from its queue and has not started after this time goes back to the front. Agents start
     /// a task within seconds of taking it.
     pub start_within: Duration,
+    /// A connection on which nothing comes or goes for so long is closed.
+    pub silence: Duration,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
@@ -61,6 +70,7 @@ impl Default for ServerConfig {
             open: false,
             open_source: false,
             start_within: Duration::from_secs(60),
+            silence: Duration::from_secs(60),
             usage_half_life: None,
         }
     }
@@ -70,10 +80,13 @@ impl Default for ServerConfig {
 #[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    silence: Duration,
     app: Arc<app::App>,
     file: CredentialsFile,
     service: api::Service,
     start_within: Duration,
+    /// Until it has ended.
+    _lock: StateLock,
 }
 
 /// Why a server can't start or has to stop. Each variant is one line that says what is wrong; [`ServerError::hints`] says what
@@ -91,6 +104,20 @@ pub enum ServerError {
     /// `open` on an address that others can reach.
     #[error("--open answers without credentials, so it is allowed on loopback only, not on {0}")]
     Open(SocketAddr),
+    /// Another server runs on the same state directory or database.
+    #[error("{} is in use by another server{}", what.display(), process(holder))]
+    Taken {
+        /// The directory or the database.
+        what: PathBuf,
+        /// Its process id, if it is known.
+        holder: String,
+    },
+    /// There is nothing to back up.
+    #[error("{}: no server ran with this state directory yet", .0.display())]
+    NoState(PathBuf),
+    /// What would be written over.
+    #[error("{} exists already", .0.display())]
+    Exists(PathBuf),
     /// A database that this build does not know.
     #[error("--db {0} is not supported")]
     Database(String),
@@ -122,9 +149,14 @@ impl ServerError {
         let hint = match self {
             Self::Listen { .. } => "choose another address with --listen",
             Self::Open(_) => "listen on 127.0.0.1 or [::1], or leave out --open",
+            Self::Taken { .. } => {
+                "stop that one first, or give this one another state directory with --state"
+            }
             Self::Database(_) => "write sqlite:PATH",
             Self::Damaged { .. } => "move it away; the next start makes new credentials",
             Self::Store(error) => return error.hints(),
+            Self::NoState(_) => "name the server's own with --state",
+            Self::Exists(_) => "move it away, or choose another place",
             Self::File { .. } => return Vec::new(),
         };
         vec![hint.to_owned()]
@@ -138,21 +170,37 @@ impl Server {
     /// See [`ServerError`].
     pub async fn bind(config: &ServerConfig) -> Result<Self, ServerError> {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
+        let dir = config.state_dir.join("server");
+        let database = database_path(config.db.as_deref(), &dir)?;
+        let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
         let listener = TcpListener::bind(&config.listen).await.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         if config.open && !address.ip().is_loopback() {
             return Err(ServerError::Open(address));
         }
-        let dir = config.state_dir.join("server");
-        create_private_dir(&dir)?;
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
-        let store = Store::open(&database_path(config.db.as_deref(), &dir)?).await?;
+        let store = Store::open(&database).await?;
+        files::sweep_partial(&dir.join("files"));
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
-        let app = Arc::new(app::App { store, keys, files_dir: dir.join("files"), usage_half_life_ms });
+        let app = Arc::new(app::App {
+            store,
+            keys,
+            files_dir: dir.join("files"),
+            usage_half_life_ms,
+            health: health::Health::default(),
+        });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
-        Ok(Self { listener, app, file, service, start_within: config.start_within })
+        Ok(Self {
+            listener,
+            silence: config.silence,
+            app,
+            file,
+            service,
+            start_within: config.start_within,
+            _lock: lock,
+        })
     }
 
     /// The address for clients.
@@ -176,15 +224,20 @@ impl Server {
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
         let watcher = tokio::spawn(ui.clone().watch());
-        let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<SocketAddr>();
-        let served =
-            axum::serve(self.listener, service).with_graceful_shutdown(ui.clone().until(shutdown)).await;
+        let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
+        let served = axum::serve(door::Door::new(self.listener, self.silence), service)
+            .with_graceful_shutdown(ui.clone().until(shutdown))
+            .await;
         watcher.abort();
         ui.save().await;
         sweeper.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
+}
+
+fn process(holder: &str) -> String {
+    if holder.is_empty() { String::new() } else { format!(" (process {holder})") }
 }
 
 /// An address that a client on this machine can use: one cannot connect to "all interfaces".

@@ -1,29 +1,122 @@
 //! What list endpoints share: selected fields, patterns of names, pages.
 
-use cantle_clearml::{Listing, subcode};
+use cantle_clearml::subcode;
 use regex::Regex;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
+use crate::filter::{Filter, Spec};
 
 /// A record that list endpoints return.
 pub(crate) trait Listed {
-    fn id(&self) -> &str;
-    fn name(&self) -> &str;
     /// ClearML's object.
     fn object(&self) -> Value;
 }
 
-/// The records that a request selects, with the fields that it selects.
-pub(crate) fn list<T: Listed>(mut rows: Vec<T>, wanted: &Listing) -> Result<Vec<Value>, ApiError> {
-    few(&wanted.id)?;
-    let name = pattern(wanted.name.as_deref())?;
-    rows.retain(|row| {
-        let id = wanted.id.is_empty() || wanted.id.iter().any(|id| id == row.id());
-        id && name.as_ref().is_none_or(|name| name.is_match(row.name()))
-    });
-    let rows = page(rows, wanted);
-    Ok(rows.iter().map(|row| only(row.object(), &wanted.only_fields)).collect())
+/// ClearML's limit of the objects in one answer.
+const PAGE: u64 = 500;
+
+/// Which page of a list, with which fields, in which order.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Paging {
+    #[serde(deserialize_with = "one_or_many")]
+    pub(crate) only_fields: Vec<String>,
+    #[serde(deserialize_with = "one_or_many")]
+    pub(crate) order_by: Vec<String>,
+    page: Option<u64>,
+    page_size: Option<u64>,
+    scroll_id: Option<String>,
+    refresh_scroll: bool,
+    size: Option<u64>,
+}
+
+/// A part of a list.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) skip: u64,
+    pub(crate) take: u64,
+}
+
+impl Paging {
+    pub(crate) fn read(body: &Map<String, Value>) -> Result<Self, ApiError> {
+        serde_json::from_value(Value::Object(body.clone())).map_err(ApiError::unreadable)
+    }
+
+    /// What to answer with; `all` without a page (or with ids, which are a limit themselves), else ClearML's limit.
+    pub(crate) fn window(&self, all: bool) -> Result<Window, ApiError> {
+        if let Some(position) = &self.scroll_id {
+            let size = self.size.filter(|size| *size > 0);
+            let size = size.ok_or_else(|| ApiError::invalid("size: a scroll_id needs one, 1 or more"))?;
+            let position = if position.is_empty() { Ok(0) } else { position.parse() };
+            let position: u64 = position.map_err(|_| ApiError::invalid("scroll_id is none of ours"))?;
+            return Ok(match self.refresh_scroll {
+                true => Window { skip: 0, take: size.max(position) },
+                false => Window { skip: position, take: size },
+            });
+        }
+        if self.page_size == Some(0) {
+            return Err(ApiError::invalid("page_size: 1 or more"));
+        }
+        if all && self.page.is_none() && self.page_size.is_none() {
+            return Ok(Window { skip: 0, take: i64::MAX.unsigned_abs() });
+        }
+        let size = self.page_size.unwrap_or(PAGE).min(PAGE);
+        Ok(Window { skip: self.page.unwrap_or(0).saturating_mul(size), take: size })
+    }
+
+    /// The answer: the objects under their name, and how to go on.
+    pub(crate) fn answer(&self, name: &str, window: Window, objects: Vec<Value>) -> Value {
+        let mut answer = Map::new();
+        if self.scroll_id.is_some() {
+            let next = window.skip + u64::try_from(objects.len()).unwrap_or(0);
+            answer.insert("scroll_id".to_owned(), Value::from(next.to_string()));
+        }
+        answer.insert(name.to_owned(), Value::Array(objects));
+        Value::Object(answer)
+    }
+}
+
+/// The records that a request asks for, in its order, one page of them, with the fields that it names.
+pub(crate) fn list<T: Listed>(
+    rows: &[T],
+    spec: &Spec,
+    body: &Map<String, Value>,
+    name: &str,
+) -> Result<Value, ApiError> {
+    let (filter, paging) = (Filter::parse(spec, body)?, Paging::read(body)?);
+    let window = paging.window(true)?;
+    let mut objects: Vec<Value> =
+        rows.iter().map(Listed::object).filter(|object| filter.matches(object)).collect();
+    for field in paging.order_by.iter().rev() {
+        let (field, down) = field.strip_prefix('-').map_or((field.as_str(), false), |field| (field, true));
+        if !spec.fields.contains(&field.split('.').next().unwrap_or(field)) {
+            return Err(ApiError::invalid(format!("order_by: there is no field {}", field.escape_default())));
+        }
+        let key = |object: &Value| {
+            object.pointer(&format!("/{}", field.replace('.', "/"))).map(ToString::to_string)
+        };
+        objects.sort_by(|a, b| if down { key(b).cmp(&key(a)) } else { key(a).cmp(&key(b)) });
+    }
+    let (skip, take) = (usize::try_from(window.skip), usize::try_from(window.take));
+    let page = objects.into_iter().skip(skip.unwrap_or(usize::MAX)).take(take.unwrap_or(usize::MAX));
+    let page = page.map(|object| only(object, &paging.only_fields)).collect();
+    Ok(paging.answer(name, window, page))
+}
+
+/// A list of words, or one word.
+fn one_or_many<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Words {
+        Many(Vec<String>),
+        One(String),
+    }
+    Ok(match Words::deserialize(deserializer)? {
+        Words::Many(words) => words,
+        Words::One(word) => vec![word],
+    })
 }
 
 /// Limit of ids in one request: more are a mistake, and more than one SQL statement takes.
@@ -55,11 +148,23 @@ fn copy_path(from: &Value, path: &str, to: &mut Map<String, Value>) {
     let Some(inner) = members.get(first) else {
         return;
     };
+    if let Value::Array(items) = inner {
+        // A field within a list: that field of each item.
+        let of_item = |item: &Value| {
+            let mut below = Map::new();
+            copy_path(item, rest, &mut below);
+            Value::Object(below)
+        };
+        to.entry(first).or_insert_with(|| items.iter().map(of_item).collect());
+        return;
+    }
+    if !inner.is_object() {
+        return;
+    }
+    // What is asked for and not there leaves an empty object, as in ClearML's answers: its clients look into it.
     let mut below = to.get(first).and_then(Value::as_object).cloned().unwrap_or_default();
     copy_path(inner, rest, &mut below);
-    if !below.is_empty() {
-        to.insert(first.to_owned(), Value::Object(below));
-    }
+    to.insert(first.to_owned(), Value::Object(below));
 }
 
 /// A client's pattern for names.
@@ -72,16 +177,6 @@ pub(crate) fn pattern(text: Option<&str>) -> Result<Option<Regex>, ApiError> {
         let message = format!("\"{}\" is not a regular expression", text.escape_default());
         ApiError::new(400, subcode::INVALID_REGEX, message)
     })
-}
-
-/// One page of a list, or all of it without a page number or size.
-pub(crate) fn page<T>(items: Vec<T>, wanted: &Listing) -> Vec<T> {
-    if wanted.page.is_none() && wanted.page_size.is_none() {
-        return items;
-    }
-    let size = usize::try_from(wanted.page_size.unwrap_or(500)).unwrap_or(usize::MAX).clamp(1, 10_000);
-    let skip = usize::try_from(wanted.page.unwrap_or(0)).unwrap_or(usize::MAX).saturating_mul(size);
-    items.into_iter().skip(skip).take(size).collect()
 }
 
 /// A list of ids that is not too long.
@@ -108,15 +203,25 @@ mod tests {
         assert_eq!(only(task.clone(), &[]), task);
         let names = fields(&["status", "runtime.b", "runtime.absent", "absent.x", "name.x"]);
         assert_eq!(only(task, &names), json!({"id": "1", "status": "queued", "runtime": {"b": 2}}));
+        let none = only(json!({"id": "1", "runtime": {}}), &fields(&["runtime.version"]));
+        assert_eq!(none, json!({"id": "1", "runtime": {}}), "clients look into it");
     }
 
     #[test]
-    fn pages() {
-        let all = || (0..7).collect::<Vec<_>>();
-        let paged = |page, page_size| super::page(all(), &Listing { page, page_size, ..Listing::default() });
-        assert_eq!(paged(None, None), all());
-        assert_eq!(paged(Some(1), Some(3)), [3, 4, 5]);
-        assert_eq!(paged(Some(u64::MAX), Some(u64::MAX)), [0; 0]);
+    fn windows() {
+        let window = |paging: Value| {
+            let paging = Paging::read(paging.as_object().unwrap()).unwrap();
+            paging.window(false).map(|window| (window.skip, window.take)).map_err(|error| error.code)
+        };
+        assert_eq!(window(json!({})), Ok((0, 500)));
+        assert_eq!(window(json!({"page": 2, "page_size": 3})), Ok((6, 3)));
+        assert_eq!(window(json!({"page": 1, "page_size": 10_000})), Ok((500, 500)), "ClearML's limit");
+        assert_eq!(window(json!({"page_size": 0})), Err(400));
+        assert_eq!(window(json!({"scroll_id": "", "size": 7})), Ok((0, 7)));
+        assert_eq!(window(json!({"scroll_id": "14", "size": 7})), Ok((14, 7)));
+        assert_eq!(window(json!({"scroll_id": "14", "size": 7, "refresh_scroll": true})), Ok((0, 14)));
+        assert_eq!(window(json!({"scroll_id": "x", "size": 7})), Err(400));
+        assert_eq!(window(json!({"scroll_id": "7"})), Err(400));
     }
 
     #[test]

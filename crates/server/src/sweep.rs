@@ -4,11 +4,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_store::Change;
+
 use crate::app::App;
 use crate::clock::now_us;
 use crate::usage;
 
 const EVERY: Duration = Duration::from_secs(10);
+/// ClearML's limit for a task that no cantle agent holds: after so long without a word from it or its worker it is stopped.
+const SILENT_US: i64 = 2 * 3600 * 1_000_000;
+/// ClearML's words for it.
+const SILENT: &str = "Forced stop (non-responsive)";
 
 /// Polls without end. A task that was taken and not started within `start_within` goes back to its queue; an agent that
 /// starts it later is refused.
@@ -25,13 +31,31 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
             ),
             Err(error) => tracing::error!("tasks that never started can't be found: {error}"),
         }
+        stop_silent(&app, now_us).await;
         if let Some(half_life_ms) = app.usage_half_life_ms
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
         {
             tracing::error!("the projects' use of GPUs can't be counted: {error}");
         }
-        if let Err(error) = app.store.sample_queues(now_us).await {
+        let sampled = app.store.sample_queues(now_us).await;
+        app.health.note(&sampled);
+        if let Err(error) = sampled {
             tracing::error!("the length of the queues can't be recorded: {error}");
         }
+    }
+}
+
+/// Stops tasks whose process was killed: nothing was heard of them for long. Tasks of cantle's agents are left alone,
+/// because their agent adopts them when it is back.
+async fn stop_silent(app: &App, now_us: i64) {
+    let change =
+        Change { now_us, reason: SILENT.to_owned(), message: SILENT.to_owned(), ..Change::default() };
+    match app.store.stop_silent(now_us.saturating_sub(SILENT_US), &change).await {
+        Ok(tasks) => {
+            tasks.iter().for_each(
+                |task| tracing::warn!(%task, "nothing was heard of the task for 2 hours; it is stopped"),
+            );
+        }
+        Err(error) => tracing::error!("silent tasks can't be stopped: {error}"),
     }
 }

@@ -11,7 +11,7 @@ use crate::clock::rfc3339;
 use crate::error::ApiError;
 
 /// Members of a task that are kept unchanged, apart from those with a column of their own.
-const DOC_FIELDS: [&str; 11] = [
+pub(crate) const DOC_FIELDS: [&str; 11] = [
     "comment",
     "script",
     "execution",
@@ -69,6 +69,13 @@ pub(crate) fn task(row: &TaskRow) -> Value {
         ("output", json!({"destination": "", "result": "", "error": ""})),
     ] {
         put(name, merged(default, row.doc.get(name)));
+    }
+    // Also those of tasks that were written by an older version.
+    let artifacts = task.get_mut("execution").and_then(|execution| execution.get_mut("artifacts"));
+    for artifact in artifacts.and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Value::Object(artifact) = artifact {
+            artifact.entry("mode").or_insert_with(|| json!("output"));
+        }
     }
     if let (Some(queue), Some(Value::Object(execution))) = (&index.queue, task.get_mut("execution")) {
         execution.insert("queue".to_owned(), json!(queue));

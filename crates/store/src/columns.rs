@@ -4,13 +4,19 @@
 /// The columns of a table that [`crate::row`] reads. Those of `tasks` carry the table's name: they are read in joins, too.
 macro_rules! columns {
     (tasks) => {
+        concat!(columns!(tasks_but_doc), ", tasks.doc")
+    };
+    (tasks_without_doc) => {
+        concat!(columns!(tasks_but_doc), ", '{}' AS doc")
+    };
+    (tasks_but_doc) => {
         "tasks.id, tasks.name, tasks.kind, tasks.status, tasks.project, tasks.parent, tasks.queue, \
          tasks.tags, tasks.system_tags, tasks.status_reason, tasks.status_message, tasks.stop_asked, \
          tasks.created_us, tasks.last_update_us, tasks.status_changed_us, tasks.started_us, \
          tasks.completed_us, tasks.last_worker, tasks.last_worker_report_us, tasks.last_iteration, \
          tasks.node, tasks.lease, tasks.slices, tasks.exit_code, tasks.reason, tasks.milli, \
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
-         tasks.evicted_reason, tasks.evicted_us, tasks.doc"
+         tasks.evicted_reason, tasks.evicted_us"
     };
     (queues) => {
         "id, name, created_us, last_update_us, doc"

@@ -195,25 +195,6 @@ pub struct TaskIndex {
     pub completed_us: Option<i64>,
 }
 
-/// Which tasks; an empty list or `None` is no condition.
-#[derive(Clone, Debug, Default)]
-pub struct TaskFilter {
-    /// These ids.
-    pub ids: Vec<String>,
-    /// In one of these states.
-    pub statuses: Vec<TaskStatus>,
-    /// Of one of these projects.
-    pub projects: Vec<String>,
-    /// Of one of these types.
-    pub kinds: Vec<String>,
-    /// From this queue.
-    pub queue: Option<String>,
-    /// Made from this task.
-    pub parent: Option<String>,
-    /// Maximum number of tasks, newest first.
-    pub limit: Option<i64>,
-}
-
 /// Why and when a task changes its state.
 #[derive(Clone, Debug, Default)]
 pub struct Change {

@@ -91,12 +91,31 @@ pub enum StoreError {
     /// Tasks belong to the project.
     #[error("Project has tasks: id={0}; delete or move them first, or use force")]
     ProjectHasTasks(String),
+    /// The disk takes nothing more, or fails. The transaction was taken back; the next one may succeed.
+    #[error("{fault}: {source}")]
+    Storage {
+        /// What is wrong with it.
+        fault: StorageFault,
+        /// The database's own words.
+        source: sqlx::Error,
+    },
     /// The database failed.
     #[error("database: {0}")]
-    Database(#[from] sqlx::Error),
+    Database(sqlx::Error),
     /// The tables can't be brought up to date.
     #[error("database tables: {0}")]
-    Migrate(#[from] sqlx::migrate::MigrateError),
+    Migrate(sqlx::migrate::MigrateError),
+    /// A newer program wrote the database.
+    #[error("the database was written by a newer version of cantle (its tables are of version {0})")]
+    Newer(i64),
+    /// Not a backup, or a damaged one.
+    #[error("{} is no whole backup: {why}", path.display())]
+    NoBackup {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// A record that is not what was written.
     #[error("database: {what} is not readable: {source}")]
     Corrupt {
@@ -107,13 +126,76 @@ pub enum StoreError {
     },
 }
 
+/// What is wrong with the place that the database is in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StorageFault {
+    /// No room, or the quota is used up.
+    #[error("the disk of the database is full")]
+    Full,
+    /// It can't be read or written.
+    #[error("the disk of the database fails")]
+    Io,
+    /// It must not be written.
+    #[error("the database can't be written")]
+    ReadOnly,
+    /// Not even a connection could be had.
+    #[error("the database can't be opened")]
+    Away,
+}
+
+impl StorageFault {
+    /// By SQLite's result codes, whose lowest byte names the class.
+    fn of(error: &sqlx::Error) -> Option<Self> {
+        let sqlx::Error::Database(answer) = error else {
+            return match error {
+                sqlx::Error::Io(_) => Some(Self::Io),
+                sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => Some(Self::Away),
+                _ => None,
+            };
+        };
+        let code: u32 = answer.code()?.parse().ok()?;
+        match code & 0xff {
+            13 => Some(Self::Full),
+            7 | 10 => Some(Self::Io),
+            8 => Some(Self::ReadOnly),
+            14 => Some(Self::Away),
+            _ => None,
+        }
+    }
+}
+
+impl From<sqlx::migrate::MigrateError> for StoreError {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        match error {
+            sqlx::migrate::MigrateError::VersionMissing(version) => Self::Newer(version),
+            other => Self::Migrate(other),
+        }
+    }
+}
+
+impl From<sqlx::Error> for StoreError {
+    fn from(source: sqlx::Error) -> Self {
+        match StorageFault::of(&source) {
+            Some(fault) => Self::Storage { fault, source },
+            None => Self::Database(source),
+        }
+    }
+}
+
 impl StoreError {
     /// What the user can do about it.
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         match self {
-            Self::Migrate(_) => {
-                vec!["a newer version may have written this database; start that version, or give another --db".to_owned()]
+            Self::Newer(_) => {
+                vec![
+                    "start that version; or restore a backup made before the upgrade: cantle restore FILE"
+                        .to_owned(),
+                ]
+            }
+            Self::Migrate(_) => vec!["restore a backup: cantle restore FILE".to_owned()],
+            Self::Storage { .. } => {
+                vec!["make room, or mend the disk; the server goes on by itself".to_owned()]
             }
             _ => Vec::new(),
         }

@@ -5,10 +5,11 @@ use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
+use serde_json::{Map, Value};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, TaskClaim, TaskRow};
-use crate::tasks::load;
+use crate::tasks::{NewTask, insert, load};
 use crate::{EventRow, Store, StoreError, Write, quotas, row};
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
@@ -32,6 +33,28 @@ impl Store {
     /// [`StoreError::NoTask`], [`StoreError::NoQueue`], [`StoreError::AlreadyQueued`], [`StoreError::Status`].
     pub async fn enqueue(&self, task: &str, queue: &str, change: &Change) -> Result<(), StoreError> {
         let mut write = self.write().await?;
+        self.enqueue_in(&mut write, task, queue, change).await?;
+        write.commit().await
+    }
+
+    /// Makes a task and puts it at the end of a queue, or does nothing of both.
+    ///
+    /// # Errors
+    /// [`StoreError::NoProject`], [`StoreError::NoQueue`].
+    pub async fn submit(&self, new: &NewTask, queue: &str, change: &Change) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        insert(&mut write.tx, new, change.now_us).await?;
+        self.enqueue_in(&mut write, &new.id, queue, change).await?;
+        write.commit().await
+    }
+
+    async fn enqueue_in(
+        &self,
+        write: &mut Write<'_>,
+        task: &str,
+        queue: &str,
+        change: &Change,
+    ) -> Result<(), StoreError> {
         let old = load(&mut write.tx, task).await?;
         let queue_name = queue_name(&mut write.tx, queue).await?;
         if let Some((queue, _)) = entry(&mut write.tx, task).await? {
@@ -51,8 +74,7 @@ impl Store {
             .await?;
         set_status(&mut write.tx, task, Queued, change).await?;
         let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
-        self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await?;
-        write.commit().await
+        self.record(&mut write.tx, EventRow { queue: Some(queue_name), ..event }).await
     }
 
     /// Takes the first task out of a queue for an agent, or with `only` that task at any position (quotas and backfill
@@ -117,6 +139,32 @@ impl Store {
         }
         write.commit().await?;
         Ok(lost.into_iter().map(|(task, _)| task).collect())
+    }
+
+    /// Stops running tasks that no cantle agent holds and that neither reported nor changed since `before_us`. Returns
+    /// their ids.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn stop_silent(&self, before_us: i64, change: &Change) -> Result<Vec<String>, StoreError> {
+        const SILENT: &str = "SELECT id FROM tasks WHERE status = 'in_progress' AND (lease IS NULL OR exit_code IS NOT NULL) \
+             AND last_update_us < $1 AND COALESCE(last_worker_report_us, 0) < $1 \
+             AND NOT EXISTS (SELECT 1 FROM logs WHERE logs.task = tasks.id AND logs.timestamp_ms >= $1 / 1000) \
+             AND NOT EXISTS (SELECT 1 FROM latest_scalars l WHERE l.task = tasks.id AND l.timestamp_ms >= $1 / 1000)";
+        // Nearly always there is none, and nobody has to wait for that.
+        let none = sqlx::query(SILENT).bind(before_us).fetch_optional(&self.readers).await?.is_none();
+        if none {
+            return Ok(Vec::new());
+        }
+        let mut write = self.write().await?;
+        let silent: Vec<String> =
+            sqlx::query_scalar(SILENT).bind(before_us).fetch_all(&mut *write.tx).await?;
+        for task in &silent {
+            let old = load(&mut write.tx, task).await?;
+            self.move_to(&mut write, &old, Stopped, change, "end").await?;
+        }
+        write.commit().await?;
+        Ok(silent)
     }
 
     /// Takes a task out of the queue that it waits in (of `queue`, if given) and brings it into `to`.
@@ -268,23 +316,30 @@ impl Store {
         write.commit().await
     }
 
-    /// Back to a draft, with nothing left of its last run.
+    /// Back to a draft, with nothing left of its last run; `forget` removes what else of `doc` is to go.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.
-    pub async fn reset(&self, task: &str, change: &Change) -> Result<(), StoreError> {
+    pub async fn reset(
+        &self,
+        task: &str,
+        change: &Change,
+        forget: impl FnOnce(&mut Map<String, Value>) + Send,
+    ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let old = load(&mut write.tx, task).await?;
+        let mut old = load(&mut write.tx, task).await?;
         if !change.force && matches!(old.index.status, InProgress | Published | Publishing) {
             return Err(refusal(&old, "reset"));
         }
         self.move_to(&mut write, &old, Created, change, "reset").await?;
         forget_run(&mut write.tx, task).await?;
+        forget(&mut old.doc);
         sqlx::query(
             "UPDATE tasks SET queue = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
-             last_iteration = 0 WHERE id = $1",
+             last_iteration = 0, doc = $2 WHERE id = $1",
         )
         .bind(task)
+        .bind(row::to_json(&old.doc)?)
         .execute(&mut *write.tx)
         .await?;
         delete_output(&mut write.tx, task).await?;

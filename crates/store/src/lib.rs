@@ -7,12 +7,14 @@
 #[macro_use]
 mod columns;
 
+pub mod backup;
 mod charts;
 mod data;
 mod error;
 mod events;
 mod evictions;
 mod flow;
+mod listing;
 mod migrations;
 mod models;
 mod nodes;
@@ -34,16 +36,17 @@ use cantle_metrics::{Fallback, Fallbacks};
 use sqlx::sqlite::{
     SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
 };
-use sqlx::{Sqlite, Transaction};
+use sqlx::{Connection as _, Sqlite, SqliteConnection, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
-    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskClaim, TaskFilter,
-    TaskIndex, TaskRow, Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
+    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskClaim, TaskIndex, TaskRow,
+    Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
-pub use error::StoreError;
+pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
+pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use tasks::{NewTask, TaskEdit};
 
 /// The database.
@@ -72,6 +75,16 @@ impl Write<'_> {
 
 const READERS: u32 = 4;
 
+/// A pool of one connection that writes. When a disk is full or fails, SQLite takes the transaction back by itself, which
+/// the connection does not notice: it would refuse every later one. Such a connection is replaced.
+fn writer() -> SqlitePoolOptions {
+    let is_usable = |connection: &mut SqliteConnection| !connection.is_in_transaction();
+    SqlitePoolOptions::new().max_connections(1).before_acquire(move |connection, _| {
+        let usable = is_usable(connection);
+        Box::pin(async move { Ok(usable) })
+    })
+}
+
 /// What this crate assumed because it could not read a record.
 pub static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnknownStatus]);
 
@@ -85,14 +98,15 @@ impl Store {
             .filename(path)
             .create_if_missing(true)
             .journal_mode(SqliteJournalMode::Wal)
-            .busy_timeout(Duration::from_secs(10));
+            .busy_timeout(Duration::from_secs(10))
+            .with_regexp();
         // State is on disk when the call returns. Logs, scalars and heartbeats survive a crash of the server, but may
         // lose their last second when the machine loses power: they are sent again or only displayed.
         let full = options.clone().synchronous(SqliteSynchronous::Full);
         let normal = options.clone().synchronous(SqliteSynchronous::Normal);
-        let state = SqlitePoolOptions::new().max_connections(1).connect_with(full).await?;
+        let state = writer().connect_with(full).await?;
         migrations::migrator().run(&state).await?;
-        let bulk = SqlitePoolOptions::new().max_connections(1).connect_with(normal).await?;
+        let bulk = writer().connect_with(normal).await?;
         let reading = options.pragma("query_only", "true");
         let readers = SqlitePoolOptions::new().max_connections(READERS).connect_with(reading).await?;
         let last_id: i64 = sqlx::query_scalar(
@@ -108,6 +122,22 @@ impl Store {
         for pool in [&self.readers, &self.bulk, &self.state] {
             pool.close().await;
         }
+    }
+
+    /// Writes something that is never read, to see whether anything can be written.
+    ///
+    /// # Errors
+    /// [`StoreError::Storage`] as long as it can't.
+    pub async fn probe(&self, now_us: i64) -> Result<(), StoreError> {
+        const FILLER_BYTES: usize = 16 << 10;
+        let mut write = self.write().await?;
+        sqlx::query(
+            "INSERT INTO probes (id, filler) VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET filler = $1",
+        )
+        .bind(format!("{now_us:0FILLER_BYTES$}"))
+        .execute(&mut *write.tx)
+        .await?;
+        write.commit().await
     }
 
     async fn write(&self) -> Result<Write<'_>, StoreError> {

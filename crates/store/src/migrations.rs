@@ -8,13 +8,15 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// Version, description and text. What is released is never changed: the database remembers a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str); 6] = [
+const MIGRATIONS: [(i64, &str, &str); 8] = [
     (1, "first", include_str!("../migrations/0001_first.sql")),
     (2, "quotas", include_str!("../migrations/0002_quotas.sql")),
     (3, "samples", include_str!("../migrations/0003_samples.sql")),
     (4, "charts", include_str!("../migrations/0004_charts.sql")),
     (5, "project use", include_str!("../migrations/0005_project_use.sql")),
     (6, "stop asked", include_str!("../migrations/0006_stop_asked.sql")),
+    (7, "probes", include_str!("../migrations/0007_probes.sql")),
+    (8, "lists", include_str!("../migrations/0008_lists.sql")),
 ];
 
 pub(crate) fn migrator() -> Migrator {

@@ -1,6 +1,6 @@
 //! What tasks print and measure. Batches are written with few statements; reading is paged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
@@ -31,6 +31,28 @@ impl Store {
             write.commit().await?;
         }
         Ok(())
+    }
+
+    /// Which of these pieces are there already, as task, time and text.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn known_logs(&self, lines: &[LogLine]) -> Result<BTreeSet<(String, i64, String)>, StoreError> {
+        let mut times: BTreeMap<&str, (i64, i64)> = BTreeMap::new();
+        for line in lines {
+            let (from, to) = times.entry(&line.task).or_insert((line.timestamp_ms, line.timestamp_ms));
+            (*from, *to) = (line.timestamp_ms.min(*from), line.timestamp_ms.max(*to));
+        }
+        let mut known = BTreeSet::new();
+        for (task, (from, to)) in times {
+            let rows = sqlx::query_as(
+                "SELECT task, timestamp_ms, msg FROM logs WHERE task = $1 AND timestamp_ms BETWEEN $2 AND $3",
+            );
+            let rows: Vec<(String, i64, String)> =
+                rows.bind(task).bind(from).bind(to).fetch_all(&self.readers).await?;
+            known.extend(rows);
+        }
+        Ok(known)
     }
 
     /// Pieces of a task's output after a position, in order of arrival.
@@ -145,19 +167,15 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn scalar_lines(&self) -> Result<Vec<(String, String)>, StoreError> {
-        let rows =
-            sqlx::query_as("SELECT DISTINCT metric, variant FROM latest_scalars ORDER BY metric, variant");
+        // From one to the next by the index: the tasks of each, which may be many, are not read.
+        let rows = sqlx::query_as(
+            "WITH RECURSIVE lines (metric, variant) AS (\
+             SELECT * FROM (SELECT metric, variant FROM latest_scalars ORDER BY metric, variant LIMIT 1) \
+             UNION ALL SELECT next.metric, next.variant FROM lines JOIN latest_scalars next ON next.rowid = (\
+             SELECT rowid FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
+             ORDER BY l.metric, l.variant LIMIT 1)) SELECT metric, variant FROM lines",
+        );
         Ok(rows.fetch_all(&self.readers).await?)
-    }
-
-    /// Newest, least and greatest value of one line, of all tasks that have it.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn latest_of_line(&self, metric: &str, variant: &str) -> Result<Vec<LatestScalar>, StoreError> {
-        let rows = sqlx::query(select!(latest_scalars, "WHERE metric = $1 AND variant = $2"));
-        let rows = rows.bind(metric).bind(variant).fetch_all(&self.readers).await?;
-        rows.iter().map(row::latest_scalar).collect()
     }
 
     /// Keeps plots and the like. A new one replaces the old one of the same metric, variant and iteration.

@@ -2,10 +2,9 @@
 
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
-use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
-use crate::data::{TaskFilter, TaskIndex, TaskRow};
+use crate::data::TaskRow;
 use crate::{Store, StoreError, row};
 
 /// A task to be made. It begins as a draft.
@@ -61,23 +60,22 @@ impl Store {
     /// [`StoreError::NoProject`].
     pub async fn create_task(&self, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        project_must_exist(&mut write.tx, new.project.as_deref()).await?;
-        sqlx::query(
-            "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
-             status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
-             VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
-        )
-        .bind(&new.id)
-        .bind(&new.name)
-        .bind(&new.kind)
-        .bind(&new.project)
-        .bind(&new.parent)
-        .bind(row::to_json(&new.tags)?)
-        .bind(row::to_json(&new.system_tags)?)
-        .bind(now_us)
-        .bind(row::to_json(&new.doc)?)
-        .execute(&mut *write.tx)
-        .await?;
+        insert(&mut write.tx, new, now_us).await?;
+        write.commit().await
+    }
+
+    /// Makes tasks that have ended, each at its time: what a measurement begins with, and an import.
+    ///
+    /// # Errors
+    /// [`StoreError::NoProject`].
+    pub async fn create_ended(&self, new: &[(i64, NewTask)], status: TaskStatus) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        for (now_us, new) in new {
+            insert(&mut write.tx, new, *now_us).await?;
+            let end =
+                sqlx::query("UPDATE tasks SET status = $2, started_us = $3, completed_us = $3 WHERE id = $1");
+            end.bind(&new.id).bind(status.as_str()).bind(now_us).execute(&mut *write.tx).await?;
+        }
         write.commit().await
     }
 
@@ -88,45 +86,6 @@ impl Store {
     pub async fn task(&self, id: &str) -> Result<TaskRow, StoreError> {
         let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(&self.readers);
         found.await?.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
-    }
-
-    /// The indexed part of all tasks that match the filter, newest first.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn task_index(&self, filter: &TaskFilter) -> Result<Vec<TaskIndex>, StoreError> {
-        let rows = self.select_tasks(row::TASK_INDEX, filter).await?;
-        rows.iter().map(row::task_index).collect()
-    }
-
-    /// All tasks that match the filter, newest first.
-    ///
-    /// # Errors
-    /// Only if the database fails.
-    pub async fn tasks(&self, filter: &TaskFilter) -> Result<Vec<TaskRow>, StoreError> {
-        let rows = self.select_tasks(columns!(tasks), filter).await?;
-        rows.iter().map(row::task).collect()
-    }
-
-    async fn select_tasks(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<SqliteRow>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new("SELECT ");
-        sql.push(columns).push(" FROM tasks WHERE 1 = 1");
-        let words: Vec<String> = filter.statuses.iter().map(ToString::to_string).collect();
-        for (column, values) in
-            [("id", &filter.ids), ("status", &words), ("project", &filter.projects), ("kind", &filter.kinds)]
-        {
-            any_of(&mut sql, column, values);
-        }
-        for (column, value) in [("queue", &filter.queue), ("parent", &filter.parent)] {
-            if let Some(value) = value {
-                sql.push(format_args!(" AND {column} = ")).push_bind(value);
-            }
-        }
-        sql.push(" ORDER BY created_us DESC, id");
-        if let Some(limit) = filter.limit {
-            sql.push(" LIMIT ").push_bind(limit);
-        }
-        Ok(sql.build().fetch_all(&self.readers).await?)
     }
 
     /// Changes a task; with `drafts_only` only a draft.
@@ -252,6 +211,28 @@ pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[Str
         list.push_bind(value.clone());
     }
     sql.push(")");
+}
+
+/// Makes a task inside a write.
+pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
+    project_must_exist(&mut *tx, new.project.as_deref()).await?;
+    sqlx::query(
+        "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
+         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
+    )
+    .bind(&new.id)
+    .bind(&new.name)
+    .bind(&new.kind)
+    .bind(&new.project)
+    .bind(&new.parent)
+    .bind(row::to_json(&new.tags)?)
+    .bind(row::to_json(&new.system_tags)?)
+    .bind(now_us)
+    .bind(row::to_json(&new.doc)?)
+    .execute(tx)
+    .await?;
+    Ok(())
 }
 
 /// Reads a task inside a write.

@@ -331,7 +331,7 @@ async fn output_goes_with_its_task() {
     let latest = f.store.latest_scalars("a").await.unwrap();
     assert_eq!((latest[0].last.value, latest[0].least, latest[0].greatest), (3.0, 1.0, 9.0));
     assert_eq!(f.store.task("a").await.unwrap().last_iteration, 2);
-    f.store.reset("a", &at(9)).await.unwrap();
+    f.store.reset("a", &at(9), |_| ()).await.unwrap();
     assert_eq!(f.store.count_logs("a").await.unwrap() + f.store.count_scalars("a").await.unwrap(), 0);
     assert!(f.store.latest_scalars("a").await.unwrap().is_empty());
 }

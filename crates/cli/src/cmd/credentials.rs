@@ -51,7 +51,8 @@ fn clearml_conf(keys: &CredentialsFile) -> String {
     let lines = [
         "api {".to_owned(),
         format!("    api_server: {url}"),
-        format!("    web_server: {url}"),
+        // clearml-init wants three different addresses.
+        format!("    web_server: {url}/ui"),
         format!("    files_server: {url}/files"),
         "    credentials {".to_owned(),
         format!("        access_key: \"{access_key}\""),

@@ -1,5 +1,6 @@
 //! The commands, one module per family. Each owns its arguments and its code.
 
+pub(crate) mod backup;
 mod bundle;
 pub(crate) mod check;
 mod checkup;

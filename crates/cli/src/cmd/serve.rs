@@ -118,7 +118,8 @@ pub(super) fn agent_config(
     config.queues = serve.queue.iter().map(|text| queue(text, is_dynamic)).collect::<Result<_, _>>()?;
     if !serve.gpus.is_empty() {
         config.gpus = GpuList::parse(&serve.gpus).map_err(as_kind(ErrorKind::Usage))?;
-        config.gpus_text = Some(serve.gpus.join(" "));
+        // A part of the worker's id: `--gpus 0, 1`, as ClearML's pages write it, is 0,1 there.
+        config.gpus_text = Some(serve.gpus.join(" ").replace(", ", ",").replace(' ', ","));
     }
     config.mig.clone_from(&serve.mig);
     config.mig_adopt = serve.mig_adopt.into();

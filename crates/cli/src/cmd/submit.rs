@@ -2,9 +2,9 @@
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::GetQueues;
-use cantle_clearml::tasks::{Container, Create, Enqueue};
-use cantle_clearml::{Listing, TaskRequest, projects, shell_words};
+use cantle_clearml::cantle::{GetQueues, SubmitTask};
+use cantle_clearml::tasks::{Container, Create};
+use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
 use cantle_model::{Bytes, Isolation, Milli};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
@@ -94,8 +94,8 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
     });
     let name = args.name.unwrap_or_else(|| line.clone());
     let create = Create { name, kind: "custom".to_owned(), fields: object(fields) };
-    let id = server.call(&create)?.id;
-    server.call(&Enqueue { task: id.clone(), queue: Some(queue), ..Enqueue::default() })?;
+    let id =
+        server.call(&SubmitTask { queue, id: uuid::Uuid::new_v4().simple().to_string(), task: create })?.id;
     context.printer.data(&id);
     if args.wait || args.follow {
         return task::wait(&server, &context.printer, &id, args.follow);
@@ -122,9 +122,17 @@ fn project_id(server: &Connection, name: &str) -> Result<String, CliError> {
     // The name is a regular expression on the wire; compare again.
     let pattern: String =
         name.chars().flat_map(|c| if c.is_alphanumeric() { vec![c] } else { vec!['\\', c] }).collect();
-    let found = server.call(&projects::GetAll { list: Listing::named(&format!("^{pattern}$")) })?;
-    if let Some(project) = found.projects.into_iter().find(|project| project.name == name) {
-        return Ok(project.id);
+    let find = || -> Result<Option<String>, CliError> {
+        let found = server.call(&projects::GetAll { list: Listing::named(&format!("^{pattern}$")) })?;
+        Ok(found.projects.into_iter().find(|project| project.name == name).map(|project| project.id))
+    };
+    if let Some(id) = find()? {
+        return Ok(id);
     }
-    Ok(server.call(&projects::Create { name: name.to_owned(), ..Default::default() })?.id)
+    match server.answer(&projects::Create { name: name.to_owned(), ..Default::default() }) {
+        Ok(created) => Ok(created.id),
+        // Another submit created it in the same moment.
+        Err(error) if error.is_subcode(subcode::NAME_TAKEN) => find()?.ok_or_else(|| error.into()),
+        Err(error) => Err(error.into()),
+    }
 }

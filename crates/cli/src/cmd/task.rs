@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::{ExplainTask, GetTasks, TaskView};
+use cantle_clearml::cantle::{ExplainTask, GetNodes, GetTasks, TaskView};
 use cantle_clearml::events::GetTaskLog;
 use cantle_clearml::tasks::{Enqueue, GetById, Reset, Stop};
 use cantle_model::TaskStatus;
@@ -164,7 +164,14 @@ pub(crate) fn stop(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandR
     Ok(ExitCode::SUCCESS)
 }
 
-/// Puts ended tasks back into the queue they came from.
+/// The node that runs a task no longer reports.
+fn is_on_lost_node(server: &Connection, task: &str) -> Result<bool, CliError> {
+    let found = view(server, task)?;
+    let Some(node) = found.node.filter(|_| found.state == TaskStatus::InProgress) else { return Ok(false) };
+    Ok(server.call(&GetNodes {})?.nodes.iter().any(|other| other.node == node && !other.alive))
+}
+
+/// Puts tasks that ended, or whose node is lost, back into the queue they came from.
 pub(crate) fn requeue(context: &Context, TasksArg { tasks }: &TasksArg) -> CommandResult {
     let server = Connection::open(context)?;
     for task in tasks {
@@ -173,10 +180,13 @@ pub(crate) fn requeue(context: &Context, TasksArg { tasks }: &TasksArg) -> Comma
             CliError::new(ErrorKind::Refused, format!("task {task} was never in a queue"))
                 .with_hint("put it into one with cantle submit")
         })?;
-        if !found.status.is_some_and(|status| status.is_final() || status == TaskStatus::Created) {
-            let state = found.status.unwrap_or(TaskStatus::Unknown);
-            return Err(CliError::new(ErrorKind::Conflict, format!("task {task} is {state}"))
-                .with_hint(format!("stop it first: cantle stop {task}")));
+        let state = found.status.unwrap_or(TaskStatus::Unknown);
+        if !(state.is_final() || state == TaskStatus::Created || is_on_lost_node(&server, task)?) {
+            let error = CliError::new(ErrorKind::Conflict, format!("task {task} is {state}"));
+            return Err(match state {
+                TaskStatus::Queued => error.with_hint(format!("cantle why {task} says what it waits for")),
+                _ => error.with_hint(format!("stop it first: cantle stop {task}")),
+            });
         }
         server.about(task, &Reset { task: task.clone(), force: true, ..Reset::default() })?;
         server.about(task, &Enqueue { task: task.clone(), queue: Some(queue), ..Enqueue::default() })?;

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
     AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, Nodes,
-    QueueView, QueueViews, ReportNode, ReportTask, TaskExplanation, TaskView, TaskViews,
+    QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
 };
+use cantle_clearml::projects::Created;
 use cantle_clearml::{Empty, subcode};
 use cantle_model::TaskStatus;
 use cantle_store::{EventRow, NodeRow, QueueRow, TaskClaim, TaskFilter, TaskRow, Terms};
@@ -17,6 +18,7 @@ use crate::clock::rfc3339;
 use crate::error::ApiError;
 use crate::projection::few;
 use crate::routes::Routes;
+use crate::task_json;
 
 const TASKS: u64 = 500;
 const EVENTS: u64 = 200;
@@ -30,6 +32,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(add_events);
     routes.typed(get_events);
     routes.typed(explain_task);
+    routes.typed(submit_task);
 }
 
 async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError> {
@@ -102,7 +105,8 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>) -> T
         project: row.index.project.as_ref().and_then(name_of),
         queue: row.index.queue.as_ref().and_then(|id| board.queue_name(id)).map(str::to_owned),
         state: row.index.status,
-        node: row.node.clone(),
+        // Stock agents hold no lease here: their worker says where it runs.
+        node: row.node.clone().or_else(|| row.last_worker.clone()),
         gpus: row.slices.iter().map(|slice| slice.gpu.0.clone()).collect(),
         milli: row.slices.iter().map(|slice| slice.milli.0).sum(),
         memory_limit_bytes: row.slices.iter().map(|slice| slice.memory_limit_bytes).sum(),
@@ -162,6 +166,20 @@ async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiErr
         message: event.message,
     };
     Ok(EventViews { events: found.into_iter().map(view).collect() })
+}
+
+async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiError> {
+    let SubmitTask { queue, id, task } = request;
+    if id.len() != 32 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+        return Err(ApiError::invalid("id: 32 hex digits are needed"));
+    }
+    let new = task_json::new_task(id.clone(), task.name, task.kind, task.fields)?;
+    let change = call.change(false, None, None);
+    match call.store.submit(&new, &queue, &change).await {
+        // The first request arrived, its answer did not.
+        Err(_) if call.store.task(&id).await.is_ok() => Ok(Created { id }),
+        done => Ok(done.map(|()| Created { id })?),
+    }
 }
 
 async fn explain_task(call: Call, request: ExplainTask) -> Result<TaskExplanation, ApiError> {

@@ -22,7 +22,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(get_task_log);
     routes.on("events.get_task_events", get_task_events);
     routes.on("events.get_task_plots", |call, r| reports_of_task(call, r, "plot", "plots"));
-    routes.on("events.debug_images", |call, r| reports_of_task(call, r, "training_debug_image", "events"));
+    routes.on("events.debug_images", debug_images);
 }
 
 /// A batch, by table.
@@ -99,7 +99,13 @@ async fn take_in(
     } else {
         call.store.task_index(&TaskFilter { ids, ..TaskFilter::default() }).await?
     };
-    let known: BTreeSet<String> = known.into_iter().map(|task| task.id).collect();
+    let mut known: BTreeSet<String> = known.into_iter().map(|task| task.id).collect();
+    let of_models: BTreeSet<&str> =
+        events.iter().filter(|event| is_of_model(event)).map(|event| event.task.as_str()).collect();
+    if !of_models.is_empty() {
+        let ids: Vec<String> = of_models.into_iter().map(str::to_owned).collect();
+        known.extend(call.store.models(&ids, &[]).await?.into_iter().map(|model| model.id));
+    }
     let (mut sorted, mut added) = (Sorted::default(), 0);
     for event in events {
         let result = if known.contains(&event.task) {
@@ -112,6 +118,9 @@ async fn take_in(
             Err(message) => *errors.entry(message).or_default() += 1,
         }
     }
+    // A client repeats a batch whose answer was lost: what is there already is not kept twice.
+    let known = call.store.known_logs(&sorted.logs).await?;
+    sorted.logs.retain(|line| !known.contains(&(line.task.clone(), line.timestamp_ms, line.msg.clone())));
     call.store.add_logs(&sorted.logs, call.now_us).await?;
     call.store.add_scalars(&sorted.scalars).await?;
     call.store.add_reports(&sorted.reports).await?;
@@ -121,6 +130,21 @@ async fn take_in(
     let count = errors.values().sum();
     let errors_info = errors.into_iter().map(|(message, count)| (message, json!(count))).collect();
     Ok(AddBatchReply { added, errors: count, errors_info })
+}
+
+/// What a model reports about itself names the model where others name their task.
+fn is_of_model(event: &ReportedEvent) -> bool {
+    event.more.get("model_event") == Some(&Value::Bool(true))
+}
+
+/// The task, or with `model_events` the model, that a request is about must exist.
+pub(super) async fn must_exist(call: &Call, id: &str, model_events: bool) -> Result<(), ApiError> {
+    if model_events {
+        call.store.model(id).await.map(drop)?
+    } else {
+        call.store.task(id).await.map(drop)?
+    }
+    Ok(())
 }
 
 fn page_size(asked: Option<u64>) -> i64 {
@@ -216,6 +240,49 @@ struct OfTask {
     task: String,
     /// Number of last iterations of each graph; all by default.
     iters: Option<usize>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DebugImages {
+    task: Option<String>,
+    metrics: Vec<ImagesOf>,
+    iters: Option<usize>,
+}
+
+/// Images of a task: all, or those of one graph or of some lines in it.
+#[derive(Deserialize)]
+struct ImagesOf {
+    task: String,
+    metric: Option<String>,
+    #[serde(default)]
+    variants: Vec<String>,
+}
+
+/// Newest iterations first, as many as `iters` says.
+async fn debug_images(call: Call, request: DebugImages) -> Result<Value, ApiError> {
+    const IMAGE: &str = "training_debug_image";
+    if let (Some(task), true) = (&request.task, request.metrics.is_empty()) {
+        let request = OfTask { task: task.clone(), iters: request.iters };
+        return reports_of_task(call, request, IMAGE, "events").await;
+    }
+    let mut metrics = Vec::new();
+    for ImagesOf { task, metric, variants } in request.metrics {
+        call.store.task(&task).await?;
+        let mut iterations: BTreeMap<i64, Vec<Value>> = BTreeMap::new();
+        for report in call.store.reports(&task, IMAGE).await? {
+            let is_meant = metric.as_ref().is_none_or(|metric| *metric == report.metric)
+                && (variants.is_empty() || variants.contains(&report.variant));
+            if is_meant {
+                iterations.entry(report.iter).or_default().push(report.doc);
+            }
+        }
+        let newest = iterations.into_iter().rev().take(request.iters.unwrap_or(1));
+        let newest: Vec<Value> =
+            newest.map(|(iter, events)| json!({"iter": iter, "events": events})).collect();
+        metrics.push(json!({"task": task, "iterations": newest}));
+    }
+    Ok(json!({"metrics": metrics, "scroll_id": ""}))
 }
 
 async fn reports_of_task(

@@ -7,6 +7,7 @@ use md5::Digest as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::events::must_exist;
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
@@ -26,6 +27,9 @@ pub(super) fn add(routes: &mut Routes) {
 #[derive(Deserialize)]
 struct Histogram {
     task: String,
+    /// It is a model.
+    #[serde(default)]
+    model_events: bool,
     #[serde(flatten)]
     drawing: Drawing,
 }
@@ -57,7 +61,7 @@ pub(super) struct Line {
 
 /// Graph → line → points, thinned out evenly if there are too many.
 async fn histogram(call: Call, request: Histogram) -> Result<Value, ApiError> {
-    call.store.task(&request.task).await?;
+    must_exist(&call, &request.task, request.model_events).await?;
     let mut graphs = json!({});
     for Line { metric, variant, x, y } in lines(&call, &request.task, &request.drawing).await? {
         graphs[metric][&variant] = json!({"name": variant, "x": x, "y": y});

@@ -14,6 +14,7 @@ mod projects;
 mod queues;
 mod quotas;
 mod shares;
+mod task_list;
 mod task_order;
 mod tasks;
 mod tasks_flow;
@@ -38,6 +39,7 @@ pub(crate) fn routes() -> Routes {
     queues::add(&mut routes);
     quotas::add(&mut routes);
     tasks::add(&mut routes);
+    task_list::add(&mut routes);
     tasks_flow::add(&mut routes);
     workers::add(&mut routes);
     auth::add_endpoints(&mut routes);

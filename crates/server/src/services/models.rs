@@ -1,15 +1,17 @@
 //! `models.*`: the registry entries that the SDK makes for trained models.
 
+use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
-use cantle_clearml::{Listing, Updated};
 use cantle_store::ModelRow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::projects::with_subprojects;
 use super::tasks_flow::ARCHIVED;
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
+use crate::filter::MODELS;
 use crate::projection::{Listed, few, list};
 use crate::routes::Routes;
 
@@ -63,24 +65,21 @@ async fn get_by_id(call: Call, request: OneModel) -> Result<Value, ApiError> {
     Ok(json!({ "model": model(&call.store.model(&request.model).await?) }))
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct GetAll {
-    #[serde(flatten)]
-    list: Listing,
-    task: Vec<String>,
-    project: Vec<String>,
-}
-
-async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.list.id)?;
-    few(&request.task)?;
-    let mut rows = call.store.models(&request.list.id, &request.task).await?;
-    rows.retain(|row| {
-        let project = row.project.as_ref();
-        request.project.is_empty() || project.is_some_and(|project| request.project.contains(project))
-    });
-    Ok(json!({ "models": list(rows, &request.list)? }))
+async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiError> {
+    with_subprojects(&call, &mut body).await?;
+    // The lists that name models or tasks are short; they keep the rest of the registry from being read.
+    let words = |name: &str| match body.get(name).and_then(Value::as_array) {
+        Some(list)
+            if list.iter().all(|item| item.as_str().is_some_and(|word| !word.starts_with(['-', '_']))) =>
+        {
+            list.iter().filter_map(Value::as_str).map(str::to_owned).collect()
+        }
+        _ => Vec::new(),
+    };
+    let (ids, tasks): (Vec<String>, Vec<String>) = (words("id"), words("task"));
+    few(&ids)?;
+    few(&tasks)?;
+    list(&call.store.models(&ids, &tasks).await?, &MODELS, &body, "models")
 }
 
 #[derive(Deserialize)]
@@ -238,14 +237,6 @@ async fn delete_from_task(call: Call, request: DeleteFromTask) -> Result<Updated
 }
 
 impl Listed for ModelRow {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     fn object(&self) -> Value {
         model(self)
     }

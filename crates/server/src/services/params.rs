@@ -23,6 +23,9 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("tasks.delete_configuration", delete_configuration);
 }
 
+/// The section of what users note about a task.
+const PROPERTIES: &str = "properties";
+
 #[derive(Deserialize)]
 struct OfTasks {
     tasks: Vec<String>,
@@ -80,12 +83,14 @@ struct EditHyperParams {
 }
 
 async fn edit_hyper_params(call: Call, request: EditHyperParams) -> Result<Updated, ApiError> {
+    // As in ClearML: what users note about a task may change at any time.
+    let only_properties = request.hyperparams.iter().all(|param| param.section == PROPERTIES);
     let mut new: HyperParams = BTreeMap::new();
     for param in request.hyperparams {
         let section = new.entry(param.section.clone()).or_default();
         section.insert(param.name.clone(), param);
     }
-    check_draft(&call, &request.task, request.force).await?;
+    check_draft(&call, &request.task, request.force || only_properties).await?;
     let replace = request.replace_hyperparams;
     let change = |doc: &mut Map<String, Value>| {
         let old = doc.remove("hyperparams").and_then(|old| serde_json::from_value(old).ok());
@@ -126,7 +131,8 @@ struct DeleteHyperParams {
 }
 
 async fn delete_hyper_params(call: Call, request: DeleteHyperParams) -> Result<Value, ApiError> {
-    check_draft(&call, &request.task, request.force).await?;
+    let only_properties = request.hyperparams.iter().all(|param| param.section == PROPERTIES);
+    check_draft(&call, &request.task, request.force || only_properties).await?;
     let change = |doc: &mut Map<String, Value>| {
         let Some(Value::Object(sections)) = doc.get_mut("hyperparams") else { return };
         for gone in &request.hyperparams {

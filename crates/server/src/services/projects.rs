@@ -1,6 +1,8 @@
 //! `projects.*`.
 
-use cantle_clearml::projects::{Create, Created, Delete, GetAll, GetById, Update};
+use std::collections::BTreeMap;
+
+use cantle_clearml::projects::{Create, Created, Delete, GetById, Update};
 use cantle_clearml::{Empty, Updated};
 use cantle_store::ProjectRow;
 use serde_json::{Map, Value, json};
@@ -8,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
+use crate::filter::PROJECTS;
 use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
@@ -15,7 +18,7 @@ use crate::routes::Routes;
 const DOC_FIELDS: [&str; 3] = ["tags", "system_tags", "default_output_destination"];
 
 pub(super) fn add(routes: &mut Routes) {
-    routes.typed(get_all);
+    routes.on("projects.get_all", get_all);
     // ClearML's web page asks for more fields under this name; the list is the same.
     routes.on("projects.get_all_ex", get_all);
     routes.typed(get_by_id);
@@ -24,8 +27,49 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(delete);
 }
 
-async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    Ok(json!({ "projects": list(call.store.projects().await?, &request.list)? }))
+async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiError> {
+    let rows = call.store.projects().await?;
+    let ids: BTreeMap<&str, &str> = rows.iter().map(|row| (row.name.as_str(), row.id.as_str())).collect();
+    let nested: Vec<Nested<'_>> = rows.iter().map(|row| Nested { row, ids: &ids }).collect();
+    if body.get("shallow_search") == Some(&Value::Bool(true)) {
+        // Only the top, or right below what `parent` names; the latter is what `parent` says anyway.
+        body.entry("parent").or_insert_with(|| json!([null]));
+    }
+    list(&nested, &PROJECTS, &body, "projects")
+}
+
+/// A project with its place among the others: a name with slashes is a path.
+struct Nested<'a> {
+    row: &'a ProjectRow,
+    ids: &'a BTreeMap<&'a str, &'a str>,
+}
+
+impl Listed for Nested<'_> {
+    fn object(&self) -> Value {
+        let mut object = project(self.row);
+        let above = self.row.name.match_indices('/').filter_map(|(at, _)| self.ids.get(&self.row.name[..at]));
+        let path: Vec<&&str> = above.collect();
+        object["parent"] = json!(path.last());
+        object["path"] = json!(path);
+        object
+    }
+}
+
+/// Puts the projects below those that a request names beside them, if it asks for that.
+pub(super) async fn with_subprojects(call: &Call, body: &mut Map<String, Value>) -> Result<(), ApiError> {
+    if body.get("include_subprojects") != Some(&Value::Bool(true)) {
+        return Ok(());
+    }
+    let Some(Value::Array(named)) = body.get_mut("project") else { return Ok(()) };
+    let rows = call.store.projects().await?;
+    let tops: Vec<String> = rows
+        .iter()
+        .filter(|row| named.contains(&json!(row.id)))
+        .map(|row| format!("{}/", row.name))
+        .collect();
+    let below = rows.iter().filter(|row| tops.iter().any(|top| row.name.starts_with(top)));
+    named.extend(below.map(|row| json!(row.id)));
+    Ok(())
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
@@ -66,20 +110,6 @@ async fn update(call: Call, request: Update) -> Result<Updated, ApiError> {
 async fn delete(call: Call, request: Delete) -> Result<Empty, ApiError> {
     call.store.delete_project(&request.project, request.force).await?;
     Ok(Empty {})
-}
-
-impl Listed for ProjectRow {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn object(&self) -> Value {
-        project(self)
-    }
 }
 
 fn project(row: &ProjectRow) -> Value {

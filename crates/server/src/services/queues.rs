@@ -2,7 +2,7 @@
 
 use cantle_clearml::projects::Created;
 use cantle_clearml::queues::{
-    AddTask, Added, ClearQueue, Create, DefaultQueue, Delete, Deleted, Entry, GetAll, GetById, GetDefault,
+    AddTask, Added, ClearQueue, Create, DefaultQueue, Delete, Deleted, Entry, GetById, GetDefault,
     GetNextTask, GetNumEntries, MoveTaskBackward, MoveTaskForward, MoveTaskToBack, MoveTaskToFront, NextTask,
     NumEntries, Position, RemoveTask, Removed, TaskInfo, Update,
 };
@@ -14,11 +14,12 @@ use serde_json::{Map, Value, json};
 use crate::app::{COMPANY, Call, USER};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
+use crate::filter::QUEUES;
 use crate::projection::{Listed, list};
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
-    routes.typed(get_all);
+    routes.on("queues.get_all", get_all);
     routes.on("queues.get_all_ex", get_all);
     routes.typed(get_by_id);
     routes.typed(create);
@@ -42,8 +43,14 @@ pub(super) fn add(routes: &mut Routes) {
     });
 }
 
-async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    Ok(json!({ "queues": list(call.store.queues().await?, &request.list)? }))
+async fn get_all(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
+    let mut rows = call.store.queues().await?;
+    if let Some(most) = body.get("max_task_entries") {
+        let most = most.as_u64().and_then(|most| usize::try_from(most).ok());
+        let most = most.ok_or_else(|| ApiError::invalid("max_task_entries: a number is needed"))?;
+        rows.iter_mut().for_each(|row| row.entries.truncate(most));
+    }
+    list(&rows, &QUEUES, &body, "queues")
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
@@ -158,14 +165,6 @@ fn doc(mut fields: Map<String, Value>) -> Result<Map<String, Value>, ApiError> {
 }
 
 impl Listed for QueueRow {
-    fn id(&self) -> &str {
-        &self.id
-    }
-
-    fn name(&self) -> &str {
-        &self.name
-    }
-
     fn object(&self) -> Value {
         queue(self)
     }

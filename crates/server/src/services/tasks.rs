@@ -2,19 +2,15 @@
 
 use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
-use cantle_clearml::tasks::{Create, Delete, Deleted, Edit, GetAll, GetById};
-use cantle_model::TaskStatus;
-use cantle_store::{NewTask, TaskEdit, TaskFilter, TaskIndex, TaskRow};
-use regex::Regex;
+use cantle_clearml::tasks::{Create, Delete, Deleted, Edit, GetById};
+use cantle_store::{NewTask, TaskEdit};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::metrics::last_metrics;
-use super::task_order;
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
-use crate::projection::{few, only, page, pattern};
 use crate::routes::Routes;
 use crate::task_json;
 
@@ -22,8 +18,6 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(create);
     routes.typed(get_by_id);
     routes.on("tasks.get_by_id_ex", get_by_id);
-    routes.typed(get_all);
-    routes.on("tasks.get_all_ex", get_all);
     routes.typed(edit);
     routes.on("tasks.update", update);
     routes.on("tasks.clone", clone);
@@ -80,119 +74,6 @@ async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
     let change = call.change(request.force, None, None);
     let updated_children = call.store.delete_task(&request.task, &change).await?;
     Ok(Deleted { deleted: true, updated_children, ..Deleted::default() })
-}
-
-async fn get_all(call: Call, request: GetAll) -> Result<Value, ApiError> {
-    few(&request.list.id)?;
-    let (wanted, unwanted) = statuses(&request.status)?;
-    let filter = TaskFilter {
-        ids: request.list.id.clone(),
-        statuses: wanted,
-        projects: request.project.clone(),
-        kinds: request.kind.clone(),
-        parent: request.parent.clone(),
-        ..TaskFilter::default()
-    };
-    let names = Names::new(&request)?;
-    let keep = |task: &TaskIndex| {
-        !unwanted.contains(&task.status)
-            && tags_match(&task.tags, &request.tags)
-            && tags_match(&task.system_tags, &request.system_tags)
-            && names.match_task(task)
-    };
-    let mut index: Vec<_> = call.store.task_index(&filter).await?.into_iter().filter(keep).collect();
-    task_order::order(&call, &mut index, &request.order_by).await?;
-    let found = page(index, &request.list);
-    let mut tasks = Vec::with_capacity(found.len());
-    for chunk in found.chunks(1000) {
-        let ids: Vec<String> = chunk.iter().map(|task| task.id.clone()).collect();
-        let rows = call.store.tasks(&TaskFilter { ids, ..TaskFilter::default() }).await?;
-        for wanted in chunk {
-            if let Some(row) = rows.iter().find(|row| row.index.id == wanted.id) {
-                tasks.push(project(&call, row, &request.list.only_fields).await?);
-            }
-        }
-    }
-    Ok(json!({ "tasks": tasks }))
-}
-
-async fn project(call: &Call, row: &TaskRow, fields: &[String]) -> Result<Value, ApiError> {
-    let mut task = task_json::task(row);
-    if fields.iter().any(|field| field.starts_with("last_metrics")) {
-        task["last_metrics"] = last_metrics(call, &row.index.id).await?;
-    }
-    Ok(only(task, fields))
-}
-
-/// States to be in and, with `-` before them, not to be in.
-fn statuses(statuses: &[String]) -> Result<(Vec<TaskStatus>, Vec<TaskStatus>), ApiError> {
-    let (mut wanted, mut unwanted) = (Vec::new(), Vec::new());
-    for status in statuses {
-        let (list, name) = match status.strip_prefix('-') {
-            Some(rest) => (&mut unwanted, rest),
-            None => (&mut wanted, status.as_str()),
-        };
-        list.push(name.parse().map_err(ApiError::invalid)?);
-    }
-    Ok((wanted, unwanted))
-}
-
-/// ClearML's rule for tags: any of the plain ones, none of those with `-` before them. `__$…` are its set operators:
-/// after `__$and` all of the plain ones are needed, after `__$not` the next one is unwanted.
-fn tags_match(has: &[String], filter: &[String]) -> bool {
-    let (mut plain, mut all, mut negate) = (Vec::new(), false, false);
-    for word in filter {
-        match word.as_str() {
-            "__$and" | "__$all" => all = true,
-            "__$not" => negate = true,
-            "__$or" | "__$any" | "__$op" => {}
-            word => {
-                let unwanted = word.strip_prefix('-').or_else(|| negate.then_some(word));
-                negate = false;
-                match unwanted {
-                    Some(word) if has.iter().any(|h| h == word) => return false,
-                    Some(_) => {}
-                    None => plain.push(word),
-                }
-            }
-        }
-    }
-    let in_it = |word: &&str| has.iter().any(|h| h == word);
-    plain.is_empty() || if all { plain.iter().all(in_it) } else { plain.iter().any(in_it) }
-}
-
-/// Conditions on text: the name's pattern, and one pattern for any or all of several fields.
-struct Names {
-    name: Option<Regex>,
-    any: Option<(Regex, Vec<String>)>,
-    all: Option<(Regex, Vec<String>)>,
-}
-
-impl Names {
-    fn new(request: &GetAll) -> Result<Self, ApiError> {
-        let several = |field: &Option<cantle_clearml::tasks::MultiField>| {
-            let Some(multi) = field else { return Ok(None) };
-            // A search box: upper and lower case are the same.
-            let text = multi.pattern.as_ref().map(|text| format!("(?i){text}"));
-            Ok::<_, ApiError>(pattern(text.as_deref())?.map(|regex| (regex, multi.fields.clone())))
-        };
-        let name = pattern(request.list.name.as_deref())?;
-        Ok(Self { name, any: several(&request.any)?, all: several(&request.all)? })
-    }
-
-    fn match_task(&self, task: &TaskIndex) -> bool {
-        let field_matches = |regex: &Regex, field: &String| match field.as_str() {
-            "id" => regex.is_match(&task.id),
-            "name" => regex.is_match(&task.name),
-            "type" => regex.is_match(&task.kind),
-            "tags" => task.tags.iter().any(|tag| regex.is_match(tag)),
-            "project" => task.project.as_ref().is_some_and(|project| regex.is_match(project)),
-            _ => false,
-        };
-        self.name.as_ref().is_none_or(|regex| regex.is_match(&task.name))
-            && self.any.as_ref().is_none_or(|(r, fields)| fields.iter().any(|f| field_matches(r, f)))
-            && self.all.as_ref().is_none_or(|(r, fields)| fields.iter().all(|f| field_matches(r, f)))
-    }
 }
 
 #[derive(Default, Deserialize)]
@@ -290,8 +171,10 @@ async fn add_artifacts(call: Call, request: AddArtifacts) -> Result<Updated, Api
     }
     let add = |doc: &mut Map<String, Value>| {
         let Some(list) = artifacts(doc) else { return };
-        for artifact in request.artifacts {
+        for mut artifact in request.artifacts {
             without(list, &artifact_id(&artifact));
+            // The SDK looks for it when it deletes a task.
+            artifact.entry("mode").or_insert_with(|| json!("output"));
             list.push(Value::Object(artifact));
         }
     };
@@ -306,32 +189,4 @@ async fn delete_artifacts(call: Call, request: AddArtifacts) -> Result<Value, Ap
     };
     call.store.update_task_doc(&request.task, call.now_us, delete).await?;
     Ok(json!({"deleted": 1}))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn words(text: &str) -> Vec<String> {
-        text.split_whitespace().map(str::to_owned).collect()
-    }
-
-    #[test]
-    fn tags() {
-        let has = words("red big");
-        for (filter, matches) in [
-            ("", true),
-            ("red", true),
-            ("red blue", true),
-            ("__$and red blue", false),
-            ("__$and red big", true),
-            ("blue", false),
-            ("-archived", true),
-            ("-red", false),
-            ("__$not red", false),
-            ("__$not blue red", true),
-        ] {
-            assert_eq!(tags_match(&has, &words(filter)), matches, "{filter}");
-        }
-    }
 }

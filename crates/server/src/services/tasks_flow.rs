@@ -159,7 +159,6 @@ async fn become_status(
 
 async fn reset(call: Call, request: Reset) -> Result<ResetReply, ApiError> {
     let change = call.change(request.force, Some("reset".to_owned()), None);
-    call.store.reset(&request.task, &change).await?;
     let clear_all = request.clear_all;
     let forget = |doc: &mut Map<String, Value>| {
         let run = ["runtime", "models", "output", "active_duration"];
@@ -171,7 +170,7 @@ async fn reset(call: Call, request: Reset) -> Result<ResetReply, ApiError> {
             execution.remove("artifacts");
         }
     };
-    call.store.update_task_doc(&request.task, call.now_us, forget).await?;
+    call.store.reset(&request.task, &change, forget).await?;
     Ok(ResetReply { updated: 1, fields: status_field(TaskStatus::Created), ..ResetReply::default() })
 }
 

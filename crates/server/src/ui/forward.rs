@@ -1,8 +1,6 @@
 //! The page's calls: the session is checked here, and the API answers.
 
-use std::net::SocketAddr;
-
-use axum::body::Bytes;
+use axum::body::Body;
 use axum::extract::{ConnectInfo, Path, RawQuery, State};
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use axum::response::Response;
@@ -10,15 +8,16 @@ use axum::response::Response;
 use super::Ui;
 use super::session::{Session, refuse};
 use crate::api;
+use crate::door::Peer;
 use crate::error::ApiError;
 
 /// `POST /ui/-/call/{endpoint}`: the endpoint, called with the session's token.
 pub(crate) async fn call(
     State(ui): State<Ui>,
-    peer: ConnectInfo<SocketAddr>,
+    peer: ConnectInfo<Peer>,
     Path(endpoint): Path<String>,
     mut headers: HeaderMap,
-    body: Bytes,
+    body: Body,
 ) -> Response {
     let prepared = Session::of_action(&ui, &headers).and_then(|session| {
         let uri = Uri::try_from(format!("/{endpoint}")).map_err(|_| ApiError::unknown_endpoint(&endpoint))?;

@@ -13,6 +13,9 @@ mod stream;
 use std::sync::Arc;
 
 use axum::Router;
+use axum::extract::Path;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
 use cantle_store::StoreError;
 
@@ -58,9 +61,21 @@ impl Ui {
     }
 }
 
+async fn task_page(Path((_, _, task, _)): Path<(String, String, String, String)>) -> Response {
+    // Only an id may become a part of an address.
+    if !task.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return StatusCode::NOT_FOUND.into_response();
+    }
+    Redirect::temporary(&format!("/ui/tasks/{task}")).into_response()
+}
+
 /// Everything under `/ui`. What is below `/ui/-/` is for the page, the rest is for the address bar.
 pub(crate) fn router(ui: Ui) -> Router {
     Router::new()
+        .route("/", get(|| async { Redirect::temporary("/ui") }))
+        // The address that ClearML's SDK prints for each task.
+        .route("/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
+        .route("/ui/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
         .route("/ui", get(assets::index))
         .route("/ui/", get(assets::index))
         .route("/ui/{*path}", get(assets::file))

@@ -1,0 +1,64 @@
+//! Those who have no keys: what they send is not kept, and what they hold open is closed.
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
+
+mod common;
+
+use std::time::Duration;
+
+use cantle_server::ServerConfig;
+use common::TestServer;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+async fn connect(server: &TestServer) -> TcpStream {
+    TcpStream::connect(server.client.url().strip_prefix("http://").unwrap()).await.unwrap()
+}
+
+#[tokio::test]
+async fn keys_come_before_the_body() {
+    let server = TestServer::start().await;
+    let mut stream = connect(&server).await;
+    let head = "POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Length: 60000000\r\n\r\n{";
+    stream.write_all(head.as_bytes()).await.unwrap();
+    let mut answer = [0; 12];
+    timeout(Duration::from_secs(5), stream.read_exact(&mut answer)).await.unwrap().unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 401", "though the body has not come");
+}
+
+#[tokio::test]
+async fn a_body_has_a_limit() {
+    let server = TestServer::start().await;
+    let body = json!({"name": "x".repeat(17 << 20), "type": "training"}).to_string();
+    let refused =
+        server.client.call_value("tasks.create", &serde_json::from_str(&body).unwrap()).await.unwrap_err();
+    assert!(refused.to_string().contains("16 MiB"), "{refused}");
+}
+
+#[tokio::test]
+async fn silent_connections_are_closed_and_others_served() {
+    let config = ServerConfig { silence: Duration::from_secs(1), ..ServerConfig::default() };
+    let server = TestServer::start_with(tempfile::tempdir().unwrap(), config).await;
+    let mut silent = Vec::new();
+    for n in 0..200 {
+        let mut stream = connect(&server).await;
+        if n % 2 == 0 {
+            stream.write_all(b"POST /tasks.create HTTP/1.1\r\nHo").await.unwrap();
+        }
+        silent.push(stream);
+    }
+    server.task("meanwhile").await;
+    for mut stream in silent {
+        let mut rest = Vec::new();
+        // Closed, with or without an answer before it.
+        let closed = timeout(Duration::from_secs(5), stream.read_to_end(&mut rest)).await;
+        assert!(closed.is_ok(), "still open");
+    }
+    server.task("afterwards").await;
+}
