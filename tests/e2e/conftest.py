@@ -142,10 +142,10 @@ def make_cantle(tmp_path):
     """Installations with other GPUs."""
     made = []
 
-    def make(gpus, **more):
+    def make(gpus, *more, **named):
         home = tmp_path / str(len(made))
         home.mkdir()
-        made.append(Cantle(home, gpus, **more))
+        made.append(Cantle(home, gpus, *more, **named))
         return made[-1]
 
     yield make

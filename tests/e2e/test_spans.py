@@ -71,8 +71,8 @@ def test_the_way_of_a_task_is_one_trace(cantle, collector):
     # A launch begins within the start that orders it, and goes on beside it.
     assert times[0] <= times[1] <= times[2] <= times[3] and times[2] <= times[4] <= times[5]
     wait_until(lambda: any(span["attributes"]["placed"] == "1" for span in collector.named("plan")), 20, "the plan")
-    wait_until(lambda: any(span["attributes"]["endpoint"] == "tasks.create" for span in collector.named("request")), 20, "calls")
-    created = next(span for span in collector.named("request") if span["attributes"]["endpoint"] == "tasks.create")
+    wait_until(lambda: any(span["attributes"]["endpoint"] == "cantle.submit_task" for span in collector.named("request")), 20, "calls")
+    created = next(span for span in collector.named("request") if span["attributes"]["endpoint"] == "cantle.submit_task")
     assert created["attributes"]["status"] == "200" and len(created["traceId"]) == 32 and created["traceId"] != task
     assert {about["service.name"] for about, _ in collector.spans} == {"box"} and collector.keys == {"k1"}
     assert "claim{" not in cantle.log("up.log"), "log lines are as they are without spans"

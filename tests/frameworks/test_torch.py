@@ -81,7 +81,6 @@ def test_processes_control(machine):
     running.end()
 
 
-@pytest.mark.xfail(strict=True, reason="A1: the watchdog kills who holds no more than a context")
 @pytest.mark.parametrize("start", ["set_device", "pinned"])
 def test_a_job_may_begin_with_a_context(machine, start):
     assert machine.run("torch_start", start, part=0.25)["shape"] == [1 << 20]
@@ -92,7 +91,6 @@ def test_a_job_may_begin_with_a_context_control(machine, start):
     assert machine.run("torch_start", start, part=None)["shape"] == [1 << 20]
 
 
-@pytest.mark.xfail(strict=True, reason="A2: reports count processes that have ended")
 @pytest.mark.parametrize("end", ["return", "kill"])
 def test_free_memory_is_right_after_a_sibling_has_ended(machine, end):
     seen = machine.run("torch_sibling", end, part=0.25)

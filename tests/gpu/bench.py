@@ -80,10 +80,16 @@ class Bench:
         child.stdin.flush()
 
     def end_children(self):
-        for child in self.children:
-            if child.poll() is None:
-                child.kill()
-                child.wait()
+        """A task outlives a killed `cantle run`, with its slice: it is asked to stop first."""
+        running = [child for child in self.children if child.poll() is None]
+        for child in running:
+            child.terminate()
+        for child in running:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=15)
+                continue
+            child.kill()
+            child.wait()
         self.children.clear()
 
     def used(self):

@@ -6,6 +6,11 @@ pub fn gpu_uuid_bytes(name: &str) -> Option<[u8; 16]> {
     uuid::Uuid::try_parse(text).ok().map(uuid::Uuid::into_bytes)
 }
 
+/// The name of the GPU with these bytes. A MIG instance has the same bytes with another prefix.
+pub(crate) fn gpu_name(bytes: &[u8; 16]) -> String {
+    format!("GPU-{}", uuid::Uuid::from_bytes(*bytes))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -168,13 +168,21 @@ pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, FileErro
 /// # Errors
 /// As [`read_json`].
 pub fn read_all<T: DeserializeOwned>(directory: &Path) -> Result<Vec<T>, FileError> {
+    json_files(directory)?.iter().filter_map(|path| read_json(path).transpose()).collect()
+}
+
+/// The paths of a directory's `*.json`, in order.
+///
+/// # Errors
+/// If the directory can't be read.
+pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
     let mut paths: Vec<_> = entries
         .filter_map(|entry| entry.ok().map(|entry| entry.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
         .collect();
     paths.sort();
-    paths.iter().filter_map(|path| read_json(path).transpose()).collect()
+    Ok(paths)
 }
 
 /// Removes a file or a directory tree; it is no error if nothing is there.

@@ -172,12 +172,17 @@ impl Server {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
         let dir = config.state_dir.join("server");
         let database = database_path(config.db.as_deref(), &dir)?;
-        let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
-        let listener = TcpListener::bind(&config.listen).await.map_err(busy)?;
-        let address = listener.local_addr().map_err(busy)?;
-        if config.open && !address.ip().is_loopback() {
+        let listener = TcpListener::bind(&config.listen).await;
+        if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
+            && config.open
+            && !address.ip().is_loopback()
+        {
             return Err(ServerError::Open(address));
         }
+        // A server that runs here has the address too, as a rule; it is the one to name.
+        let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
+        let listener = listener.map_err(busy)?;
+        let address = listener.local_addr().map_err(busy)?;
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;

@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! lock                     flock: its holder may read, decide and write
+//! leases/<lease>.unreadable  set aside, because it could not be read
 //! leases/<lease>.json      on disk before the slice exists and until it is gone; all users may read them
 //! slices/<lease>/          the accounting region of the lease: limits, usage; task → the directory of its task
 //! agents/<worker>.json     which GPUs an agent has
@@ -17,6 +18,7 @@
 mod claim;
 mod neighbours;
 mod sweep;
+mod unreadable;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -32,6 +34,7 @@ use cantle_runtime::files::{self, Durability};
 pub use claim::{GpuClaim, agents};
 
 use crate::NodeError;
+use unreadable::Found;
 
 const TASK_LINK: &str = "task";
 
@@ -138,12 +141,16 @@ impl NodeStore {
             .try_for_each(|part| make_dir(&self.dir.join(part), if *part == LEASES { OPEN } else { CLOSED }))
     }
 
-    /// The leases at this instant, to be shown: decisions need the lock.
+    /// The leases at this instant, to be shown: decisions need the lock. Of one that can't be read, what its accounting region says.
     ///
     /// # Errors
-    /// Names the lease file that can't be read.
+    /// If the directory can't be read.
     pub fn leases(&self) -> Result<Vec<Lease>, NodeError> {
-        Ok(files::read_all(&self.dir.join("leases"))?)
+        Ok(self.lease_files()?.into_iter().map(Found::into_lease).collect())
+    }
+
+    fn lease_files(&self) -> Result<Vec<Found>, NodeError> {
+        unreadable::read(self, &self.dir.join(LEASES))
     }
 
     /// Records the directory of a lease's task. The supervisor's lock there keeps the lease active from before the task's
@@ -157,7 +164,7 @@ impl NodeStore {
     }
 
     fn lease_path(&self, lease: &LeaseId) -> PathBuf {
-        self.dir.join("leases").join(format!("{}.json", lease.0))
+        self.dir.join(LEASES).join(format!("{}.json", lease.0))
     }
 }
 
@@ -176,10 +183,10 @@ impl Locked<'_> {
         self.node
     }
 
-    /// All leases, in order of id.
+    /// All leases, in order of id. One that can't be read is what its accounting region says: it may not be given out twice.
     ///
     /// # Errors
-    /// Names the lease file that can't be read: a lease that we can't read may not be given out twice.
+    /// If the directory can't be read.
     pub fn leases(&self) -> Result<Vec<Lease>, NodeError> {
         self.node.leases()
     }

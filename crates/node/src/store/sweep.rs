@@ -6,6 +6,7 @@ use cantle_ledger::host::Observer;
 use cantle_model::{Lease, Slice};
 use cantle_runtime::TaskDirectory;
 
+use super::unreadable::{self, Found};
 use super::{Locked, TASK_LINK};
 use crate::NodeError;
 use crate::uuid::gpu_uuid_bytes;
@@ -21,10 +22,17 @@ impl Locked<'_> {
     /// Names the file that can't be read or removed.
     pub fn sweep(&self) -> Result<Vec<Lease>, NodeError> {
         let mut active = Vec::new();
-        for lease in self.leases()? {
+        for found in self.node.lease_files()? {
+            let is_readable = matches!(found, Found::Lease(_));
+            let lease = found.into_lease();
             if self.is_held(&lease) {
                 active.push(lease);
             } else {
+                if !is_readable {
+                    // Whoever should still come finds no room: a pod may have it mounted, and not be seen yet.
+                    close(&self.node.slice_dir(&lease.id), &lease);
+                    unreadable::set_aside(&self.node.lease_path(&lease.id))?;
+                }
                 self.free(&lease.id)?;
             }
         }

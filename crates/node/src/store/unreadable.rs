@@ -1,0 +1,90 @@
+//! Leases that can't be read: a disk that lost a block, a file of another version, somebody's editor.
+//!
+//! One such file concerns its own slice and no other. As long as a process of the task lives, the slice counts as its accounting region
+//! says; after that the file is set aside as `leases/<lease>.unreadable`, for whoever wants to know what was in it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cantle_ledger::host::Observer;
+use cantle_metrics::{Fallback, Fallbacks};
+use cantle_model::{GpuUuid, Holder, Lease, LeaseId, Milli, Slice, TaskId};
+use cantle_runtime::files::{self, FileError};
+
+use super::NodeStore;
+use crate::NodeError;
+use crate::uuid::gpu_name;
+
+/// Each lease is logged once, although leases are read several times a second.
+static REPORTED: Fallbacks = Fallbacks::new(&[Fallback::UnreadableLeases]);
+
+/// The name that people see for the task of such a lease.
+const NAME: &str = "unreadable lease";
+
+/// A lease file, as it was found.
+pub(super) enum Found {
+    Lease(Lease),
+    /// What the accounting region still says of it.
+    Unreadable(Lease),
+}
+
+impl Found {
+    pub(super) fn into_lease(self) -> Lease {
+        match self {
+            Self::Lease(lease) | Self::Unreadable(lease) => lease,
+        }
+    }
+}
+
+/// All lease files of a store, in order of id.
+///
+/// # Errors
+/// If the directory can't be read.
+pub(super) fn read(node: &NodeStore, leases: &Path) -> Result<Vec<Found>, NodeError> {
+    let paths = files::json_files(leases)?;
+    Ok(paths.iter().filter_map(|path| read_one(node, path)).collect())
+}
+
+fn read_one(node: &NodeStore, path: &Path) -> Option<Found> {
+    match files::read_json(path) {
+        Ok(lease) => lease.map(Found::Lease),
+        Err(error) => Some(Found::Unreadable(stand_in(node, path, &error))),
+    }
+}
+
+fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
+    let id = LeaseId(path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
+    if REPORTED.count(Fallback::UnreadableLeases, &id.0) {
+        tracing::error!(lease = %id, %error, "a lease can't be read; its slice counts as long as a process uses it");
+    }
+    let region = Observer::open(&node.slice_dir(&id)).and_then(|region| region.snapshot());
+    let slices =
+        region.map(|region| region.gpus.into_iter().map(|gpu| slice(&gpu.uuid, gpu.limit_bytes)).collect());
+    Lease {
+        id,
+        task: TaskId(String::new()),
+        name: NAME.to_owned(),
+        queue: None,
+        // A region that can't be read either gives nothing out: its limits are gone for its processes too.
+        slices: slices.unwrap_or_default(),
+        placed_ms: 0,
+        owner: Holder { pid: 0, start_ticks: u64::MAX },
+        leader: None,
+        kept: false,
+        enforcement: None,
+    }
+}
+
+/// Nobody knows which fraction it was, so nothing more of that GPU is given out.
+fn slice(uuid: &[u8; 16], limit_bytes: u64) -> Slice {
+    Slice { gpu: GpuUuid(gpu_name(uuid)), milli: Milli::ONE, memory_limit_bytes: limit_bytes, mig: None }
+}
+
+/// Puts the file out of the way.
+///
+/// # Errors
+/// Names the file that can't be renamed.
+pub(super) fn set_aside(path: &Path) -> Result<(), NodeError> {
+    let aside: PathBuf = path.with_extension("unreadable");
+    fs::rename(path, &aside).map_err(|error| NodeError::file(&aside, error))
+}
