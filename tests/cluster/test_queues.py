@@ -51,24 +51,6 @@ for queue in ["default0500", "default0250"]:
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
-def test_no_pod_starts_without_the_slice_that_it_asks_for(make_queues, server, start, plane, namespace):
-    """No injector sees this namespace: the pod would have all GPUs of its node."""
-    start("2xA100-40GB")
-    queues = make_queues(FRACTIONS)
-    with Witness(queues) as witness:
-        task = server.submit("default0500", "sh", "-c", "echo it ran")
-        wait_until(lambda: "was made without one" in server.message(task), 60, lambda: server.message(task) + queues.log())
-        # It is tried again after five seconds.
-        time.sleep(7)
-    assert witness.most == 0, "no pod was ever let go"
-    assert server.status(task) == "queued" and "it ran" not in server.log_of(task)
-    assert f"does not see namespace {namespace}" in server.message(task)
-    events = plane.api.items(f"/api/v1/namespaces/{namespace}/events")
-    assert any(event["reason"] == "NoSlice" and event["type"] == "Warning" for event in events), events
-    # Negative control: one that asks for nothing runs in the same namespace.
-    assert server.wait(server.submit("plain", "true")) == "completed"
-
-
 def test_a_queue_of_mig_instances(make_queues, server, start):
     driver = start("1xH100-80GB:mig")
     queues = make_queues({"queues": {"mig": {"templateOverrides": {"resources": {"limits": {"nvidia.com/mig-1g.10gb": 1}}}}}})

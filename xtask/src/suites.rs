@@ -65,7 +65,7 @@ const SUITES: &[Suite] = &[
             Run("cargo xtask machine-path"),
         ],
     ),
-    suite("k8s", 14, &[Run("tests/cluster/run.sh")]),
+    suite("k8s", 8, &[Run("tests/cluster/run.sh")]),
     suite(
         "unit",
         10,
@@ -80,7 +80,7 @@ const SUITES: &[Suite] = &[
     suite("docker", 8, &[Run("tests/docker/run.sh")]),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
     // MIG's own are in the suite `mig`.
-    suite("e2e", 6, &[Pytest("tests/e2e --ignore=tests/e2e/test_mig.py")]),
+    suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),
     suite("bypass", 10, &[Pytest("tests/bypass")]),
     suite(
         "mig",
@@ -88,7 +88,7 @@ const SUITES: &[Suite] = &[
         &[
             Run("cargo test --workspace --locked --test one_gpu --test quality --test requests"),
             Pytest("tests/simgpu -k mig"),
-            Pytest("tests/e2e/test_mig.py"),
+            Pytest("tests/e2e/test_mig.py tests/e2e/test_mig_as_shipped.py"),
         ],
     ),
     suite("simgpu", 4, &[Pytest("tests/simgpu")]),
