@@ -2,11 +2,12 @@
 //! `N passed, N failed, N skipped`. Suites run side by side as far as the machine's cores allow.
 
 mod count;
+mod output;
 mod schedule;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -65,7 +66,6 @@ const SUITES: &[Suite] = &[
             Run("cargo xtask machine-path"),
         ],
     ),
-    suite("k8s", 8, &[Run("tests/cluster/run.sh")]),
     suite(
         "unit",
         10,
@@ -74,9 +74,11 @@ const SUITES: &[Suite] = &[
             Run("cargo test --workspace --locked --no-fail-fast"),
         ],
     ),
+    // It waits more than it computes, and watches the clock: after what compiles, and beside anything else.
+    suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
     suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
     suite("shim", 6, &[Run("cargo xtask verify-shim")]),
-    suite("ui", 12, &[Run("tests/ui/run.sh")]),
+    suite("ui", 10, &[Run("tests/ui/run.sh")]),
     suite("docker", 8, &[Run("tests/docker/run.sh")]),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
     // MIG's own are in the suite `mig`.
@@ -240,8 +242,7 @@ fn run_step(line: &str, log: &mut Log) -> Result<Count> {
     let mut found = Count::default();
     let mut reports = false;
     let mut last = String::new();
-    for line in BufReader::new(reader).split(b'\n') {
-        let line = String::from_utf8_lossy(&line?).into_owned();
+    let status = output::follow(reader, &mut child, |line| {
         log.line(&line)?;
         if let Some(count) = closing_line(&line) {
             found += count;
@@ -250,8 +251,8 @@ fn run_step(line: &str, log: &mut Log) -> Result<Count> {
         if !line.trim().is_empty() {
             last = line;
         }
-    }
-    let status = child.wait()?;
+        Ok(())
+    })?;
     Ok(match status.code() {
         Some(0) if reports => found,
         // A check that counts nothing is one test.

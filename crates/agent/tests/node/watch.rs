@@ -1,6 +1,6 @@
 //! Who takes more than he was given.
 
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use cantle_model::TaskStatus;
 
@@ -50,7 +50,7 @@ fn evader_under_run(place: &Place) {
 fn foreign(place: &Place) {
     let mut command = Command::new("sh");
     command.args(["-c", &script(place, 30 << 10)]);
-    let mut foreign = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
+    let mut foreign = EndedAtLast(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap());
     let driver = cantle_driver::open(&place.source()).unwrap();
     let uuid = driver.gpus().unwrap()[0].uuid.clone();
     eventually("it has its memory", || driver.memory(&uuid).unwrap().used_bytes > 30 << 30);
@@ -65,7 +65,15 @@ fn foreign(place: &Place) {
         "an eighth is left beside it"
     );
     held.into_iter().for_each(|mut run| drop(run.wait()));
-    assert!(foreign.try_wait().unwrap().is_none(), "cantle did not start it, so cantle does not end it");
-    foreign.kill().unwrap();
-    foreign.wait().unwrap();
+    assert!(foreign.0.try_wait().unwrap().is_none(), "cantle did not start it, so cantle does not end it");
+}
+
+/// A process that goes with the test, also when the test fails.
+struct EndedAtLast(Child);
+
+impl Drop for EndedAtLast {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -73,14 +73,17 @@ impl NodeStore {
     /// If the directory can't be made, or belongs to somebody else.
     pub fn open(dir: &Path) -> Result<Self, NodeError> {
         let node = Self { dir: dir.to_owned() };
-        node.make_dirs()?;
+        make_dir(&node.dir, OPEN)?;
         // Where everybody may write, somebody else could have made it first, and would decide who gets what.
         let owner = fs::metadata(dir).map_err(|e| NodeError::file(dir, e))?.uid();
         if owner != own_uid() {
             return Err(NodeError::NotOurs { dir: dir.to_owned(), owner });
         }
-        // So that nothing of a former boot is taken for current, also by those who only read.
-        drop(node.lock()?);
+        // So that nothing of a former boot is taken for current, also by those who only read. Under the lock, because the first one
+        // after a restart of the machine empties all parts.
+        let locked = node.lock()?;
+        node.make_dirs()?;
+        drop(locked);
         Ok(node)
     }
 

@@ -167,3 +167,16 @@ fn a_claim_ends_with_its_agent() {
     locked.claim("node1:dgpu0", NOBODY, &[gpu(0)], whole()).unwrap();
     locked.claim("node1:dgpu0", own_holder(), &[gpu(0)], whole()).unwrap();
 }
+
+/// The first ones after a restart of the machine come at once; one of them empties the store.
+#[test]
+fn many_open_a_store_of_a_former_boot_at_once() {
+    let root = tempfile::tempdir().unwrap();
+    for round in 0..40 {
+        let dir = root.path().join(round.to_string());
+        std::thread::scope(|scope| {
+            let opened: Vec<_> = (0..8).map(|_| scope.spawn(|| NodeStore::open(&dir).map(drop))).collect();
+            opened.into_iter().for_each(|opened| opened.join().unwrap().unwrap());
+        });
+    }
+}
