@@ -3,22 +3,11 @@
 # if it is not there (3.2 GB to download, 6 GB on disk); `--setup` does only that. Words that follow go to pytest.
 set -eu
 cd "$(dirname "$0")/../.."
-stamp=.venv-frameworks/requirements.installed
-if ! cmp -s tests/frameworks/requirements.txt "$stamp"; then
-    exec 9<tests/frameworks/requirements.txt
-    flock 9
+# Wheels of this size are not kept a second time; what is imported is compiled to bytecode then.
+if ! tests/venv.sh .venv-frameworks tests/frameworks/requirements.txt --no-cache-dir --no-compile; then
+    echo "skipped: PyTorch and the other frameworks cannot be installed here"
+    exit 77
 fi
-if ! cmp -s tests/frameworks/requirements.txt "$stamp"; then
-    [ -x .venv-frameworks/bin/python ] || python3 -m venv .venv-frameworks
-    # Wheels of this size are not kept a second time; what is imported is compiled to bytecode then.
-    if ! .venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-compile \
-        -r tests/frameworks/requirements.txt; then
-        echo "skipped: PyTorch and the other frameworks cannot be installed here"
-        exit 77
-    fi
-    cp tests/frameworks/requirements.txt "$stamp"
-fi
-exec 9>&-
 [ "${1:-}" != --setup ] || exit 0
 if [ ! -x dist/bin/cantle ]; then
     echo "dist/bin/cantle is missing; run: make build" >&2

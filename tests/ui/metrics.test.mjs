@@ -105,7 +105,10 @@ test("the agent counts what it decided and refused", { skip }, async () => {
   for (const gpu of [0, 1, 2]) {
     await until(`a refusal on GPU ${gpu}`, async () => (await number(`cantle_agent_refused_allocations_total{gpu="${gpu}"}`)) >= 1);
   }
-  const joined = await query("cantle_agent_slice_memory_used_bytes * on (UUID, slice) group_left (queue) cantle_slice_allocated_ratio");
+  // As docs/metrics.md has it: the labels of the task, and the bytes as they are.
+  const join = "cantle_agent_slice_memory_used_bytes * on (UUID, slice) group_left (task_name, queue, project) (cantle_slice_allocated_ratio > bool 0)";
+  assert.equal(await number(`sum(${join})`), 110 * GIB);
+  const joined = await query(join);
   assert.deepEqual(joined.map(([labels]) => labels.queue).sort(), ["dual_gpus", "dual_gpus", "half_gpu", "quarter_gpu"]);
 });
 

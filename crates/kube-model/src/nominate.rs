@@ -7,12 +7,13 @@ use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use cantle_decide::{SnapshotBuilder, decide};
-use cantle_model::{Bytes, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{Host, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::cluster::ClusterView;
+use crate::dra::claim::bytes;
 use crate::inject::SLICE_LABEL;
 use crate::{ObjectExt as _, TemplateName};
 
@@ -198,7 +199,7 @@ fn cpu_milli(amount: &Quantity) -> u64 {
 }
 
 fn memory_bytes(amount: &Quantity) -> u64 {
-    amount.0.parse().ok().or_else(|| Some(amount.0.parse::<Bytes>().ok()?.0)).unwrap_or(0)
+    bytes(amount).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ impl Watchdog {
             .collect();
         let nothing = Held::new();
         let mut findings = Vec::new();
-        for lease in leases.iter().filter(|lease| ours(&lease.id)) {
+        for lease in leases.iter().filter(|lease| ours(&lease.id) && is_known(lease, gpus)) {
             let used = everybody.held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
             let before = before.get(&lease.id).map_or(&[][..], Vec::as_slice);
@@ -97,6 +97,12 @@ impl Watchdog {
         }
         findings
     }
+}
+
+/// Is each slice on one of these GPUs? The accounting region of a lease that can't be read names a MIG instance and not its GPU, so nobody
+/// can say what the task may hold there; the hardware keeps it to its instance.
+fn is_known(lease: &Lease, gpus: &[Gpu]) -> bool {
+    lease.slices.iter().all(|slice| gpus.iter().any(|gpu| gpu.uuid == slice.gpu))
 }
 
 /// What the shim has counted on each GPU of a slice.
@@ -334,6 +340,22 @@ mod tests {
         assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
         let said = on_gpu(&[(7, GIB)], &[7], false, false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
+    }
+
+    #[test]
+    fn a_task_on_an_instance_of_an_unreadable_lease_is_not_judged() {
+        let gpu = |uuid: &str| Gpu {
+            uuid: uuid.into(),
+            index: 0,
+            model: String::new(),
+            memory_bytes: 40 * GIB,
+            mig: true,
+        };
+        let lease = members::tests::lease_of("a", 1, vec![slice(10 * GIB)]);
+        assert!(is_known(&lease, &[gpu("GPU-a"), gpu("GPU-b")]));
+        assert!(!is_known(&lease, &[gpu("GPU-b")]));
+        let without_gpu = members::tests::lease_of("b", 1, Vec::new());
+        assert!(is_known(&without_gpu, &[gpu("GPU-b")]), "who has no GPU is judged");
     }
 
     #[test]

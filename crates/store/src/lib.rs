@@ -10,6 +10,7 @@ mod columns;
 pub mod backup;
 mod charts;
 mod data;
+mod erase;
 mod error;
 mod events;
 mod evictions;

@@ -50,7 +50,7 @@ pub(crate) struct Filter {
 }
 
 impl Filter {
-    /// Takes the conditions out of a request. What is left of it must be known to the caller, see [`Spec::plain`].
+    /// Takes the conditions out of a request. What is left of it must be known to the caller, see [`Spec::is_plain`].
     pub(crate) fn parse(spec: &Spec, body: &Map<String, Value>) -> Result<Self, ApiError> {
         let mut filter = Self::default();
         let by_field = match body.get("filters") {
@@ -69,7 +69,7 @@ impl Filter {
         }
         for (field, value) in body {
             // ClearML's clients say in each body by which method they would have sent it.
-            let is_known = spec.plain.contains(&field.as_str()) || field == "filters" || field == "method";
+            let is_known = spec.is_plain(field) || field == "filters" || field == "method";
             if is_known || by_field.contains_key(field) {
                 continue;
             }

@@ -3,8 +3,8 @@
 /// What the list of one kind of object can be asked for. A name that ends in `*` stands for all that begin with it.
 #[derive(Debug)]
 pub(crate) struct Spec {
-    /// Not conditions: which page, which fields, in which order. The caller reads them.
-    pub(crate) plain: &'static [&'static str],
+    /// Not conditions, and of this kind of object only: see [`Spec::is_plain`].
+    plain: &'static [&'static str],
     /// A pattern of which the field must hold a match.
     pub(super) patterns: &'static [&'static str],
     /// Words, with ClearML's operators.
@@ -25,6 +25,17 @@ pub(crate) struct Spec {
     pub(super) hides: bool,
 }
 
+/// Which page, which fields, in which order: of every list.
+const PAGING: [&str; 7] =
+    ["only_fields", "page", "page_size", "order_by", "scroll_id", "refresh_scroll", "size"];
+
+impl Spec {
+    /// Whether a parameter is no condition. The caller reads it.
+    pub(super) fn is_plain(&self, field: &str) -> bool {
+        PAGING.contains(&field) || self.plain.contains(&field)
+    }
+}
+
 /// Whether a field has one of these names.
 pub(super) fn is_one_of(field: &str, names: &[&str]) -> bool {
     names.iter().any(|name| match name.strip_suffix('*') {
@@ -34,18 +45,7 @@ pub(super) fn is_one_of(field: &str, names: &[&str]) -> bool {
 }
 
 pub(crate) const TASKS: Spec = Spec {
-    plain: &[
-        "only_fields",
-        "page",
-        "page_size",
-        "order_by",
-        "scroll_id",
-        "refresh_scroll",
-        "size",
-        "search_hidden",
-        "include_subprojects",
-        "allow_public",
-    ],
+    plain: &["search_hidden", "include_subprojects", "allow_public"],
     patterns: &["name", "comment", "report"],
     lists: &[
         "id",
@@ -110,18 +110,7 @@ pub(crate) const TASKS: Spec = Spec {
 };
 
 pub(crate) const MODELS: Spec = Spec {
-    plain: &[
-        "only_fields",
-        "page",
-        "page_size",
-        "order_by",
-        "scroll_id",
-        "refresh_scroll",
-        "size",
-        "include_subprojects",
-        "allow_public",
-        "search_hidden",
-    ],
+    plain: &["include_subprojects", "allow_public", "search_hidden"],
     patterns: &["name", "comment"],
     lists: &[
         "id",
@@ -164,19 +153,7 @@ pub(crate) const MODELS: Spec = Spec {
 };
 
 pub(crate) const PROJECTS: Spec = Spec {
-    plain: &[
-        "only_fields",
-        "page",
-        "page_size",
-        "order_by",
-        "scroll_id",
-        "refresh_scroll",
-        "size",
-        "search_hidden",
-        "shallow_search",
-        "allow_public",
-        "non_public",
-    ],
+    plain: &["search_hidden", "shallow_search", "allow_public", "non_public"],
     patterns: &["name", "basename", "description"],
     lists: &["id", "tags", "system_tags", "parent", "path"],
     times: &["created", "last_update"],
@@ -203,18 +180,7 @@ pub(crate) const PROJECTS: Spec = Spec {
 };
 
 pub(crate) const QUEUES: Spec = Spec {
-    plain: &[
-        "only_fields",
-        "page",
-        "page_size",
-        "order_by",
-        "scroll_id",
-        "refresh_scroll",
-        "size",
-        "search_hidden",
-        "max_task_entries",
-        "allow_public",
-    ],
+    plain: &["search_hidden", "max_task_entries", "allow_public"],
     patterns: &["name"],
     lists: &["id", "tags", "system_tags", "metadata.*"],
     times: &["created", "last_update"],
