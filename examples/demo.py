@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """The documented example, live: three GPUs, four queues, four tasks; ends by itself.
 
-Exit code 0 only if it went as documented. GPUS=real uses this machine's first three GPUs instead of simulated ones.
+`demo.py [BINARY]`, by default dist/bin/cantle. Exit code 0 only if it went as documented. GPUS=real uses this machine's first three GPUs
+instead of simulated ones.
 """
 
 import json
@@ -15,7 +16,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CANTLE = str(ROOT / "dist/bin/cantle")
+CANTLE = str((ROOT / (sys.argv[1] if len(sys.argv) > 1 else "dist/bin/cantle")).resolve())
 # GPUs that this machine does not have; what a newcomer types. Commands that need no GPU go without it.
 SIM_GPUS = [] if os.environ.get("GPUS") == "real" else ["--sim-gpus", "3xA100-40GB"]
 FILL = ["python3", str(ROOT / "examples/fill_slice.py")]

@@ -1,6 +1,6 @@
 //! `dist/`: the binary, the filter libraries, the simulated driver (layout: docs/reference/layout.md).
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Instant, SystemTime};
 
@@ -14,21 +14,52 @@ const SIMULATED: [(&str, &str); 4] = [
     ("cudart12", "libcudart.so.12"),
 ];
 
-/// Builds everything, release profile.
+/// What is built.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Build {
+    /// What is installed: release profile, into `dist/`.
+    Release,
+    /// What the example runs: dev profile, without the web page, into `target/demo/`. A newcomer waits a third of the time.
+    Demo,
+}
+
+impl Build {
+    /// Cargo's name of the profile, and of its directory in `target/`.
+    fn profile(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Release => ("release", "release"),
+            Self::Demo => ("dev", "debug"),
+        }
+    }
+
+    fn directory(self) -> PathBuf {
+        match self {
+            Self::Release => crate::root().join("dist"),
+            Self::Demo => crate::target_dir().join("demo"),
+        }
+    }
+}
+
+/// Builds the binary, the filter libraries and the simulated driver.
 #[expect(clippy::disallowed_methods, reason = "how long it took is what is printed")]
-pub(crate) fn build() -> Result<()> {
+pub(crate) fn build(what: Build) -> Result<()> {
     let began = Instant::now();
-    let dist = crate::root().join("dist");
+    let dist = what.directory();
     let (bin, lib) = (dist.join("bin"), dist.join("lib/cantle"));
     for dir in [&bin, &lib.join("shim"), &lib.join("sim")] {
         std::fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))?;
     }
-    web_page()?;
-    crate::run("cargo", &["build", "--release", "--locked", "-p", "cantle-cli"])?;
-    install_stripped(&crate::target_dir().join("release/cantle"), &bin.join("cantle"))?;
+    if what == Build::Release {
+        web_page()?;
+    }
+    let (profile, made) = what.profile();
+    let made = crate::target_dir().join(made);
+    crate::run("cargo", &["build", "--profile", profile, "--locked", "-p", "cantle-cli"])?;
+    install_stripped(&made.join("cantle"), &bin.join("cantle"))?;
     crate::build_shim::build(&lib.join("shim"), &crate::target_dir())?;
     for (feature, soname) in SIMULATED {
-        simulated(feature, soname, &lib.join("sim"))?;
+        simulated(profile, feature, soname)?;
+        install(&made.join("libcantle_simgpu.so"), &lib.join("sim").join(soname))?;
     }
     let seconds = began.elapsed().as_secs();
     println!("dist: {} is ready, after {} min {:02} s", dist.display(), seconds / 60, seconds % 60);
@@ -64,12 +95,12 @@ fn newest(directory: &Path) -> Option<SystemTime> {
     sources.map(|entry| entry.path()).filter_map(|path| changed(&path).max(newest(&path))).max()
 }
 
-fn simulated(feature: &str, soname: &str, out: &Path) -> Result<()> {
+fn simulated(profile: &str, feature: &str, soname: &str) -> Result<()> {
     let link = format!("link-arg=-Wl,-soname,{soname}");
-    let args = ["rustc", "--release", "--locked", "-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib"];
+    let args =
+        ["rustc", "--profile", profile, "--locked", "-p", "cantle-simgpu", "--lib", "--crate-type", "cdylib"];
     let args: Vec<&str> = args.into_iter().chain(["--features", feature, "--", "-C", &link]).collect();
-    crate::run("cargo", &args)?;
-    install(&crate::target_dir().join("release/libcantle_simgpu.so"), &out.join(soname))
+    crate::run("cargo", &args)
 }
 
 /// Puts a file in place by rename, so that a running program keeps the one it has mapped.

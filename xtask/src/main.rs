@@ -20,7 +20,9 @@ use anyhow::{Context, Result, bail};
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
   deps          check licences and banned crates against deny.toml
-  dist [shim]   build everything, or only the filter libraries, into dist/
+  dist [shim|demo]
+                build everything, or only the filter libraries, into dist/; demo: what the example runs, unoptimized, into
+                target/demo/
   machine-path  check that no suite switches simulation on and no product code asks for it
   quick [--no-nextest] [CRATE…]
                 format, clippy and tests of what changed against main, or of the crates named, and of what depends on it
@@ -34,7 +36,8 @@ fn main() -> ExitCode {
     let done = match words.as_slice() {
         ["arch"] => arch::check().and_then(|()| type_names::check()),
         ["deps"] => deps::check(),
-        ["dist"] => dist::build(),
+        ["dist"] => dist::build(dist::Build::Release),
+        ["dist", "demo"] => dist::build(dist::Build::Demo),
         ["machine-path"] => machine_path::check(),
         ["dist", "shim"] => build_shim::build(&root().join("dist/lib/cantle/shim"), &target_dir()),
         ["verify-shim"] => verify_shim::run(&root().join("dist")),

@@ -1,0 +1,35 @@
+"""What `make` says on a machine that lacks what it calls."""
+
+import pathlib
+import subprocess
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAMS = ["cargo", "cc", "strip", "python3", "npm", "go"]
+
+
+def needs(path, *programs):
+    command = ["/bin/sh", str(ROOT / "tests/needs.sh"), *programs]
+    return subprocess.run(command, env={"PATH": path}, capture_output=True, text=True, timeout=10)
+
+
+def test_all_that_is_missing_is_listed_at_once_with_what_to_type(tmp_path):
+    done = needs(str(tmp_path), *PROGRAMS)
+    assert done.returncode == 1
+    listed = [line.strip() for line in done.stderr.splitlines()[1:]]
+    assert [line.split(":")[0] for line in listed] == PROGRAMS
+    assert "  strip: the package binutils" in done.stderr
+    assert "  cargo: as https://rustup.rs says" in done.stderr
+
+
+def test_debian_is_told_its_own_command(tmp_path):
+    (tmp_path / "apt-get").touch(mode=0o755)
+    done = needs(str(tmp_path), "npm", "strip")
+    assert "  npm: apt-get install nodejs npm" in done.stderr
+    assert "  strip: apt-get install binutils" in done.stderr
+
+
+def test_where_nothing_is_missing_nothing_is_printed(tmp_path):
+    for program in PROGRAMS:
+        (tmp_path / program).touch(mode=0o755)
+    done = needs(str(tmp_path), *PROGRAMS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
