@@ -1,5 +1,5 @@
 # What every target promises is in docs/reference/layout.md; each installs what it needs on Debian/Ubuntu.
-.PHONY: build demo quick test docker-matrix bench gpu-test soak screenshots setup clean
+.PHONY: build demo quick test docker-matrix bench gpu-test soak packages screenshots setup clean
 
 build:
 	@tests/needs.sh cargo cc strip
@@ -31,6 +31,12 @@ docker-matrix: build setup
 bench: build
 	tests/bench/run.sh
 	@dir=$$(mktemp -d) && cargo run --release --locked -q -p cantle-server --example many_tasks $$dir 100000; rm -rf $$dir
+
+# What users install, into target/packages: tarball, .deb, .rpm, wheel, chart, SBOM, checksums (packaging/build.py).
+packages: build
+	@tests/needs.sh python3 objdump
+	tests/venv.sh .venv-packages packaging/requirements.txt
+	.venv-packages/bin/python packaging/build.py
 
 # Needs an NVIDIA GPU and its driver; no network, no Docker. At most nine minutes. ONLY=a,b runs the checks named so.
 gpu-test:

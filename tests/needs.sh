@@ -12,7 +12,7 @@ for program; do
     case $program in
     cargo) how='as https://rustup.rs says' ;;
     cc) how="$install gcc" ;;
-    strip) how="$install binutils" ;;
+    strip | objdump) how="$install binutils" ;;
     npm) how="$install $node" ;;
     go) how="$install golang" ;;
     *) how="$install $program" ;;

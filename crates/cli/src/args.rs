@@ -11,7 +11,7 @@ use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::explain::ExplainArgs;
 use crate::cmd::image::ImageSliceArgs;
 use crate::cmd::list::{EventsArgs, TasksArgs};
-use crate::cmd::manual::{CompletionsArgs, ManArgs};
+use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
 use crate::cmd::quota::QuotaCommand;
@@ -117,7 +117,7 @@ pub(crate) enum Command {
     Man(ManArgs),
     /// Print the reference of the command line: docs/reference/cli.md
     #[command(hide = true)]
-    Reference,
+    Reference(ReferenceArgs),
 }
 
 impl Command {

@@ -16,6 +16,13 @@ pub(crate) fn is_root() -> bool {
     std::fs::metadata("/proc/self").is_ok_and(|of| of.uid() == 0)
 }
 
+/// Tells the service manager that started this process, if one did (systemd's `Type=notify`), that it serves.
+pub(crate) fn report_ready() {
+    if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::Ready]) {
+        tracing::warn!(target: "cantle", "cannot tell systemd that the service is ready: {error}");
+    }
+}
+
 /// Returns when this process is asked to end: by SIGTERM or SIGINT.
 pub(crate) async fn until_signal() {
     let signals = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()));

@@ -4,6 +4,7 @@ mod args;
 mod clearml_conf;
 mod cmd;
 mod complete;
+mod config;
 mod connect;
 mod containers;
 mod context;
@@ -39,7 +40,14 @@ fn main() -> ExitCode {
         _ => {}
     }
     complete::answer_shell(Cli::command);
-    let cli = match Cli::try_parse_from(containers::carried(words.clone(), Cli::command)) {
+    let carried = match config::with_file(containers::carried(words.clone(), Cli::command), Cli::command()) {
+        Ok(words) => words,
+        Err(error) => {
+            out::complain(&error, false);
+            return error.exit_code();
+        }
+    };
+    let cli = match Cli::try_parse_from(carried) {
         Ok(cli) => cli,
         Err(error) => return refuse(&error),
     };
@@ -101,7 +109,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Check(command) => cmd::check::check(&context, command),
         Command::Completions(args) => cmd::manual::completions(&args),
         Command::Man(args) => cmd::manual::man(&args, Cli::command()),
-        Command::Reference => cmd::manual::reference(&Cli::command()),
+        Command::Reference(args) => cmd::manual::reference(&args, &Cli::command()),
     }
 }
 

@@ -118,6 +118,8 @@ fn execute(spec: &TaskSpec, backend: &Backend, stdio: Stdio3, group: Group) -> R
         command.env_clear();
     }
     let inherited = |name: &str| if spec.clear_env { None } else { std::env::var_os(name) };
+    // The service manager's socket is the agent's.
+    command.env_remove("NOTIFY_SOCKET");
     command.env_remove("CANTLE_SLICE_DIR").envs(environment::for_task(spec, backend, inherited));
     if let Some(cwd) = &spec.cwd {
         command.current_dir(cwd);

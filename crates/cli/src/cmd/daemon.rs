@@ -18,7 +18,7 @@ use self::background::{READY, start_in_background};
 use super::serve::{ServeArgs, agent_config, finished};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind};
-use crate::host::until_signal;
+use crate::host::{report_ready, until_signal};
 use crate::{clearml_conf, connect, containers};
 
 /// `cantle daemon`
@@ -177,6 +177,7 @@ fn serve(context: &Context, config: AgentConfig) -> CommandResult {
     let ready = {
         let (printer, background) = (context.printer, context.global.background);
         move || {
+            report_ready();
             if background {
                 printer.data(READY);
             }

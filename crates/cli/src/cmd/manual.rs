@@ -8,6 +8,7 @@ use clap::Args;
 use clap_complete::env::Shells;
 
 use crate::complete::ASKED_BY;
+use crate::config;
 use crate::context::CommandResult;
 use crate::error::{CliError, ErrorKind, as_kind};
 
@@ -25,6 +26,14 @@ pub(crate) struct ManArgs {
     /// The directory, created if it does not exist
     #[arg(value_name = "DIR")]
     dir: PathBuf,
+}
+
+/// `cantle reference`
+#[derive(Args, Debug)]
+pub(crate) struct ReferenceArgs {
+    /// Print the configuration file of this command instead, with every option as a comment
+    #[arg(value_name = "COMMAND")]
+    command: Option<String>,
 }
 
 /// The script with which a shell asks `cantle` itself at every Tab, so that it knows queues and tasks too.
@@ -52,8 +61,14 @@ pub(crate) fn man(ManArgs { dir }: &ManArgs, command_line: clap::Command) -> Com
     Ok(ExitCode::SUCCESS)
 }
 
-/// All commands and flags as Markdown.
-pub(crate) fn reference(command_line: &clap::Command) -> CommandResult {
+/// All commands and flags as Markdown, or one command's as a file for `--config`.
+pub(crate) fn reference(args: &ReferenceArgs, command_line: &clap::Command) -> CommandResult {
+    if let Some(name) = &args.command {
+        let command = command_line
+            .find_subcommand(name)
+            .ok_or_else(|| CliError::new(ErrorKind::Usage, format!("\"{name}\" is no command")))?;
+        return print(config::template(command).as_bytes());
+    }
     let options = clap_markdown::MarkdownOptions::new()
         .title("Command line".to_owned())
         .show_footer(false)

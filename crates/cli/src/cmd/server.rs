@@ -8,7 +8,7 @@ use clap::Args;
 
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::CliError;
-use crate::host::until_signal;
+use crate::host::{report_ready, until_signal};
 use crate::shared_args::values;
 
 /// `cantle server`
@@ -44,6 +44,7 @@ pub(crate) fn server(context: &Context, args: ServerArgs) -> CommandResult {
     runtime()?.block_on(async {
         let server = bind(context, args.listen, args.open_source).await?;
         context.printer.data(&format!("cantle server is up: {}", server.url()));
+        report_ready();
         server.serve(until_signal()).await?;
         Ok(ExitCode::SUCCESS)
     })

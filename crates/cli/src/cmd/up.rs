@@ -14,7 +14,7 @@ use super::serve::{ServeArgs, agent_config, finished};
 use super::server::{ListenArgs, bind};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::host::until_signal;
+use crate::host::{report_ready, until_signal};
 
 /// `cantle up`
 #[derive(Args, Debug)]
@@ -53,6 +53,7 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
         let mut agent = tokio::spawn(cantle_agent::daemon(config, stopping, || ()));
         wait_for_node(&client, &mut agent).await?;
         context.printer.data(&format!("cantle is up: {url}"));
+        report_ready();
         context.printer.data(&format!("access key {}, secret key {}", keys.access_key, keys.secret_key));
         let early = tokio::select! {
             ended = &mut agent => Some(ended),

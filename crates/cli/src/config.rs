@@ -1,0 +1,275 @@
+//! `--config FILE`: options of a command from a TOML file, for services. A table has a command's name, its keys are the names of
+//! the command's long options; keys above the tables are options of every command. What the command line or the environment
+//! says wins.
+//!
+//! The file becomes words of the command line, so that each option is checked in one place and means the same in both.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use clap::parser::ValueSource;
+use clap::{Arg, ArgAction, ArgMatches, Command};
+use toml::Value;
+
+use crate::error::{CliError, ErrorKind};
+
+/// The option that names the file.
+const OPTION: &str = "config";
+/// Options that no file has: they ask for something else than to run.
+const NOT_IN_A_FILE: [&str; 7] = ["config", "help", "version", "stop", "status", "detached", "foreground"];
+
+/// `words` with the options of the file that they name, if they name one.
+pub(crate) fn with_file(words: Vec<OsString>, root: Command) -> Result<Vec<OsString>, CliError> {
+    let mut root = root;
+    root.build();
+    // What is missing may be in the file.
+    let Ok(given) = root.clone().ignore_errors(true).try_get_matches_from(&words) else { return Ok(words) };
+    let file = given.try_get_one::<PathBuf>(OPTION).ok().flatten().cloned();
+    let (Some(file), Some((name, options))) = (file, given.subcommand()) else { return Ok(words) };
+    let Some(command) = root.find_subcommand(name) else { return Ok(words) };
+    let added = File::read(&file)?.words(&root, command, options)?;
+    let at = after_name(&words, &root, command);
+    let (before, after) = words.split_at(at);
+    Ok([before, &added, after].concat())
+}
+
+/// Where the options of `command` begin: behind its name, which may also be the value of an option before it.
+fn after_name(words: &[OsString], root: &Command, command: &Command) -> usize {
+    let takes_value = |word: &OsString| {
+        let word = word.to_string_lossy();
+        let named = root.get_arguments().find(|option| match word.strip_prefix("--") {
+            Some(long) => option.get_long() == Some(long),
+            None => word.strip_prefix('-').is_some_and(|short| option.get_short() == short.parse().ok()),
+        });
+        named.is_some_and(|option| option.get_action().takes_values())
+    };
+    let is_name = |at: &usize| {
+        let named = words.get(*at).and_then(|word| root.find_subcommand(word));
+        named.is_some_and(|named| named.get_name() == command.get_name()) && !takes_value(&words[at - 1])
+    };
+    (1..words.len()).find(is_name).map_or(words.len(), |at| at + 1)
+}
+
+/// A file with options.
+struct File<'a> {
+    path: &'a Path,
+    options: toml::Table,
+}
+
+impl<'a> File<'a> {
+    fn read(path: &'a Path) -> Result<Self, CliError> {
+        let usage =
+            |why: String| CliError::new(ErrorKind::Usage, format!("--config {}: {why}", path.display()));
+        let text = std::fs::read_to_string(path).map_err(|error| usage(error.to_string()))?;
+        let options = text.parse::<toml::Table>().map_err(|error| {
+            let line = error.span().map_or(1, |span| text[..span.start].matches('\n').count() + 1);
+            usage(format!("line {line}: {}", error.message()))
+        })?;
+        Ok(Self { path, options })
+    }
+
+    /// The words for `command` that `given` does not say already.
+    fn words(
+        &self,
+        root: &Command,
+        command: &Command,
+        given: &ArgMatches,
+    ) -> Result<Vec<OsString>, CliError> {
+        let mut words = Vec::new();
+        for (key, value) in &self.options {
+            match value {
+                Value::Table(table) => {
+                    let named = root.find_subcommand(key).ok_or_else(|| self.unknown(key, "command"))?;
+                    for (key, value) in table {
+                        let option = self.option(named, key)?;
+                        if named.get_name() == command.get_name() {
+                            words.extend(self.spell(option, key, value, given)?);
+                        }
+                    }
+                }
+                _ => words.extend(self.spell(self.option(root, key)?, key, value, given)?),
+            }
+        }
+        Ok(words)
+    }
+
+    fn option<'c>(&self, command: &'c Command, key: &str) -> Result<&'c Arg, CliError> {
+        let is_named = |option: &&Arg| {
+            option.get_long() == Some(key) || option.get_all_aliases().is_some_and(|all| all.contains(&key))
+        };
+        let found = command.get_arguments().find(is_named).filter(|_| !NOT_IN_A_FILE.contains(&key));
+        found.ok_or_else(|| {
+            let what = format!("option of cantle {}", command.get_name());
+            let known = command.get_arguments().filter_map(Arg::get_long);
+            let nearest = known.min_by_key(|known| strsim::damerau_levenshtein(known, key));
+            let error = self.unknown(key, &what);
+            match nearest.filter(|near| strsim::damerau_levenshtein(near, key) <= 2) {
+                Some(near) => error.with_hint(format!("did you mean {near}?")),
+                None => error.with_hint(format!(
+                    "keys are long options without the dashes: cantle {} --help",
+                    command.get_name()
+                )),
+            }
+        })
+    }
+
+    /// The words for one option; none if the command line or the environment has it.
+    fn spell(
+        &self,
+        option: &Arg,
+        key: &str,
+        value: &Value,
+        given: &ArgMatches,
+    ) -> Result<Vec<OsString>, CliError> {
+        let source = given.value_source(option.get_id().as_str());
+        if matches!(source, Some(ValueSource::CommandLine | ValueSource::EnvVariable)) {
+            return Ok(Vec::new());
+        }
+        let takes_value = matches!(option.get_action(), ArgAction::Set | ArgAction::Append);
+        let texts = match (value, takes_value) {
+            (Value::Boolean(wanted), false) => {
+                return Ok(wanted.then(|| format!("--{key}").into()).into_iter().collect());
+            }
+            (Value::Array(values), true) => values.iter().map(text).collect(),
+            (value, true) => text(value).map(|text| vec![text]),
+            _ => None,
+        };
+        let texts = texts.ok_or_else(|| {
+            let right = if takes_value { "a text, a number, or a list of them" } else { "true or false" };
+            self.usage(format!("{key} = {value}: must be {right}"))
+        })?;
+        Ok(texts.into_iter().map(|text| format!("--{key}={text}").into()).collect())
+    }
+
+    fn unknown(&self, key: &str, what: &str) -> CliError {
+        self.usage(format!("\"{key}\" is no {what}"))
+    }
+
+    fn usage(&self, why: String) -> CliError {
+        CliError::new(ErrorKind::Usage, format!("--config {}: {why}", self.path.display()))
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text.clone()),
+        Value::Integer(number) => Some(number.to_string()),
+        Value::Float(number) => Some(number.to_string()),
+        _ => None,
+    }
+}
+
+/// A file for `command` with every option as a comment: its help, then its key and its default or the kind of its value.
+pub(crate) fn template(command: &Command) -> String {
+    let name = command.get_name();
+    let mut text = format!(
+        "# Options of `cantle {name}`; `cantle {name} --help` has them at length. What the command line or the environment\n# says wins.\n\n[{name}]\n"
+    );
+    for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+        let Some(key) = option.get_long().filter(|key| !NOT_IN_A_FILE.contains(key)) else { continue };
+        let help = option.get_help().map(ToString::to_string).unwrap_or_default();
+        text += &format!("\n# {}\n#{key} = {}\n", help.replace('\n', "\n# "), example(option));
+    }
+    text
+}
+
+/// What a value looks like.
+fn example(option: &Arg) -> String {
+    if !matches!(option.get_action(), ArgAction::Set | ArgAction::Append) {
+        return "true".to_owned();
+    }
+    let default = option.get_default_values().first().map(|default| default.to_string_lossy().into_owned());
+    let name = option.get_value_names().and_then(|names| names.first()).map(ToString::to_string);
+    let text = default.or(name).unwrap_or_default();
+    let is_list = option.get_num_args().is_some_and(|range| range.max_values() > 1)
+        || matches!(option.get_action(), ArgAction::Append);
+    match text.parse::<f64>() {
+        Ok(_) => text,
+        Err(_) if is_list => format!("[\"{text}\"]"),
+        Err(_) => format!("\"{text}\""),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+    use crate::args::Cli;
+
+    fn joined(text: &str, words: &str) -> Result<String, CliError> {
+        let path = std::env::temp_dir().join(format!("cantle-config-{}", uuid::Uuid::new_v4()));
+        std::fs::write(&path, text).unwrap();
+        let words = words.replace("FILE", &path.display().to_string());
+        let words = words.split(' ').map(OsString::from).collect();
+        let done = with_file(words, Cli::command());
+        std::fs::remove_file(&path).unwrap();
+        let done: Vec<_> = done?.into_iter().map(|word| word.into_string().unwrap()).collect();
+        Ok(done.join(" ").replace(&path.display().to_string(), "FILE"))
+    }
+
+    #[test]
+    fn a_file_says_what_the_command_line_leaves_open() {
+        let text = "state = \"/srv/c\"\n[daemon]\ngpus = \"all\"\nqueue = [\"a=0.5\", \"b=2\"]\ndynamic-gpus = true\ndocker = false\n[server]\nlisten = \"0.0.0.0:8008\"\n";
+        let done = joined(text, "cantle --config FILE daemon --gpus 0").unwrap();
+        assert_eq!(
+            done,
+            "cantle --config FILE daemon --dynamic-gpus --queue=a=0.5 --queue=b=2 --state=/srv/c --gpus 0",
+            "another command's table and what the command line has are left out"
+        );
+    }
+
+    #[test]
+    fn options_that_a_command_requires_may_be_in_the_file() {
+        let done = joined("[submit]\nqueue = \"q\"\n", "cantle --config FILE submit -- true").unwrap();
+        assert_eq!(done, "cantle --config FILE submit --queue=q -- true");
+    }
+
+    #[test]
+    fn a_value_that_is_called_like_the_command_is_not_its_name() {
+        let done =
+            joined("[server]\nlisten = \"[::1]:8008\"\n", "cantle --config FILE --state server server")
+                .unwrap();
+        assert_eq!(done, "cantle --config FILE --state server server --listen=[::1]:8008");
+    }
+
+    #[test]
+    fn without_a_file_nothing_changes() {
+        assert_eq!(joined("", "cantle run --gpu 0.5 -- true").unwrap(), "cantle run --gpu 0.5 -- true");
+    }
+
+    #[test]
+    fn each_mistake_is_one_line() {
+        let refused = |text: &str| {
+            let error = joined(text, "cantle --config FILE server").unwrap_err();
+            let hints = error.hints().join("; ");
+            (error.to_string().split_once(": ").unwrap().1.to_owned(), hints)
+        };
+        assert_eq!(
+            refused("[server]\nlisen = \"a\"\n"),
+            ("\"lisen\" is no option of cantle server".into(), "did you mean listen?".into())
+        );
+        assert_eq!(refused("[sever]\n").0, "\"sever\" is no command");
+        assert_eq!(refused("[server]\nopen = \"yes\"\n").0, "open = \"yes\": must be true or false");
+        assert_eq!(
+            refused("[server]\nlisten = true\n").0,
+            "listen = true: must be a text, a number, or a list of them"
+        );
+        assert!(refused("[server]\nlisten =\n").0.starts_with("line 2: "));
+    }
+
+    #[test]
+    fn every_key_of_a_template_is_taken_and_its_file_is_valid() {
+        let root = Cli::command();
+        for name in ["server", "daemon", "up"] {
+            let template = template(root.find_subcommand(name).unwrap());
+            let keys = template.lines().filter_map(|line| line.strip_prefix('#')?.split_once(" = "));
+            let keys: Vec<_> = keys.filter(|(key, _)| !key.contains(' ')).collect();
+            assert!(keys.len() > 3, "{template}");
+            for (key, value) in keys {
+                let text = format!("[{name}]\n{key} = {value}\n");
+                assert!(joined(&text, &format!("cantle --config FILE {name}")).is_ok(), "{text}");
+            }
+        }
+    }
+}

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Before removal; an upgrade keeps the services.
+set -e
+case "${1:-}" in
+upgrade | 1) exit 0 ;;
+esac
+if [ -d /run/systemd/system ]; then
+    systemctl disable --now cantle-agent.service cantle-server.service || true
+fi
