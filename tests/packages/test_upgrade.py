@@ -16,7 +16,7 @@ start() {
     for _ in $(seq 100); do cantle nodes --no-headers 2>/dev/null | grep -q . && return; sleep 0.2; done
     cat /root/up.log; exit 1
 }
-printf '[up]\\nqueue = ["shares=0.125"]\\n' >/etc/cantle/agent.toml
+printf '[up]\\nqueue = ["shares=0.125"]\\nkeep-tasks = %(keep)s\\n' >/etc/cantle/agent.toml
 start
 for each in $(seq %(tasks)d); do
     cantle submit --queue shares --name "task-$each" -- sh -c 'echo $$ >/root/pid-'"$each"'; while [ ! -e /root/go ]; do sleep 0.2; done; cantle limits -o json >/root/limit-'"$each"
@@ -34,7 +34,6 @@ for _ in $(seq 300); do [ "$(cantle tasks --no-headers | grep -c completed)" = %
 cantle tasks --no-headers
 after=$(cat /root/pid-* | sort -n | tr '\\n' ' ')
 [ "$before" = "$after" ] || { echo "started twice: $before / $after"; exit 1; }
-cat /root/up.log
 kill -TERM "$agent"; wait "$agent" || true
 """
 
@@ -49,12 +48,16 @@ def next_version(package, tmp_path):
     return tmp_path / "next.deb"
 
 
-def test_twenty_tasks_do_not_notice_an_upgrade(debian, tmp_path):
+def upgrade(debian, tmp_path, tasks, keep):
     debian.run("dpkg", "--install", debian.bring(only("*.deb")))
     debian.bring(next_version(only("*.deb"), tmp_path))
-    (debian.tree / "root/script").write_text(SCRIPT % {"tasks": TASKS})
+    (debian.tree / "root/script").write_text(SCRIPT % {"tasks": tasks, "keep": keep})
+    return debian.run("sh", "/root/script", check=False, timeout=240)
+
+
+def test_twenty_tasks_do_not_notice_an_upgrade(debian, tmp_path):
     began = time.monotonic()
-    done = debian.run("sh", "/root/script", check=False, timeout=240)
+    done = upgrade(debian, tmp_path, TASKS, "true")
     assert done.returncode == 0, done.stdout + done.stderr
     states = [line for line in done.stdout.splitlines() if "task-" in line]
     assert len(states) == TASKS and all("completed" in line for line in states), done.stdout
@@ -62,3 +65,9 @@ def test_twenty_tasks_do_not_notice_an_upgrade(debian, tmp_path):
     assert len(limits) == TASKS and all("5368709120" in text for text in limits), limits[:1]
     assert "0.1.1" in debian.run("dpkg-query", "--show", "cantle").stdout
     print(f"{TASKS} tasks over an upgrade: {time.monotonic() - began:.1f} s")
+
+
+def test_without_the_option_the_agent_stops_its_tasks(debian, tmp_path):
+    """The control: the test above notices a task that ends with its agent."""
+    done = upgrade(debian, tmp_path, 2, "false")
+    assert done.returncode != 0 and "No such process" in done.stderr, done.stdout + done.stderr

@@ -40,8 +40,8 @@ pub(crate) struct Agent {
     claim: GpuClaim,
 }
 
-/// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
-/// returns. `ready` is called once, when tasks can come.
+/// Serves queues until `stop` becomes true or its sender is gone. Then it stops its tasks as ClearML's agent does, or leaves them
+/// to the next agent ([`AgentConfig::keep_tasks`]), and returns. `ready` is called once, when tasks can come.
 ///
 /// # Errors
 /// At the start only: what was given does not fit this machine or this server. Later failures are logged, reported and
@@ -60,7 +60,10 @@ pub async fn daemon(
     agent.claims.remove_leftovers(&agent.env).await?;
     ready();
     agent.run(&mut stop).await;
-    agent.stop_everything().await;
+    // Tasks that are kept are left as by an agent that was killed: what the next one needs is on disk.
+    if !agent.env.config.keep_tasks {
+        agent.stop_everything().await;
+    }
     if let Some(metrics) = metrics {
         metrics.abort();
     }

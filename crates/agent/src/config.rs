@@ -113,6 +113,8 @@ pub struct AgentConfig {
     pub watch: Watch,
     /// Where the agent's metrics can be read, e.g. `127.0.0.1:9401`; nowhere if `None`.
     pub metrics_listen: Option<String>,
+    /// When the agent is asked to stop, running tasks go on, and the next agent adopts them.
+    pub keep_tasks: bool,
 }
 
 impl AgentConfig {
@@ -151,6 +153,7 @@ impl AgentConfig {
             whole_gpu: WholeGpu::default(),
             watch: Watch::default(),
             metrics_listen: None,
+            keep_tasks: false,
         }
     }
 

@@ -50,6 +50,9 @@ pub(super) struct ServeArgs {
     /// Serve the agent's own metrics at http://ADDRESS/metrics, without credentials
     #[arg(long, value_name = "ADDRESS")]
     metrics_listen: Option<String>,
+    /// When asked to stop, leave running tasks to the next agent, which adopts them, instead of stopping them
+    #[arg(long)]
+    keep_tasks: bool,
     /// Name of the worker [default: the name of the host]
     #[arg(long, value_name = "NAME", env = "CLEARML_WORKER_NAME")]
     pub(super) worker_name: Option<String>,
@@ -135,6 +138,7 @@ pub(super) fn agent_config(
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
     config.metrics_listen.clone_from(&serve.metrics_listen);
+    config.keep_tasks = serve.keep_tasks;
     Ok(config)
 }
 
