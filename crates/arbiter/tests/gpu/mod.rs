@@ -1,13 +1,13 @@
 //! A GPU and its tenants in steps of 10 µs: a model for the tests of the arbiter. It is no model of a GPU's speed: what it has is
 //! what a share can fail by, namely queues, kernels that can't be stopped, contexts served in turn, and ends that are noticed late.
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(clippy::cast_possible_truncation, reason = "small numbers")]
 
 use std::collections::VecDeque;
 
 use cantle_arbiter::{Arbiter, Observation, Parameters, SliceShare};
 
-pub const US: u64 = 1_000;
-pub const MS: u64 = 1_000 * US;
+pub(crate) const US: u64 = 1_000;
+pub(crate) const MS: u64 = 1_000 * US;
 const STEP: u64 = 10 * US;
 /// The driver's time slice of a context.
 const TURN: u64 = 2 * MS;
@@ -18,7 +18,7 @@ const REFILL: u64 = 400 * US;
 
 /// How a tenant launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Load {
+pub(crate) enum Load {
     /// As much as it may, always.
     Saturating,
     /// One launch, wait for its end, work on the CPU for `gap_ns`.
@@ -30,16 +30,16 @@ pub enum Load {
 }
 
 #[derive(Clone, Debug)]
-pub struct Tenant {
-    pub share: SliceShare,
-    pub kernel_ns: u64,
-    pub processes: usize,
-    pub load: Load,
+pub(crate) struct Tenant {
+    pub(crate) share: SliceShare,
+    pub(crate) kernel_ns: u64,
+    pub(crate) processes: usize,
+    pub(crate) load: Load,
     /// Its processes are killed then.
-    pub dies_ns: Option<u64>,
+    pub(crate) dies_ns: Option<u64>,
 }
 
-pub fn tenant(weight_milli: u32, kernel_ns: u64) -> Tenant {
+pub(crate) fn tenant(weight_milli: u32, kernel_ns: u64) -> Tenant {
     let share = SliceShare { weight_milli, limit_milli: None };
     Tenant { share, kernel_ns, processes: 1, load: Load::Saturating, dies_ns: None }
 }
@@ -57,22 +57,22 @@ struct Client {
     idle_until_ns: u64,
     owed_ns: u64,
     waiting_since_ns: Option<u64>,
-    pub ran_ns: u64,
-    pub longest_wait_ns: u64,
-    pub waits_ns: Vec<u64>,
+    pub(crate) ran_ns: u64,
+    pub(crate) longest_wait_ns: u64,
+    pub(crate) waits_ns: Vec<u64>,
 }
 
-pub struct Outcome {
+pub(crate) struct Outcome {
     /// GPU time of each tenant in each second, from the second one on.
-    pub seconds: Vec<Vec<u64>>,
-    pub longest_wait_ns: Vec<u64>,
-    pub waits_ns: Vec<Vec<u64>>,
-    pub ever_unweightable: bool,
+    pub(crate) seconds: Vec<Vec<u64>>,
+    pub(crate) longest_wait_ns: Vec<u64>,
+    pub(crate) waits_ns: Vec<Vec<u64>>,
+    pub(crate) ever_unweightable: bool,
 }
 
 impl Outcome {
     /// The largest difference, in points of a percent, between a tenant's part of the used time in a second and its weight.
-    pub fn worst_error(&self, tenants: &[Tenant]) -> f64 {
+    pub(crate) fn worst_error(&self, tenants: &[Tenant]) -> f64 {
         let weights: f64 = tenants.iter().map(|tenant| f64::from(tenant.share.weight_milli)).sum();
         let error = |second: &Vec<u64>| {
             let total: u64 = second.iter().sum();
@@ -86,14 +86,14 @@ impl Outcome {
     }
 
     /// The smallest part of a second that the GPU worked.
-    pub fn least_busy(&self) -> f64 {
+    pub(crate) fn least_busy(&self) -> f64 {
         let busy = |second: &Vec<u64>| second.iter().sum::<u64>() as f64 / (1000 * MS) as f64;
         self.seconds.iter().map(busy).fold(1.0, f64::min)
     }
 }
 
 /// Runs the tenants for `seconds`; with `gated` false every gate is open and the driver's queue 1,024 launches deep.
-pub fn run(tenants: &[Tenant], seconds: u64, gated: bool) -> Outcome {
+pub(crate) fn run(tenants: &[Tenant], seconds: u64, gated: bool) -> Outcome {
     let mut arbiter = Arbiter::new(Parameters::default());
     let mut clients: Vec<Client> = tenants
         .iter()
@@ -123,7 +123,7 @@ pub fn run(tenants: &[Tenant], seconds: u64, gated: bool) -> Outcome {
                 if gated { window_ns[index] } else { 1024 * tenant.kernel_ns },
             );
         }
-        if gated && now % POLL == 0 {
+        if gated && now.is_multiple_of(POLL) {
             let observed: Vec<_> = tenants
                 .iter()
                 .zip(&clients)
@@ -137,7 +137,7 @@ pub fn run(tenants: &[Tenant], seconds: u64, gated: bool) -> Outcome {
                 outcome.ever_unweightable |= decision.unweightable;
             }
         }
-        if now % (1000 * MS) == 0 {
+        if now.is_multiple_of(1000 * MS) {
             let ran: Vec<u64> = clients.iter_mut().map(|client| std::mem::take(&mut client.ran_ns)).collect();
             // The first second is for the queues to fill.
             if now > 1000 * MS {
@@ -205,7 +205,7 @@ impl Client {
                 in_flight == 0 && now >= self.idle_until_ns
             }
             Load::Bursts { work_ns, every_ns } => {
-                if now % every_ns == 0 {
+                if now.is_multiple_of(every_ns) {
                     self.owed_ns += work_ns;
                 }
                 self.owed_ns > 0 && in_flight < REFILL
