@@ -21,6 +21,7 @@ use crate::build_shim::Artifact;
 
 /// All functions that drivers have: those that are hooked, and those that pass (`crates/shim/data`).
 pub(crate) fn of_driver(feature: &str) -> Result<BTreeSet<String>> {
+    let feature = if feature == "gate" { "cuda" } else { feature };
     let hooked: &[Hook] = if feature == "cuda" { hooks::CUDA } else { hooks::NVML };
     let path = crate::root().join(format!("crates/shim/data/{feature}-passes.txt"));
     let text = std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
