@@ -74,7 +74,8 @@ impl Launch {
 
     /// Everything but a process, and the container, where the task gets one.
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
-        let (env, driver, node) = (self.env.as_ref(), self.env.driver.as_ref(), &self.env.node);
+        let env = Arc::clone(&self.env);
+        let (driver, node) = (env.driver.as_ref(), &env.node);
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
         self.set_compute()?;
         env.launcher.make_region(driver, node, &self.lease, &env.gpus)?;
