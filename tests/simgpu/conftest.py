@@ -57,8 +57,8 @@ class Machine:
         }
         self.clients = []
 
-    def client(self, **env):
-        client = Client({**self.env, **env}, [sys.executable, str(pathlib.Path(__file__).parent / "client.py")])
+    def client(self, program="client.py", **env):
+        client = Client({**self.env, **env}, [sys.executable, str(pathlib.Path(__file__).parent / program)])
         self.clients.append(client)
         return client
 

@@ -6,7 +6,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 /// Who may use whom. A crate may also use whatever the crates it names may use.
-const ARROWS: [(&str, &[&str]); 20] = [
+const ARROWS: [(&str, &[&str]); 21] = [
+    ("arbiter", &[]),
     ("model", &[]),
     ("metrics", &[]),
     ("ledger", &[]),
@@ -22,7 +23,7 @@ const ARROWS: [(&str, &[&str]); 20] = [
     ("store", &["model", "metrics"]),
     ("clearml", &["model"]),
     ("server", &["clearml", "store", "decide", "metrics"]),
-    ("node", &["decide", "driver", "runtime", "ledger", "metrics"]),
+    ("node", &["decide", "driver", "runtime", "ledger", "metrics", "arbiter"]),
     ("agent", &["node", "clearml"]),
     ("kube-model", &["clearml", "decide"]),
     ("kube", &["kube-model", "node", "clearml"]),
@@ -30,7 +31,8 @@ const ARROWS: [(&str, &[&str]); 20] = [
 ];
 
 /// Dependencies that the crates without IO may use, and nothing else: no clock, randomness, network or runtime.
-const PURE: [(&str, &[&str]); 9] = [
+const PURE: [(&str, &[&str]); 10] = [
+    ("arbiter", &[]),
     ("metrics", &[]),
     ("model", &["serde", "thiserror"]),
     ("mig", &["serde", "thiserror"]),

@@ -17,20 +17,27 @@ pub(crate) struct Artifact {
     pub(crate) feature: &'static str,
     /// Its file name; a filter's soname too.
     pub(crate) file: &'static str,
+    /// The directory below `shim` that it is in.
+    pub(crate) dir: &'static str,
     /// The real library behind a filter.
     pub(crate) filters: Option<&'static str>,
 }
 
+const CUDA_BEHIND: &str = "/run/cantle/real/libcuda.so.1";
+
 /// What is built.
-pub(crate) const ARTIFACTS: [Artifact; 4] = [
-    Artifact { feature: "cuda", file: "libcuda.so.1", filters: Some("/run/cantle/real/libcuda.so.1") },
+pub(crate) const ARTIFACTS: [Artifact; 5] = [
+    Artifact { feature: "cuda", file: "libcuda.so.1", dir: "", filters: Some(CUDA_BEHIND) },
+    // Mounted in place of the first where a slice's compute share is enforced.
+    Artifact { feature: "gate", file: "libcuda.so.1", dir: "gate", filters: Some(CUDA_BEHIND) },
     Artifact {
         feature: "nvml",
         file: "libnvidia-ml.so.1",
+        dir: "",
         filters: Some("/run/cantle/real/libnvidia-ml.so.1"),
     },
-    Artifact { feature: "preload", file: "libcantle-preload.so", filters: None },
-    Artifact { feature: "image", file: "libcantle-image.so", filters: None },
+    Artifact { feature: "preload", file: "libcantle-preload.so", dir: "", filters: None },
+    Artifact { feature: "image", file: "libcantle-image.so", dir: "", filters: None },
 ];
 
 /// Symbols of the C library that the shim may use, by the library that has had them since 2.17. All of them are older.
@@ -71,7 +78,9 @@ pub(crate) fn build(out_dir: &Path, target_dir: &Path) -> Result<()> {
         let named = target_dir.join("shim").join(artifact.file);
         std::fs::copy(&built, &named).with_context(|| format!("cannot copy {}", built.display()))?;
         crate::link_names::add(artifact, &named)?;
-        crate::dist::install(&named, &out_dir.join(artifact.file))?;
+        let dir = out_dir.join(artifact.dir);
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        crate::dist::install(&named, &dir.join(artifact.file))?;
     }
     Ok(())
 }

@@ -19,6 +19,11 @@ use object::pod::{bytes_of, from_bytes, slice_from_bytes};
 
 use crate::build_shim::Artifact;
 
+/// Whose functions they are: the gate is in front of the same library as the plain filter.
+fn driver_of(artifact: &Artifact) -> &'static str {
+    if artifact.feature == "gate" { "cuda" } else { artifact.feature }
+}
+
 /// All functions that drivers have: those that are hooked, and those that pass (`crates/shim/data`).
 pub(crate) fn of_driver(feature: &str) -> Result<BTreeSet<String>> {
     let hooked: &[Hook] = if feature == "cuda" { hooks::CUDA } else { hooks::NVML };
@@ -35,7 +40,7 @@ pub(crate) fn add(artifact: &Artifact, file: &Path) -> Result<()> {
         return Ok(());
     }
     let mut bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-    add_names(&mut bytes, &of_driver(artifact.feature)?)?;
+    add_names(&mut bytes, &of_driver(driver_of(artifact))?)?;
     std::fs::write(file, bytes).with_context(|| file.display().to_string())
 }
 
@@ -110,7 +115,7 @@ fn c_string(bytes: &[u8], at: usize) -> Option<&[u8]> {
 
 /// A program that calls every function of the driver can be linked with the filter; which link editors did it.
 pub(crate) fn check(artifact: &Artifact, file: &Path) -> Result<String> {
-    let inventory = crate::root().join(format!("crates/simgpu/data/{}-symbols.txt", artifact.feature));
+    let inventory = crate::root().join(format!("crates/simgpu/data/{}-symbols.txt", driver_of(artifact)));
     let text = std::fs::read_to_string(&inventory).with_context(|| inventory.display().to_string())?;
     let functions = text.lines().filter(|line| !line.starts_with('#')).filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -13,7 +13,7 @@ use crate::build_shim::{ARTIFACTS, Artifact};
 use crate::link_names;
 
 /// A shared object may be this large.
-const MAX_BYTES: usize = 192 << 10;
+const MAX_BYTES: usize = 224 << 10;
 /// The newest C library whose symbols may be needed.
 const NEWEST_GLIBC: (u32, u32) = (2, 17);
 /// Libraries that every system has.
@@ -28,12 +28,12 @@ const PANIC_TRACES: &[&str] =
 /// Checks `<dist>/lib/cantle/shim`.
 pub(crate) fn run(dist_dir: &Path) -> Result<()> {
     for artifact in &ARTIFACTS {
-        let path = dist_dir.join("lib/cantle/shim").join(artifact.file);
+        let path = dist_dir.join("lib/cantle/shim").join(artifact.dir).join(artifact.file);
         let bytes = std::fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let summary = check(artifact, &bytes).with_context(|| path.display().to_string())?;
         let links = artifact.filters.map(|_| link_names::check(artifact, &path)).transpose()?;
         let links = links.map(|links| format!(", {links}")).unwrap_or_default();
-        println!("verify-shim: {}: {summary}{links}", artifact.file);
+        println!("verify-shim: {}: {summary}{links}", Path::new(artifact.dir).join(artifact.file).display());
     }
     Ok(())
 }
@@ -123,6 +123,7 @@ fn check_exports(artifact: &Artifact, file: &ElfFile64<'_, Endianness>) -> Resul
     let names = |table: &'static [Hook]| table.iter().filter_map(|hook| hook.name.to_str().ok());
     let wanted: BTreeSet<&str> = match artifact.feature {
         "cuda" => names(hooks::CUDA).collect(),
+        "gate" => names(hooks::CUDA).chain(names(hooks::GATE)).collect(),
         "nvml" => names(hooks::NVML).collect(),
         _ => names(hooks::CUDA).chain(names(hooks::NVML)).chain(PRELOAD_EXPORTS.iter().copied()).collect(),
     };

@@ -68,7 +68,6 @@ pub(crate) fn explain(error: &NodeError) -> String {
 #[cfg(test)]
 mod tests {
     use cantle_clearml::{Credentials, TaskRequest};
-    use cantle_model::ComputeMode;
 
     use super::*;
 
@@ -93,15 +92,6 @@ mod tests {
         assert_eq!(command.argv, ["echo", "a b"]);
         assert_eq!(command.env.get("CLEARML_TASK_ID"), Some(&"7".into()));
         assert_eq!(command.env.get("CLEARML_WORKER_ID"), Some(&"w".into()));
-    }
-
-    #[test]
-    fn what_cannot_be_kept_is_not_promised() {
-        let command = vec!["train".to_owned()];
-        let request = TaskRequest { command, compute: ComputeMode::Fair, ..TaskRequest::default() };
-        let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
-        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
-        assert!(error.contains("cantle/compute"), "{error}");
     }
 
     #[test]

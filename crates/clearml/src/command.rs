@@ -5,7 +5,9 @@
 use std::collections::BTreeMap;
 use std::str::FromStr;
 
-use cantle_model::{Bytes, ComputeMode, GpuRequest, Isolation, Milli, RequestError, TaskTerms};
+use cantle_model::{
+    Bytes, ComputeError, ComputeRequest, GpuRequest, Isolation, Milli, RequestError, TaskTerms,
+};
 use serde_json::Value;
 
 use crate::tasks::{HyperParams, Param};
@@ -25,7 +27,7 @@ pub struct TaskRequest {
     /// How it is isolated from other tasks on the GPU.
     pub isolation: Isolation,
     /// How compute time is divided.
-    pub compute: ComputeMode,
+    pub compute: ComputeRequest,
     /// CPU that counts against quotas, in thousandths of a core. It is not enforced.
     pub cpu_milli: u64,
     /// Main memory that counts against quotas, in bytes. It is not enforced.
@@ -52,12 +54,14 @@ impl TaskRequest {
                 serde_json::from_str(json).map_err(|_| TaskRequestError::Command(json.to_owned()))?
             }
         };
+        let gpu = gpu_request(text)?;
+        let compute = compute_request(text, gpu.as_ref())?;
         Ok(Some(Self {
             command,
             cwd: text("cwd").map(str::to_owned),
-            gpu: gpu_request(text)?,
+            gpu,
             isolation: word("isolation", text("isolation"), "any, mig or shared")?,
-            compute: word("compute", text("compute"), "even, fair or strict")?,
+            compute,
             cpu_milli: parsed("cpu", text("cpu"), "a number of cores such as 0.5", |Milli(n)| n.into())?,
             memory_bytes: parsed("memory", text("memory"), "a quantity such as 16Gi", |Bytes(n)| n)?,
             priority: parsed("priority", text("priority"), "a whole number", |n| n)?,
@@ -90,8 +94,14 @@ impl TaskRequest {
         if self.isolation != Isolation::default() {
             put("isolation", json_word(&self.isolation));
         }
-        if self.compute != ComputeMode::default() {
-            put("compute", json_word(&self.compute));
+        if self.compute.is_enforced() {
+            put("compute", self.compute.mode.to_string());
+        }
+        for (name, part) in [("compute_request", self.compute.request), ("compute_limit", self.compute.limit)]
+        {
+            if let Some(part) = part {
+                put(name, part.to_string());
+            }
         }
         if let Ok(cpu @ 1..) = u32::try_from(self.cpu_milli) {
             put("cpu", Milli(cpu).to_string());
@@ -151,6 +161,23 @@ fn gpu_request<'a>(text: impl Fn(&str) -> Option<&'a str>) -> Result<Option<GpuR
         0 | 1 => Ok(found.pop()),
         _ => Err(TaskRequestError::Several),
     }
+}
+
+/// What it asks for of a GPU's compute time. The slice of a task that leaves it to its queue is not known yet.
+fn compute_request<'a>(
+    text: impl Fn(&str) -> Option<&'a str>,
+    gpu: Option<&GpuRequest>,
+) -> Result<ComputeRequest, TaskRequestError> {
+    let part = |name: &'static str, parameter| {
+        text(name).map(|value| ComputeRequest::part(parameter, value)).transpose()
+    };
+    let compute = ComputeRequest {
+        mode: text("compute").map(str::parse).transpose()?.unwrap_or_default(),
+        request: part("compute_request", "parameter cantle/compute_request")?,
+        limit: part("compute_limit", "parameter cantle/compute_limit")?,
+    };
+    compute.check(gpu.unwrap_or(&GpuRequest::Gpus(1)))?;
+    Ok(compute)
 }
 
 fn word<T>(name: &'static str, text: Option<&str>, legal: &'static str) -> Result<T, TaskRequestError>
@@ -224,6 +251,9 @@ pub enum TaskRequestError {
         /// How.
         source: RequestError,
     },
+    /// The request for compute is wrong.
+    #[error("parameters of section cantle: {0}")]
+    Compute(#[from] ComputeError),
     /// More than one amount.
     #[error(
         "parameters of section cantle ask for GPU in several ways; keep one of gpu, gpus, gpu_memory, mig_profile"
@@ -267,7 +297,10 @@ mod tests {
                 cwd: Some("/data".into()),
                 gpu,
                 isolation: Isolation::Mig,
-                compute: ComputeMode::Strict,
+                compute: ComputeRequest {
+                    mode: cantle_model::ComputeMode::Strict,
+                    ..ComputeRequest::default()
+                },
                 cpu_milli: 1500,
                 memory_bytes: 16 << 30,
                 priority: -3,

@@ -1,7 +1,5 @@
 //! How a task is executed, as far as agents on machines and pods have it in common.
 
-use cantle_model::ComputeMode;
-
 use crate::{TaskRequest, TaskRequestError, tasks};
 
 /// Runs the code of ClearML's SDK.
@@ -13,11 +11,6 @@ pub enum Unrunnable {
     /// Its parameters are malformed.
     #[error(transparent)]
     Request(#[from] TaskRequestError),
-    /// Nothing enforces a share of compute time yet, so it is refused rather than promised.
-    #[error(
-        "it asks for a share of compute time (parameter cantle/compute), which is not enforced; use even"
-    )]
-    Compute,
     /// There is nothing to run.
     #[error("it has neither a command (parameter cantle/command) nor a script")]
     NothingToRun,
@@ -32,9 +25,6 @@ pub enum Unrunnable {
 /// What is wrong with the task.
 pub fn runnable(task: &tasks::Task) -> Result<TaskRequest, Unrunnable> {
     let request = TaskRequest::from_hyperparams(&task.hyperparams)?.unwrap_or_default();
-    if request.compute != ComputeMode::Even {
-        return Err(Unrunnable::Compute);
-    }
     let script = &task.script;
     let has_script =
         !script.repository.is_empty() || !script.diff.is_empty() || !script.entry_point.is_empty();

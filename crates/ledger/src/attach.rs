@@ -36,10 +36,10 @@ pub struct Ledger {
 }
 
 #[derive(Debug)]
-struct Path([u8; PATH_BYTES]);
+pub(crate) struct Path([u8; PATH_BYTES]);
 
 impl Path {
-    fn join(dir: &CStr, name: &CStr) -> Result<Self, OpenError> {
+    pub(crate) fn join(dir: &CStr, name: &CStr) -> Result<Self, OpenError> {
         let mut path = [0; PATH_BYTES];
         let bytes = dir.to_bytes().iter().chain(b"/").chain(name.to_bytes_with_nul());
         let mut free = path.iter_mut();
@@ -49,7 +49,7 @@ impl Path {
         Ok(Self(path))
     }
 
-    fn as_c_str(&self) -> &CStr {
+    pub(crate) fn as_c_str(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or(c"")
     }
 }
@@ -268,11 +268,11 @@ const fn one(slot: u32) -> Range<u32> {
     slot..slot + 1
 }
 
-fn lock(fd: &Fd, slot: u32) -> bool {
+pub(crate) fn lock(fd: &Fd, slot: u32) -> bool {
     lock_command(fd, libc::F_OFD_SETLK, libc::F_WRLCK, one(slot)).is_some()
 }
 
-fn unlock(fd: &Fd, slot: u32) {
+pub(crate) fn unlock(fd: &Fd, slot: u32) {
     lock_command(fd, libc::F_OFD_SETLK, libc::F_UNLCK, one(slot));
 }
 

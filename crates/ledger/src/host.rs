@@ -67,7 +67,7 @@ pub fn create(dir: &Path, lease: &str, gpus: &[GpuLimit]) -> Result<(), HostErro
     put(dir, LIMITS_FILE, 0o644, &limits(lease, gpus)?)
 }
 
-fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(), HostError> {
+pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(), HostError> {
     let path = dir.join(name);
     let temporary = dir.join(format!(".{name}.new"));
     let written = (|| {

@@ -19,6 +19,7 @@
 extern crate std;
 
 pub mod attach;
+pub mod compute;
 #[cfg(feature = "std")]
 pub mod host;
 mod layout;

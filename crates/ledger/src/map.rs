@@ -79,6 +79,13 @@ impl Fd {
         true
     }
 
+    /// Writes all of `bytes` at `offset`, as far as the file lets it.
+    #[cfg(feature = "std")]
+    pub(crate) fn write_at(&self, bytes: &[u8], offset: usize) {
+        // SAFETY: the kernel reads at most `bytes.len()` bytes of `bytes`, which is borrowed for the call.
+        unsafe { libc::syscall(libc::SYS_pwrite64, self.0, bytes.as_ptr(), bytes.len(), offset) };
+    }
+
     /// `fcntl` with a lock; false if it fails.
     pub(crate) fn lock(&self, command: c_int, request: &mut libc::flock) -> bool {
         // SAFETY: the kernel reads and writes one `flock`, the one that we borrow exclusively; on 64-bit systems its layout is
@@ -123,7 +130,7 @@ unsafe impl<T: Region> Send for Mapping<T> {}
 unsafe impl<T: Region> Sync for Mapping<T> {}
 
 impl<T: Region> Mapping<T> {
-    fn new(fd: &Fd, writable: bool) -> Result<Self, OpenError> {
+    pub(crate) fn new(fd: &Fd, writable: bool) -> Result<Self, OpenError> {
         if fd.len()? < size_of::<T>() {
             return Err(OpenError::Truncated);
         }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{GpuUuid, LeaseId, MigInstance, Milli, TaskId};
+use crate::{ComputeShare, GpuUuid, LeaseId, MigInstance, Milli, TaskId};
 
 /// A part of one GPU: memory bytes and compute share, or one MIG instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,4 +89,7 @@ pub struct Lease {
     /// What keeps the task to its slices, once started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enforcement: Option<Enforcement>,
+    /// What its slice is entitled to of the GPU's compute time; none for the driver's equal part.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<ComputeShare>,
 }

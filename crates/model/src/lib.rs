@@ -5,6 +5,7 @@
 
 mod amount;
 mod capability;
+mod compute;
 mod fleet;
 mod fraction;
 mod gpu;
@@ -18,6 +19,7 @@ mod task;
 
 pub use amount::{AmountError, Bytes, GRANULE_BYTES, Milli, counted, whole_granules};
 pub use capability::{WITHHELD_CAPABILITIES, is_withheld};
+pub use compute::{ComputeError, ComputeMode, ComputeRequest, ComputeShare};
 pub use fleet::{Fleet, HeldElsewhere, HeldTask, QuotaView, Stopping, TaskTerms, Victim, WaitingTask};
 pub use fraction::Fraction;
 pub use gpu::{Gpu, GpuMode, GpuUuid, MigInstance};
@@ -26,5 +28,5 @@ pub use id::{LeaseId, QueueId, TaskId};
 pub use lease::{Enforcement, Holder, Lease, Slice};
 pub use queue::{QueueSpec, QueueSpecError, QueueWant};
 pub use quota::{Amounts, Cause, ProjectQuota, Quota, QuotaError, RESOURCES, Resource, projects_above};
-pub use request::{ComputeMode, GpuRequest, Isolation, RequestError, Share};
+pub use request::{GpuRequest, Isolation, RequestError, Share};
 pub use task::TaskStatus;

@@ -123,19 +123,6 @@ impl Share {
     }
 }
 
-/// How compute time of a shared GPU is divided.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ComputeMode {
-    /// The driver's own time-slicing: equal among those who are busy.
-    #[default]
-    Even,
-    /// By weight of the slice; idle time is lent.
-    Fair,
-    /// By weight, never more than the slice's part.
-    Strict,
-}
-
 /// What must keep the slice apart from its neighbours.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -339,7 +339,7 @@ impl AllocatableGpus {
     /// If the driver can't say, or a file of it can't be copied.
     pub fn edits(&self, lease: &Lease) -> Result<Edits, NodeError> {
         let mut parts = self.driver.container_parts(&lease.slices)?;
-        let mut spec = self.launcher.spec(&self.node, &lease.id, &lease.slices, &Command::default());
+        let mut spec = self.launcher.spec(&self.node, lease, &Command::default());
         if let Some(copies) = &self.copies {
             let libraries = &mut spec.confinement.libraries;
             let files =

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use cantle_model::{ComputeMode, GpuListError, LeaseId, MigName};
+use cantle_model::{ComputeError, GpuListError, LeaseId, MigName};
 use cantle_runtime::files::FileError;
 use cantle_sched::Reason;
 
@@ -88,11 +88,8 @@ pub enum NodeError {
     #[error("{0}")]
     Never(Box<Reason>),
     /// A division of compute time that nothing here enforces.
-    #[error(
-        "--compute {} is not enforced by this version, only even is (the driver's own time-slicing)",
-        word(*.0)
-    )]
-    Compute(ComputeMode),
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
     /// No capacity within the time given.
     #[error("no room: {0}")]
     NoRoom(Box<Reason>),
@@ -184,7 +181,6 @@ impl NodeError {
             Self::NoInstance { .. } => "nvidia-smi -L lists them",
             Self::SharedInstance { .. } => "give instances of their own",
             Self::SeveralInstances { .. } => "add --dynamic-gpus to give each task one of them, or name one",
-            Self::Compute(_) => "leave it out",
             Self::NoRoom(_) => "see cantle explain no-capacity",
             _ => return Vec::new(),
         };
@@ -223,12 +219,4 @@ impl NodeError {
 
 fn instances_there(there: &str) -> String {
     if there.is_empty() { "; none is there".to_owned() } else { format!("; there are {there}") }
-}
-
-const fn word(mode: ComputeMode) -> &'static str {
-    match mode {
-        ComputeMode::Even => "even",
-        ComputeMode::Fair => "fair",
-        ComputeMode::Strict => "strict",
-    }
 }

@@ -5,6 +5,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{ContextCache, Driver};
+use cantle_ledger::compute::{GrantTerms, create_grant};
 use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
@@ -85,23 +86,34 @@ impl Launcher {
             })
         };
         let limits: Vec<GpuLimit> = lease.slices.iter().map(limit).collect::<Result<_, _>>()?;
+        if let (Some(share), [first, ..]) = (lease.compute, limits.as_slice()) {
+            let terms = GrantTerms {
+                uuid: first.uuid,
+                mode: share.mode.number(),
+                request_milli: share.request_milli.0,
+                limit_milli: share.limit_milli.map(|limit| limit.0),
+            };
+            create_grant(&dir, &terms)?;
+        }
         Ok(host::create(&dir, &lease.id.0, &limits)?)
     }
 
     /// What the runtime has to know to start `command` under `lease`.
-    pub fn spec(&self, node: &NodeStore, lease: &LeaseId, slices: &[Slice], command: &Command) -> TaskSpec {
+    pub fn spec(&self, node: &NodeStore, lease: &Lease, command: &Command) -> TaskSpec {
         TaskSpec {
-            lease: lease.clone(),
-            slices: slices.to_vec(),
+            lease: lease.id.clone(),
+            slices: lease.slices.clone(),
             argv: command.argv.clone(),
             env: command.env.clone(),
             clear_env: false,
             cwd: command.cwd.clone(),
             confinement: Confinement {
                 shim_dir: self.shim_dir.clone(),
-                slice_dir: node.slice_dir(lease),
+                slice_dir: node.slice_dir(&lease.id),
+                gate: lease.compute.is_some(),
                 libraries: self.libraries.clone(),
-                backend: self.backend,
+                // A preloaded library is no gate: what it does not hook launches as it likes.
+                backend: if lease.compute.is_some() { BackendChoice::MountNamespace } else { self.backend },
             },
         }
     }
@@ -111,7 +123,19 @@ impl Launcher {
 pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
     let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
     let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
-    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, kept: false, enforcement: None }
+    Lease {
+        id,
+        task,
+        name,
+        queue,
+        slices,
+        placed_ms,
+        owner,
+        leader: None,
+        kept: false,
+        enforcement: None,
+        compute: None,
+    }
 }
 
 /// How a slice is enforced, for people.

@@ -7,6 +7,7 @@
 mod allocation;
 pub mod capacity;
 pub mod clock;
+mod compute;
 mod driver_files;
 mod error;
 mod launch;
@@ -22,6 +23,7 @@ use cantle_model::Holder;
 
 pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
 pub use cantle_runtime::{Command, leave_terminal};
+pub use compute::{ComputeArbiter, ComputeUse, compute_use, own_compute_use};
 pub use error::NodeError;
 pub use launch::{Launcher, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};

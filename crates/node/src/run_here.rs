@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use cantle_driver::{Driver, Installation};
 use cantle_model::{
-    ComputeMode, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant, TaskId,
+    ComputeError, ComputeRequest, Gpu, GpuList, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, QueueWant,
+    TaskId,
 };
 use cantle_runtime::{
     Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, RunningTask,
@@ -16,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::capacity;
 use crate::clock::now_ms;
+use crate::compute::ComputeArbiter;
 use crate::launch::{Launcher, enforced_by, got, new_lease};
 use crate::mig::{self, Stages, make_instances};
 use crate::refusals::Refusals;
@@ -39,7 +41,7 @@ pub struct RunRequest {
     /// What must keep it apart from its neighbours.
     pub isolation: Isolation,
     /// How compute time is divided.
-    pub compute: ComputeMode,
+    pub compute: ComputeRequest,
     /// What to run.
     pub command: Command,
     /// How long to wait for capacity; none: not at all.
@@ -93,11 +95,7 @@ async fn run(
     docker: Option<&DockerRun>,
     notify: &dyn Fn(&str),
 ) -> Result<i32, NodeError> {
-    // A refusal is better than a promise that nothing enforces.
-    match request.compute {
-        ComputeMode::Even => {}
-        mode @ (ComputeMode::Fair | ComputeMode::Strict) => return Err(NodeError::Compute(mode)),
-    }
+    check_compute(&request, docker)?;
     let driver = cantle_driver::open(&request.installation)?;
     let wanted = match docker {
         Some(docker) => GpuList::Indices(vec![docker.gpu_index().map_err(StartError::from)?]),
@@ -108,10 +106,25 @@ async fn run(
     let node = NodeStore::open(&NodeStore::dir_for(&request.installation))?;
     let launcher = Launcher::new(driver, &request.lib_dir, &node, request.backend)?;
     let lease = wait_for_capacity(driver, &node, &gpus, &request, notify).await?;
+    let _arbiter = lease.compute.map(|_| ComputeArbiter::start(&node));
     let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher };
     let ran = run_under(&on, &request, docker, lease.clone(), notify).await;
     node.lock()?.retire(&lease)?;
     ran
+}
+
+/// A refusal is better than a promise that nothing enforces.
+fn check_compute(request: &RunRequest, docker: Option<&DockerRun>) -> Result<(), NodeError> {
+    let (compute, mode) = (&request.compute, request.compute.mode);
+    compute.check(&request.request)?;
+    if compute.is_enforced() && request.isolation == Isolation::Mig {
+        return Err(ComputeError::Mig(mode).into());
+    }
+    if compute.is_enforced() && (docker.is_some() || request.backend == BackendChoice::Preload) {
+        let what = if docker.is_some() { "docker-run" } else { "LD_PRELOAD" };
+        return Err(ComputeError::Unenforceable { mode, what: what.to_owned() }.into());
+    }
+    Ok(())
 }
 
 /// What it takes to run a task under a lease.
@@ -132,14 +145,17 @@ async fn run_under(
     let &Equipment { driver, node, gpus, launcher } = on;
     make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
     launcher.make_region(driver, node, &lease, gpus)?;
-    let spec = launcher.spec(node, &lease.id, &lease.slices, &request.command);
+    let spec = launcher.spec(node, &lease, &request.command);
     let mut task = match (docker, &request.image) {
         (Some(docker), _) => start_attached(&docker_client(spec, docker, &lease, driver)?)?,
         (None, Some(image)) => start_in(image, spec, &lease, driver, notify).await?,
         (None, None) => start_attached(&spec)?,
     };
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
-    let enforced = enforced_by(backend);
+    let enforced = match &lease.compute {
+        Some(share) => format!("compute {}, {}", share.mode, enforced_by(backend)),
+        None => enforced_by(backend),
+    };
     lease.leader = Some(task.leader());
     lease.enforcement = backend.enforcement();
     node.lock()?.put(&lease)?;
@@ -295,7 +311,8 @@ fn take(
     let mut slices = decided.starts.into_iter().next().map(|start| start.slices).unwrap_or_default();
     mig::name_given(driver, &mut slices)?;
     let name = request.command.argv.first().map(|arg| arg.to_string_lossy().into_owned()).unwrap_or_default();
-    let lease = new_lease(id, name, None, slices);
+    let compute = request.compute.share_of(&slices)?;
+    let lease = Lease { compute, ..new_lease(id, name, None, slices) };
     locked.put(&lease)?;
     Ok(Ok(lease))
 }

@@ -6,6 +6,7 @@
 //!   real/libnvidia-ml.so.1
 //!   slice/limits                   read-only
 //!   slice/usage                    read-write
+//!   slice/grant, slice/launches    where compute is shared by weight, read-only and read-write
 //! <every name of libcuda.so.1>     the shim
 //! <every name of libnvidia-ml…>    the shim
 //! ```
@@ -76,8 +77,9 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
     let libraries = &confinement.libraries;
     sources.cuda.bind(&Path::new(REAL_DIR).join("libcuda.so.1"), Access::ReadOnly)?;
     sources.nvml.bind(&Path::new(REAL_DIR).join("libnvidia-ml.so.1"), Access::ReadOnly)?;
-    sources.limits.bind(&Path::new(SLICE_DIR).join("limits"), Access::ReadOnly)?;
-    sources.usage.bind(Path::new(USAGE_FILE), Access::ReadWrite)?;
+    for (name, source, access) in &sources.slice {
+        source.bind(&Path::new(SLICE_DIR).join(name), *access)?;
+    }
     cover(&libraries.cuda, &sources.cuda_filter)?;
     cover(&libraries.nvml, &sources.nvml_filter)?;
     // Last: nothing more can be put into it.
@@ -111,22 +113,24 @@ fn cover(library: &DriverLibrary, filter: &Source) -> Result<()> {
 struct Sources {
     cuda: Source,
     nvml: Source,
-    limits: Source,
-    usage: Source,
+    slice: Vec<(&'static str, Source, Access)>,
     cuda_filter: Source,
     nvml_filter: Source,
 }
 
 impl Sources {
     fn open(confinement: &Confinement) -> Result<Self> {
-        let Confinement { shim_dir, slice_dir, libraries, .. } = confinement;
+        let Confinement { slice_dir, libraries, .. } = confinement;
+        let slice = confinement.slice_files().into_iter().map(|(name, is_read_only)| {
+            let access = if is_read_only { Access::ReadOnly } else { Access::ReadWrite };
+            Ok((name, Source::open(&slice_dir.join(name))?, access))
+        });
         Ok(Self {
+            slice: slice.collect::<Result<_>>()?,
             cuda: Source::open(&libraries.cuda.real)?,
             nvml: Source::open(&libraries.nvml.real)?,
-            limits: Source::open(&slice_dir.join("limits"))?,
-            usage: Source::open(&slice_dir.join("usage"))?,
-            cuda_filter: Source::open(&shim_dir.join("libcuda.so.1"))?,
-            nvml_filter: Source::open(&shim_dir.join("libnvidia-ml.so.1"))?,
+            cuda_filter: Source::open(&confinement.filter("libcuda.so"))?,
+            nvml_filter: Source::open(&confinement.filter("libnvidia-ml.so"))?,
         })
     }
 }

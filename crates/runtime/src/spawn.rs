@@ -58,8 +58,8 @@ fn check(spec: &TaskSpec) -> Result<(), StartError> {
     }
     if !spec.slices.is_empty() {
         let shim = &spec.confinement.shim_dir;
-        for file in ["libcuda.so.1", "libnvidia-ml.so.1", "libcantle-preload.so"].map(|name| shim.join(name))
-        {
+        let filters = ["libcuda.so", "libnvidia-ml.so"].map(|stem| spec.confinement.filter(stem));
+        for file in filters.into_iter().chain([shim.join("libcantle-preload.so")]) {
             if !file.is_file() {
                 return Err(StartError::NotInstalled(file));
             }

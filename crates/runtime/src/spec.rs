@@ -41,13 +41,37 @@ pub struct TaskSpec {
 pub struct Confinement {
     /// Directory of the filter libraries and `libcantle-preload.so` (`<lib>/shim`).
     pub shim_dir: PathBuf,
-    /// Directory of the slice's accounting: `limits` and `usage`.
+    /// Directory of the slice's accounting: `limits` and `usage`; with a gate also `grant` and `launches`.
     pub slice_dir: PathBuf,
+    /// Launches wait for the slice's part of the GPU's time.
+    #[serde(default)]
+    pub gate: bool,
     /// The driver's libraries and all their names on this machine.
     pub libraries: DriverLibraries,
     /// Which backend may be used.
     #[serde(default, rename = "wish")]
     pub backend: BackendChoice,
+}
+
+impl Confinement {
+    /// The filter that stands in for the driver's library of this name, `libcuda.so` or `libnvidia-ml.so`.
+    pub(crate) fn filter(&self, stem: &str) -> PathBuf {
+        let file = format!("{stem}.1");
+        if self.gate && stem == "libcuda.so" {
+            self.shim_dir.join("gate").join(file)
+        } else {
+            self.shim_dir.join(file)
+        }
+    }
+
+    /// The files of the slice's accounting that the task needs, and whether each is read-only to it.
+    pub(crate) fn slice_files(&self) -> Vec<(&'static str, bool)> {
+        let mut files = vec![("limits", true), ("usage", false)];
+        if self.gate {
+            files.extend([("grant", true), ("launches", false)]);
+        }
+        files
+    }
 }
 
 /// The two libraries through which programs reach the driver.

@@ -43,6 +43,8 @@ pub enum HookKind {
     Notices,
     /// Hands out addresses of other functions: hands out the hooks.
     Resolves,
+    /// Launches work: waits for its part of the GPU's time.
+    Launches,
 }
 
 /// One hooked function.
@@ -63,6 +65,8 @@ unsafe impl Sync for Hook {}
 
 /// Hooked functions of the driver API.
 pub static CUDA: &[Hook] = crate::cuda::HOOKS;
+/// Functions of the driver API that only the build with the gate hooks.
+pub static GATE: &[Hook] = crate::gate::HOOKS;
 /// Hooked functions of NVML.
 pub static NVML: &[Hook] = crate::nvml::HOOKS;
 

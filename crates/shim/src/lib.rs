@@ -14,6 +14,8 @@ extern crate std;
 
 mod cuda;
 mod function;
+#[cfg_attr(not(feature = "gate"), allow(dead_code, reason = "compiled to be tested; used by one build"))]
+mod gate;
 mod holdings;
 pub mod hooks;
 mod lock;

@@ -11,6 +11,7 @@ use core::ptr;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicU32};
 
+use cantle_ledger::compute::GatePage;
 use cantle_ledger::{Attachment, Ledger, MAX_GPUS};
 
 use crate::holdings::Holdings;
@@ -51,6 +52,11 @@ pub(crate) struct Process {
     pub(crate) graphs: Table,
     /// Contexts that the program created itself.
     pub(crate) contexts: Table,
+    /// The pages of the gate; none where compute is not shared by weight.
+    gate_page: Once<GatePage>,
+    /// True once there were none: they do not come later.
+    is_ungated: AtomicBool,
+    pub(crate) gate: crate::gate::State,
 }
 
 /// A cached answer to "which GPU of the slice is this device?".
@@ -142,6 +148,24 @@ impl Process {
     /// The slot in the ledger, if this process has taken one.
     pub(crate) fn existing_attachment(&self) -> Option<&Attachment> {
         self.attachment.get()
+    }
+
+    /// The pages of this slice's gate.
+    pub(crate) fn gate_page(&self) -> Option<&GatePage> {
+        if self.is_ungated.load(Relaxed) {
+            return None;
+        }
+        let page = self.gate_page.get_or(|| with_slice_dir(|dir| GatePage::open(dir).ok()));
+        if page.is_none() {
+            self.is_ungated.store(true, Relaxed);
+        }
+        page
+    }
+
+    /// As [`Self::gate_page`], if they were opened.
+    #[inline]
+    pub(crate) fn existing_gate_page(&self) -> Option<&GatePage> {
+        self.gate_page.get()
     }
 
     /// The ledger, to read figures from: takes no slot.

@@ -34,8 +34,11 @@ mod nvml;
 mod opening;
 #[cfg(any(feature = "cuda", feature = "cudart", test))]
 mod private_table;
+mod signals;
 pub mod spec;
 pub mod state;
+#[cfg_attr(not(test), allow(dead_code, unused_imports, reason = "each library uses its part"))]
+mod time;
 mod truth;
 pub mod version;
 

@@ -1,11 +1,13 @@
 //! What the simulated driver itself holds, as JSON: the outside witness of every test.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::GRANULE_BYTES;
 use crate::identity::gpu_uuid;
 use crate::mig::mig_uuid;
 use crate::state::{MAX_DOMAINS, Sim, SimGpu, StateGuard};
+use crate::time::{EngineId, view};
 
 /// The machine's memory, per GPU and process, after giving back what dead processes held.
 pub fn truth_json(sim: &'static Sim) -> String {
@@ -17,8 +19,11 @@ pub fn truth_json(sim: &'static Sim) -> String {
 fn gpu_json(state: &StateGuard, index: usize) -> String {
     let device = &state.devices()[index];
     let used: u64 = device.used_granules.iter().map(|&g| u64::from(g) * GRANULE_BYTES).sum();
+    // Of all processes, those that have ended too.
+    let engines = (0..MAX_DOMAINS).map(|domain| view(state.sim(), EngineId { device: index, domain }));
+    let gpu_time_us = engines.map(|engine| engine.busy_ns).sum::<u64>() / 1000;
     format!(
-        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"processes":[{}],"mig":[{}]}}"#,
+        r#"{{"uuid":"{}","memory_bytes":{},"used_bytes":{used},"gpu_time_us":{gpu_time_us},"processes":[{}],"mig":[{}]}}"#,
         gpu_uuid(index, device.model()),
         device.model().memory_bytes(),
         processes_json(state, index, 0..MAX_DOMAINS),
@@ -54,12 +59,21 @@ fn mig_json(state: &StateGuard, index: usize) -> String {
 /// The processes that hold memory in any of `domains` of GPU `index`.
 fn processes_json(state: &StateGuard, index: usize, domains: std::ops::Range<usize>) -> String {
     let mut out = String::new();
+    let engines = domains.clone().map(|domain| view(state.sim(), EngineId { device: index, domain }));
+    let mut gpu_ns: BTreeMap<usize, u64> = BTreeMap::new();
+    for process in engines.flat_map(|engine| engine.processes) {
+        *gpu_ns.entry(process.slot).or_default() += process.gpu_ns;
+    }
     for (slot, process) in state.processes() {
         let held: u64 = process.held_granules[index][domains.clone()].iter().map(|&g| u64::from(g)).sum();
         if held > 0 {
             let separator = if out.is_empty() { "" } else { "," };
             let (pid, used_bytes) = (state.pid_of(slot), held * GRANULE_BYTES);
-            let _ = write!(out, r#"{separator}{{"pid":{pid},"used_bytes":{used_bytes}}}"#);
+            let gpu_time_us = gpu_ns.get(&slot).unwrap_or(&0) / 1000;
+            let _ = write!(
+                out,
+                r#"{separator}{{"pid":{pid},"used_bytes":{used_bytes},"gpu_time_us":{gpu_time_us}}}"#
+            );
         }
     }
     out

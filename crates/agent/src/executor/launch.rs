@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use cantle_clearml::tasks;
+use cantle_clearml::{TaskRequest, tasks};
 use cantle_model::Lease;
 use cantle_node::mig::{Stages, make_instances};
 use cantle_node::{Command, NodeError};
@@ -61,13 +61,26 @@ impl Launch {
         })
     }
 
+    /// What the task asks for of its GPU's compute time becomes part of its lease.
+    fn set_compute(&mut self) -> Result<(), NodeError> {
+        let request = TaskRequest::from_hyperparams(&self.task.hyperparams).ok().flatten();
+        let compute = request.unwrap_or_default().compute.share_of(&self.lease.slices)?;
+        if compute != self.lease.compute {
+            self.lease.compute = compute;
+            self.env.node.lock()?.put(&self.lease)?;
+        }
+        Ok(())
+    }
+
     /// Everything but a process, and the container, where the task gets one.
     fn prepare(mut self, dir: &Path) -> Result<(TaskSpec, Option<Box<ContainerSpec>>), NodeError> {
-        let (env, driver, node) = (self.env.as_ref(), self.env.driver.as_ref(), &self.env.node);
+        let env = Arc::clone(&self.env);
+        let (driver, node) = (env.driver.as_ref(), &env.node);
         make_instances(driver, node, &env.gpus, &mut self.lease, &self.stages)?;
+        self.set_compute()?;
         env.launcher.make_region(driver, node, &self.lease, &env.gpus)?;
         node.link_task(&self.lease.id, dir)?;
-        let mut spec = env.launcher.spec(node, &self.lease.id, &self.lease.slices, &self.command);
+        let mut spec = env.launcher.spec(node, &self.lease, &self.command);
         let (Some(_), Some(docker)) = (&env.engine, &env.config.docker) else { return Ok((spec, None)) };
         let workers = Workers { task: self.worker, agent: env.worker.clone() };
         let container = container_spec(driver, docker, &self.task, &workers, &mut spec)?;

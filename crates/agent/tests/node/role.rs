@@ -8,7 +8,7 @@ use std::time::Duration;
 use cantle_agent::{AgentConfig, AllocationMode, daemon};
 use cantle_clearml::Credentials;
 use cantle_driver::Installation;
-use cantle_model::{ComputeMode, GpuList, GpuRequest, QueueSpec};
+use cantle_model::{ComputeRequest, GpuList, GpuRequest, QueueSpec};
 use cantle_node::{Command, RunRequest, run_here};
 use cantle_runtime::BackendChoice;
 use tokio::signal::unix::{SignalKind, signal};
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
             fraction => GpuRequest::from_fraction(fraction).unwrap(),
         },
         isolation: cantle_model::Isolation::Any,
-        compute: ComputeMode::Even,
+        compute: ComputeRequest::default(),
         command: Command { argv: vec!["sh".into(), "-c".into(), script.clone()], ..Command::default() },
         timeout: (timeout_s > 0).then(|| Duration::from_secs(timeout_s)),
         installation: source(place),

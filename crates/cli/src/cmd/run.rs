@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use cantle_driver::Installation;
-use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation};
+use cantle_model::{ComputeRequest, GpuList, GpuRequest, Isolation};
 use cantle_node::{Command, Docker, RunRequest, run_docker, run_here};
 use cantle_runtime::{BackendChoice, DockerRun, inside_slice};
 
@@ -13,16 +13,15 @@ use clap::Args;
 use crate::containers::{ImageArgs, SocketArgs};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{GpuAmount, values};
+use crate::shared_args::{ComputeArgs, GpuAmount, values};
 
 /// `cantle run`
 #[derive(Args, Debug)]
 pub(crate) struct RunArgs {
     #[command(flatten)]
     amount: GpuAmount,
-    /// How the compute time of a GPU is divided among its tasks: even, fair or strict
-    #[arg(long, value_name = "MODE", value_parser = values::compute, default_value = "even")]
-    compute: ComputeMode,
+    #[command(flatten)]
+    compute: ComputeArgs,
     /// What isolates the slice: any, mig or shared
     #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
     isolation: Isolation,
@@ -66,7 +65,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         request,
         gpus,
         isolation: args.isolation,
-        compute: args.compute,
+        compute: args.compute.request(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: timeout(args.timeout),
         installation: Installation::of_this_machine(),
@@ -86,7 +85,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResul
         request: args.amount.request()?.unwrap_or(GpuRequest::Gpus(1)),
         gpus: GpuList::All,
         isolation: Isolation::Any,
-        compute: ComputeMode::default(),
+        compute: ComputeRequest::default(),
         command: Command { argv: args.command.into_iter().map(Into::into).collect(), ..Command::default() },
         timeout: timeout(args.timeout),
         installation: Installation::of_this_machine(),

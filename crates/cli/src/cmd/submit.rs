@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use cantle_clearml::cantle::{GetQueues, SubmitTask};
 use cantle_clearml::tasks::{Container, Create};
 use cantle_clearml::{Listing, TaskRequest, projects, shell_words, subcode};
-use cantle_model::{Bytes, Isolation, Milli};
+use cantle_model::{Bytes, GpuRequest, Isolation, Milli};
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde_json::{Map, Value, json};
@@ -16,7 +16,7 @@ use crate::connect::Connection;
 use crate::containers::ImageArgs;
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{GpuAmount, values};
+use crate::shared_args::{ComputeArgs, GpuAmount, values};
 
 /// `cantle submit`
 #[derive(Args, Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct SubmitArgs {
     /// What isolates the slice: any, mig or shared
     #[arg(long, value_name = "KIND", value_parser = values::isolation, default_value = "any")]
     isolation: Isolation,
+    #[command(flatten)]
+    compute: ComputeArgs,
     #[command(flatten)]
     image: ImageArgs,
     /// Name of the task [default: the command]
@@ -62,6 +64,10 @@ pub(crate) struct SubmitArgs {
 
 /// Prints the task's id, alone, on stdout.
 pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
+    let gpu = args.amount.request()?;
+    let compute = args.compute.request();
+    // The slice of a task that leaves it to its queue is not known yet.
+    compute.check(gpu.as_ref().unwrap_or(&GpuRequest::Gpus(1))).map_err(as_kind(ErrorKind::Usage))?;
     let server = Connection::open(context)?;
     let queue = queue_id(&server, &args.queue)?;
     // The directories of this machine mean nothing in a container.
@@ -70,7 +76,8 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         None => Some(std::env::current_dir().map_err(as_kind(ErrorKind::Failed))?),
     };
     let request = TaskRequest {
-        gpu: args.amount.request()?,
+        gpu,
+        compute,
         isolation: args.isolation,
         cwd: cwd.map(|cwd| cwd.display().to_string()),
         cpu_milli: args.cpu.0.into(),

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use cantle_model::{AmountError, Bytes, ComputeMode, GpuList, GpuRequest, Isolation, Milli, RequestError};
+use cantle_model::{
+    AmountError, Bytes, ComputeError, ComputeMode, ComputeRequest, GpuList, GpuRequest, Isolation, Milli,
+    RequestError,
+};
 use cantle_node::Watch;
 
 pub(crate) fn fraction(text: &str) -> Result<GpuRequest, RequestError> {
@@ -37,13 +40,16 @@ pub(crate) fn profile(text: &str) -> Result<GpuRequest, RequestError> {
     Ok(GpuRequest::MigProfile(text.to_owned()))
 }
 
-pub(crate) fn compute(text: &str) -> Result<ComputeMode, String> {
-    match text {
-        "even" => Ok(ComputeMode::Even),
-        "fair" => Ok(ComputeMode::Fair),
-        "strict" => Ok(ComputeMode::Strict),
-        _ => Err(format!("\"{text}\" is not a compute mode; write even, fair or strict")),
-    }
+pub(crate) fn compute(text: &str) -> Result<ComputeMode, ComputeError> {
+    text.parse()
+}
+
+pub(crate) fn compute_request(text: &str) -> Result<Milli, ComputeError> {
+    ComputeRequest::part("--compute-request", text)
+}
+
+pub(crate) fn compute_limit(text: &str) -> Result<Milli, ComputeError> {
+    ComputeRequest::part("--compute-limit", text)
 }
 
 pub(crate) fn watchdog(text: &str) -> Result<Watch, String> {

@@ -71,6 +71,13 @@ impl PodBuilder {
     /// If the task can't run so.
     pub fn pod(&self, task: &tasks::Task, queue: &QueueConfig, queue_id: &str) -> Result<Value, String> {
         let request = runnable(task).map_err(|why| why.to_string())?;
+        if request.compute.is_enforced() {
+            // A refusal is better than a promise that nothing enforces.
+            let mode = request.compute.mode;
+            return Err(format!(
+                "compute {mode} (parameter cantle/compute) is not available for pods yet; use even"
+            ));
+        }
         let (image, task_env) = image_and_env(&task.container)?;
         let mut template = queue.template.clone();
         apply_request(&mut template, &request)?;
@@ -209,7 +216,7 @@ fn command(task: &tasks::Task, request: &TaskRequest) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use cantle_clearml::Credentials;
-    use cantle_model::{Bytes, ComputeMode, Milli};
+    use cantle_model::{Bytes, ComputeMode, ComputeRequest, Milli};
     use k8s_openapi::api::core::v1::Pod;
 
     use super::*;
@@ -330,7 +337,10 @@ agentk8sglue:
     fn a_task_that_cannot_run_says_why() {
         let nothing = tasks::Task { id: "7".into(), ..tasks::Task::default() };
         assert!(pod(&secret(), &nothing).unwrap_err().contains("neither a command"));
-        let fair = TaskRequest { compute: ComputeMode::Fair, ..request(None) };
+        let fair = TaskRequest {
+            compute: ComputeRequest { mode: ComputeMode::Fair, ..ComputeRequest::default() },
+            ..request(None)
+        };
         assert!(pod(&secret(), &task(&fair)).unwrap_err().contains("cantle/compute"));
     }
 }

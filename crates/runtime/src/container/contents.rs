@@ -84,12 +84,14 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf], copies: &BTreeSe
         own_directory(),
         bind(&libraries.cuda.real, format!("{REAL_DIR}/libcuda.so.1"), true),
         bind(&libraries.nvml.real, format!("{REAL_DIR}/libnvidia-ml.so.1"), true),
-        bind(&confinement.slice_dir.join("limits"), format!("{SLICE_DIR}/limits"), true),
-        bind(&confinement.slice_dir.join("usage"), format!("{SLICE_DIR}/usage"), false),
     ];
+    let slice = confinement.slice_files().into_iter();
+    mounts.extend(slice.map(|(name, is_read_only)| {
+        bind(&confinement.slice_dir.join(name), format!("{SLICE_DIR}/{name}"), is_read_only)
+    }));
     for dir in library_dirs() {
         for (library, stem) in [(&libraries.cuda, "libcuda.so"), (&libraries.nvml, "libnvidia-ml.so")] {
-            let shim = confinement.shim_dir.join(format!("{stem}.1"));
+            let shim = confinement.filter(stem);
             let mut names = vec![stem.to_owned(), format!("{stem}.1")];
             let file = library.real.file_name().map(|name| name.to_string_lossy().into_owned());
             names.extend(file.filter(|name| name.starts_with(stem)));
@@ -106,7 +108,7 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf], copies: &BTreeSe
     }
     let taken: BTreeSet<String> = mounts.iter().filter_map(|mount| mount.target.clone()).collect();
     for copy in copies.iter().filter(|copy| !taken.contains(&copy.path)) {
-        mounts.push(bind(&confinement.shim_dir.join(format!("{}.1", copy.stem)), copy.path.clone(), true));
+        mounts.push(bind(&confinement.filter(copy.stem), copy.path.clone(), true));
     }
     mounts
 }

@@ -89,7 +89,7 @@ pub(super) fn uncovered(pid: u32, confinement: &Confinement) -> Option<PathBuf> 
     let toolkits = root.entries("usr/local").into_iter().filter(|name| name.starts_with("cuda"));
     dirs.extend(toolkits.map(|name| format!("/usr/local/{name}/compat")));
     for stem in STEMS {
-        let filter = FileId::of(&confinement.shim_dir.join(format!("{stem}.1")));
+        let filter = FileId::of(&confinement.filter(stem));
         let paths = dirs.iter().flat_map(|dir| [format!("{dir}/{stem}.1"), format!("{dir}/{stem}")]);
         let mut copies = paths.filter(|path| root.file_id(path).is_some_and(|found| Some(found) != filter));
         if let Some(copy) = copies.next() {

@@ -200,6 +200,7 @@ mod tests {
             clear_env: false,
             cwd: None,
             confinement: Confinement {
+                gate: false,
                 shim_dir: "/shim".into(),
                 slice_dir: "/slice".into(),
                 libraries: DriverLibraries {

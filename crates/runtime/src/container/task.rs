@@ -207,7 +207,7 @@ async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
 /// task land on top of cantle's, or bring a library along that knows no limit.
 fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartError> {
     let slice_dir = &confinement.slice_dir;
-    for name in ["limits", "usage"] {
+    for (name, _) in confinement.slice_files() {
         let root = PathBuf::from(format!("/proc/{pid}/root/"));
         let inside = root.join(crate::namespace::SLICE_DIR.trim_start_matches('/')).join(name);
         let same = FileId::of(&inside) == FileId::of(&slice_dir.join(name));

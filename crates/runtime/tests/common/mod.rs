@@ -98,6 +98,7 @@ impl Bench {
             clear_env: false,
             cwd: None,
             confinement: Confinement {
+                gate: false,
                 shim_dir: self.path("shim"),
                 slice_dir: self.path("slice"),
                 libraries: DriverLibraries {

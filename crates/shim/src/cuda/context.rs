@@ -9,6 +9,7 @@ use core::ffi::{c_int, c_uint, c_void};
 use super::charge::{self, SliceGpu};
 use super::{Context, Device, SUCCESS, driver, pool_charge};
 use crate::function::Status;
+use crate::gate;
 use crate::process::{Process, process};
 use crate::table::{Entry, Table};
 
@@ -134,6 +135,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Context) -> Status, cont
         // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(context) };
     };
+    gate::context_ends();
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = ending(
         process,
@@ -159,6 +161,7 @@ pub(super) unsafe fn end_primary(real: unsafe extern "C" fn(Device) -> Status, d
         // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(device) };
     };
+    gate::context_ends();
     let process = gpu.process();
     let in_primary =
         |entry: &Entry| entry.gpu() == gpu.index && process.contexts.get(entry.context).is_none();

@@ -209,6 +209,21 @@ pub(super) unsafe fn instantiate_with_parameters(
     }
 }
 
+/// A launch: where compute is shared by weight, once it is the slice's turn.
+pub(super) unsafe fn launch_in_turn<const PER_THREAD: bool>(
+    real: unsafe extern "C" fn(Graph, Stream) -> Status,
+    executable: Graph,
+    stream: Stream,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let launch = || unsafe { launch(real, executable, stream) };
+    if cfg!(feature = "gate") {
+        crate::gate::graph(executable, stream, PER_THREAD, &launch)
+    } else {
+        launch()
+    }
+}
+
 /// Launch or upload.
 pub(super) unsafe fn launch(
     real: unsafe extern "C" fn(Graph, Stream) -> Status,

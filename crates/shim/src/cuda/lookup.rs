@@ -49,9 +49,14 @@ unsafe fn substitute(status: Status, address: *mut *mut c_void) {
     // SAFETY: `status` is success and `address` is not null, so by this function's condition it may be read and replaced.
     unsafe {
         if !(*address).is_null()
-            && let Some(hook) = hooks::standing_in_for(*address, hooks::CUDA)
+            && let Some(hook) = stand_in(*address)
         {
             *address = hook;
         }
     }
+}
+
+fn stand_in(real: *mut c_void) -> Option<*mut c_void> {
+    let gate = if cfg!(feature = "gate") { hooks::standing_in_for(real, hooks::GATE) } else { None };
+    gate.or_else(|| hooks::standing_in_for(real, hooks::CUDA))
 }

@@ -23,6 +23,8 @@ use vmm::Handle;
 pub(crate) const SUCCESS: Status = 0;
 pub(crate) const INVALID_VALUE: Status = 1;
 pub(crate) const OUT_OF_MEMORY: Status = 2;
+/// What was asked about has not ended yet.
+pub(crate) const NOT_READY: Status = 600;
 pub(crate) const NOT_SUPPORTED: Status = 801;
 
 /// `CUdeviceptr`.
@@ -54,10 +56,10 @@ hooks! { CUDA, "cuda":
     Frees cuMemPoolTrimTo(pool: Pool, keep: usize) => pool::trim_to;
     Frees cuMemPoolSetAttribute(pool: Pool, which: c_int, value: *mut c_void) => pool::set_attribute;
     Frees cuCtxSynchronize() => pool::synchronize;
-    Frees cuCtxSynchronize_v2(context: Context) => pool::synchronize_with;
-    Frees cuStreamSynchronize(stream: Stream) => pool::synchronize_with;
-    Frees cuStreamSynchronize_ptsz(stream: Stream) => pool::synchronize_with;
-    Frees cuEventSynchronize(event: *mut c_void) => pool::synchronize_with;
+    Frees cuCtxSynchronize_v2(context: Context) => pool::synchronize_context;
+    Frees cuStreamSynchronize(stream: Stream) => pool::synchronize_stream::<false>;
+    Frees cuStreamSynchronize_ptsz(stream: Stream) => pool::synchronize_stream::<true>;
+    Frees cuEventSynchronize(event: *mut c_void) => pool::synchronize_event;
 
     Allocates cuMemCreate(handle: *mut Handle, bytes: usize, properties: *const vmm::Properties, flags: u64) => vmm::create;
     Frees cuMemRelease(handle: Handle) => vmm::release;
@@ -81,8 +83,8 @@ hooks! { CUDA, "cuda":
     Allocates cuGraphInstantiateWithParams_ptsz(executable: *mut Graph, graph: Graph, parameters: *mut graph::InstantiateParameters) => graph::instantiate_with_parameters;
     Allocates cuGraphUpload(executable: Graph, stream: Stream) => graph::launch;
     Allocates cuGraphUpload_ptsz(executable: Graph, stream: Stream) => graph::launch;
-    Allocates cuGraphLaunch(executable: Graph, stream: Stream) => graph::launch;
-    Allocates cuGraphLaunch_ptsz(executable: Graph, stream: Stream) => graph::launch;
+    Allocates cuGraphLaunch(executable: Graph, stream: Stream) => graph::launch_in_turn::<false>;
+    Allocates cuGraphLaunch_ptsz(executable: Graph, stream: Stream) => graph::launch_in_turn::<true>;
     Frees cuGraphExecDestroy(executable: Graph) => graph::destroy;
     Frees cuDeviceGraphMemTrim(device: Device) => graph::trim;
 

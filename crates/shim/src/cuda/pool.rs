@@ -19,8 +19,9 @@ use cantle_ledger::granules_holding;
 use super::charge::{self, SliceGpu};
 use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
 use super::vmm::Location;
-use super::{Address, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver};
 use crate::function::Status;
+use crate::gate;
 use crate::process::process;
 use crate::table::Entry;
 
@@ -338,16 +339,42 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
 /// A synchronisation: pools give back what they may not keep.
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
-    let status = unsafe { real() };
-    charge::notice_context();
-    settle_all();
-    status
+    let real = || unsafe { real() };
+    settled(if cfg!(feature = "gate") { gate::synchronized_context(real) } else { real() })
 }
 
-/// A synchronisation with a stream, an event or a context.
-pub(super) unsafe fn synchronize_with(real: unsafe extern "C" fn(Stream) -> Status, with: Stream) -> Status {
+/// A synchronisation with a context.
+pub(super) unsafe fn synchronize_context(
+    real: unsafe extern "C" fn(Context) -> Status,
+    context: Context,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged. Not known to be the one that this thread launches in, so to the
+    // gate it is as good as an event.
+    let real = || unsafe { real(context) };
+    settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
+}
+
+/// A synchronisation with a stream.
+pub(super) unsafe fn synchronize_stream<const PER_THREAD: bool>(
+    real: unsafe extern "C" fn(Stream) -> Status,
+    stream: Stream,
+) -> Status {
     // SAFETY: the call contract; the arguments go on unchanged.
-    let status = unsafe { real(with) };
+    let real = || unsafe { real(stream) };
+    settled(if cfg!(feature = "gate") { gate::synchronized_stream(stream, PER_THREAD, real) } else { real() })
+}
+
+/// A synchronisation with an event.
+pub(super) unsafe fn synchronize_event(
+    real: unsafe extern "C" fn(*mut c_void) -> Status,
+    event: *mut c_void,
+) -> Status {
+    // SAFETY: the call contract; the arguments go on unchanged.
+    let real = || unsafe { real(event) };
+    settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
+}
+
+fn settled(status: Status) -> Status {
     charge::notice_context();
     settle_all();
     status

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 
 use super::context_state::{DEFAULT_LIMITS, Limits, extra_granules};
 use super::session::{Inner, Session, current, session, set_current};
+use super::timeline::timeline;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::granules;
@@ -97,6 +98,9 @@ impl Inner {
 
     fn destroy(&mut self, session: &Session, context: u32) -> CuResult {
         let device = self.contexts.device_of(context)?;
+        if let Some(timeline) = timeline() {
+            timeline.end_context(context);
+        }
         self.free_all_of(context)?;
         let extra = extra_granules(self.contexts.limits(context), session.devices[device].resident_threads());
         let (registration, account) = self.account(device)?;

@@ -1,8 +1,8 @@
 //! Settings of the current context. The limits that cost device memory do so here too: they are memory that no allocation
 //! function ever mentions. The other settings are kept nowhere; each answers what a fresh context answers.
 
-use super::execution::synchronize;
 use super::session::{Inner, session};
+use super::stream::synchronize_context;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::granules;
@@ -50,7 +50,7 @@ fn known(limit: i32) -> CuResult<usize> {
 }
 
 driver_api! {
-    fn cuCtxSynchronize() { synchronize() }
+    fn cuCtxSynchronize() { synchronize_context() }
 
     fn cuCtxGetLimit(value: Out<usize>, limit: i32) {
         let mut inner = session()?.lock();

@@ -1,19 +1,24 @@
-//! Streams, events, modules and launches. Everything completes at once; kernels do nothing.
+//! Modules and launches. Kernels do nothing, and take no time unless their names say so:
+//! `cantle_sim_busy_us_N` has the GPU for N microseconds, `cantle_sim_spin_until_N` until N of them run at the same time. Those
+//! that belong together have the same N and the same number of blocks (the grid's first dimension).
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
-use super::session::{current, session};
-use super::{CuError, CuResult, driver_api};
+use super::graph::Node;
+use super::kernel_time::Takes;
+use super::session::{Inner, current, session};
+use super::stream::{per_thread, place};
+use super::{CuError, CuResult, driver_api, timeline};
 use crate::ffi::{In, Out, Text};
 
 /// What a handle of this module names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {
     Stream { flags: u32, priority: i32, context: u32 },
-    Event,
+    Event { flags: u32 },
     Module,
-    Function { module: u64 },
+    Function { module: u64, takes: Takes },
 }
 
 /// Living objects by handle.
@@ -22,9 +27,10 @@ pub(super) struct Objects {
     live: BTreeMap<u64, Object>,
 }
 
-/// Handles are numbers, no pointers; the first three are CUDA's own stream handles.
+/// Handles are numbers, no pointers.
 const FIRST_HANDLE: u64 = 0xC0DB_0000_0000;
-const SPECIAL_STREAMS: std::ops::RangeInclusive<u64> = 0..=2;
+/// Set in the handles of functions that take time: all others are recognised by one comparison.
+const TIMED: u64 = 1 << 62;
 
 impl Objects {
     pub(super) fn new() -> Self {
@@ -33,8 +39,10 @@ impl Objects {
 
     pub(super) fn insert(&mut self, object: Object) -> u64 {
         self.next += 16;
-        self.live.insert(self.next, object);
-        self.next
+        let is_timed = matches!(object, Object::Function { takes, .. } if takes != Takes::NoTime);
+        let handle = self.next | if is_timed { TIMED } else { 0 };
+        self.live.insert(handle, object);
+        handle
     }
 
     pub(super) fn get(&self, handle: u64) -> CuResult<Object> {
@@ -47,41 +55,15 @@ impl Objects {
 }
 
 /// Makes an object in the current context.
-fn create(out: Out<u64>, object: impl FnOnce(u32) -> Object) -> CuResult {
+pub(super) fn create(out: Out<u64>, object: impl FnOnce(u32) -> Object) -> CuResult {
     let mut inner = session()?.lock();
     let (context, _) = inner.current_device()?;
     let handle = inner.objects.insert(object(context));
     Ok(out.set(handle)?)
 }
 
-fn destroy(handle: u64) -> CuResult {
+pub(super) fn destroy(handle: u64) -> CuResult {
     session()?.lock().objects.remove(handle).map(|_| ())
-}
-
-fn stream(handle: u64) -> CuResult<Object> {
-    let inner = session()?.lock();
-    let (context, _) = inner.current_device()?;
-    if SPECIAL_STREAMS.contains(&handle) {
-        return Ok(Object::Stream { flags: 0, priority: 0, context });
-    }
-    match inner.objects.get(handle)? {
-        object @ Object::Stream { .. } => Ok(object),
-        _ => Err(CuError::INVALID_HANDLE),
-    }
-}
-
-/// Whatever synchronises lets the device's pools shrink.
-pub(super) fn synchronize() -> CuResult {
-    let mut inner = session()?.lock();
-    let (_, device) = inner.current_device()?;
-    inner.synchronize(device)
-}
-
-fn event(handle: u64) -> CuResult {
-    match session()?.lock().objects.get(handle)? {
-        Object::Event => Ok(()),
-        _ => Err(CuError::INVALID_HANDLE),
-    }
 }
 
 fn load_module(out: Out<u64>, image: In<u8>) -> CuResult {
@@ -91,20 +73,50 @@ fn load_module(out: Out<u64>, image: In<u8>) -> CuResult {
 
 /// Every name is a function of every module: what a module contains is not looked at.
 fn get_function(out: Out<u64>, module: u64, name: Text) -> CuResult {
-    name.get()?;
-    session()?.lock().objects.get(module)?;
-    create(out, |_| Object::Function { module })
+    let takes = Takes::of(name.get()?);
+    let session = session()?;
+    let mut inner = session.lock();
+    inner.objects.get(module)?;
+    inner.current_device()?;
+    if takes != Takes::NoTime {
+        timeline::begin(session.sim, inner.slot()?);
+    }
+    let handle = inner.objects.insert(Object::Function { module, takes });
+    Ok(out.set(handle)?)
 }
 
-/// The cheapest check there is: launches are what benchmarks count in nanoseconds.
+/// How long a kernel takes; none of another kind of handle.
+pub(super) fn takes_of(inner: &Inner, function: u64) -> Takes {
+    match inner.objects.get(function) {
+        Ok(Object::Function { takes, .. }) => takes,
+        _ => Takes::NoTime,
+    }
+}
+
+/// The cheapest check there is: launches are what benchmarks count in nanoseconds. A function that takes time is for `timed`.
 #[inline]
-fn launch(function: u64) -> CuResult {
+fn launch(function: u64, timed: impl FnOnce() -> CuResult) -> CuResult {
     session()?;
     match (current(), function) {
         (0, _) => Err(CuError::INVALID_CONTEXT),
+        (_, 1..TIMED) => Ok(()),
         (_, 0) => Err(CuError::INVALID_HANDLE),
-        _ => Ok(()),
+        _ => timed(),
     }
+}
+
+/// Queues a function that takes time, or adds it to the graph that the stream is captured into.
+#[cold]
+fn launch_timed(function: u64, blocks: u32, stream: u64) -> CuResult {
+    let mut inner = session()?.lock();
+    let Object::Function { takes, .. } = inner.objects.get(function)? else {
+        return Err(CuError::INVALID_HANDLE);
+    };
+    if let Some(graph) = inner.capture_of(stream) {
+        return inner.graphs.add(graph, Node::Kernel { takes, blocks }).map(|_| ());
+    }
+    drop(inner);
+    takes.queue(place(stream)?, blocks)
 }
 
 fn function_attribute(value: Out<i32>, attribute: i32, function: u64) -> CuResult {
@@ -120,51 +132,6 @@ fn function_attribute(value: Out<i32>, attribute: i32, function: u64) -> CuResul
 }
 
 driver_api! {
-    fn cuStreamCreate(out: Out<u64>, flags: u32) {
-        create(out, |context| Object::Stream { flags, priority: 0, context })
-    }
-    fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) {
-        create(out, |context| Object::Stream { flags, priority, context })
-    }
-    fn cuStreamDestroy_v2(handle: u64) { destroy(handle) }
-    fn cuStreamSynchronize(handle: u64) { stream(handle).and(synchronize()) }
-    fn cuStreamSynchronize_ptsz(handle: u64) { stream(handle).and(synchronize()) }
-    fn cuStreamQuery(handle: u64) { stream(handle).map(|_| ()) }
-    fn cuStreamQuery_ptsz(handle: u64) { stream(handle).map(|_| ()) }
-    fn cuStreamWaitEvent(handle: u64, waited: u64, _flags: u32) { stream(handle).and(event(waited)) }
-    fn cuStreamWaitEvent_ptsz(handle: u64, waited: u64, _flags: u32) { stream(handle).and(event(waited)) }
-    fn cuStreamGetFlags(handle: u64, out: Out<u32>) {
-        let Object::Stream { flags, .. } = stream(handle)? else { return Err(CuError::INVALID_HANDLE) };
-        Ok(out.set(flags)?)
-    }
-    fn cuStreamGetPriority(handle: u64, out: Out<i32>) {
-        let Object::Stream { priority, .. } = stream(handle)? else { return Err(CuError::INVALID_HANDLE) };
-        Ok(out.set(priority)?)
-    }
-    fn cuStreamGetCtx(handle: u64, out: Out<usize>) {
-        let Object::Stream { context, .. } = stream(handle)? else { return Err(CuError::INVALID_HANDLE) };
-        Ok(out.set(super::context::handle(context))?)
-    }
-    /// The callback runs before this returns: everything queued before it has already completed.
-    fn cuLaunchHostFunc(handle: u64, function: Option<extern "C" fn(*mut c_void)>, data: *mut c_void) {
-        stream(handle)?;
-        function.ok_or(CuError::INVALID_VALUE)?(data);
-        Ok(())
-    }
-
-    fn cuEventCreate(out: Out<u64>, _flags: u32) { create(out, |_| Object::Event) }
-    fn cuEventDestroy_v2(handle: u64) { destroy(handle) }
-    fn cuEventRecord(handle: u64, on: u64) { event(handle).and(stream(on).map(|_| ())) }
-    fn cuEventRecord_ptsz(handle: u64, on: u64) { event(handle).and(stream(on).map(|_| ())) }
-    fn cuEventRecordWithFlags(handle: u64, on: u64, _flags: u32) { event(handle).and(stream(on).map(|_| ())) }
-    fn cuEventQuery(handle: u64) { event(handle) }
-    fn cuEventSynchronize(handle: u64) { event(handle).and_then(|()| synchronize()) }
-    /// Simulated work takes no time.
-    fn cuEventElapsedTime(milliseconds: Out<f32>, start: u64, end: u64) {
-        event(start).and(event(end))?;
-        Ok(milliseconds.set(0.0)?)
-    }
-
     fn cuModuleLoad(out: Out<u64>, path: Text) {
         const FILE_NOT_FOUND: CuError = CuError(301);
         std::fs::metadata(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
@@ -200,7 +167,7 @@ driver_api! {
         Ok(out.set(kernel)?)
     }
     fn cuFuncGetModule(out: Out<u64>, function: u64) {
-        let Object::Function { module } = session()?.lock().objects.get(function)? else {
+        let Object::Function { module, .. } = session()?.lock().objects.get(function)? else {
             return Err(CuError::INVALID_HANDLE);
         };
         Ok(out.set(module)?)
@@ -211,31 +178,61 @@ driver_api! {
     fn cuKernelGetAttribute(value: Out<i32>, attribute: i32, kernel: u64, _device: i32) {
         function_attribute(value, attribute, kernel)
     }
-    fn cuFuncSetAttribute(function: u64, _attribute: i32, _value: i32) { launch(function) }
-    fn cuKernelSetAttribute(_attribute: i32, _value: i32, kernel: u64, _device: i32) { launch(kernel) }
-    fn cuFuncSetCacheConfig(function: u64, _config: i32) { launch(function) }
+    fn cuFuncSetAttribute(function: u64, _attribute: i32, _value: i32) { launch(function, || Ok(())) }
+    fn cuKernelSetAttribute(_attribute: i32, _value: i32, kernel: u64, _device: i32) {
+        launch(kernel, || Ok(()))
+    }
+    fn cuFuncSetCacheConfig(function: u64, _config: i32) { launch(function, || Ok(())) }
     fn cuOccupancyMaxActiveBlocksPerMultiprocessor(blocks: Out<i32>, _function: u64, threads: i32, _shared: usize) {
         Ok(blocks.set((2048 / threads.clamp(1, 1024)).min(32))?)
     }
 }
 
-/// Launches differ in their arguments only; the function comes first, except where the configuration does.
+/// The beginning of `CUlaunchConfig`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Config {
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: u64,
+}
+
+/// Launches with their configuration in the arguments. What comes after the stream is not looked at.
 macro_rules! launches {
-    ($(fn $name:ident($($before:ident),*) ;)*) => {$(
+    ($(fn $name:ident($stream:ident $(=> $mapped:expr)?);)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, reason = "the name is CUDA's")]
-        pub(crate) extern "C" fn $name($($before: usize,)* function: u64) -> i32 {
-            $(let _ = $before;)*
-            super::code(launch(function))
+        #[allow(clippy::too_many_arguments, reason = "the signature is CUDA's")]
+        pub(crate) extern "C" fn $name(
+            function: u64, blocks: u32, _y: u32, _z: u32, _bx: u32, _by: u32, _bz: u32, _shared: u32, $stream: u64,
+        ) -> i32 {
+            super::code(launch(function, || {
+                $(let $stream = $mapped;)?
+                launch_timed(function, blocks, $stream)
+            }))
         }
     )*};
 }
 
 launches! {
-    fn cuLaunchKernel();
-    fn cuLaunchKernel_ptsz();
-    fn cuLaunchCooperativeKernel();
-    fn cuLaunchCooperativeKernel_ptsz();
-    fn cuLaunchKernelEx(_config);
-    fn cuLaunchKernelEx_ptsz(_config);
+    fn cuLaunchKernel(stream);
+    fn cuLaunchKernel_ptsz(stream => per_thread(stream));
+    fn cuLaunchCooperativeKernel(stream);
+    fn cuLaunchCooperativeKernel_ptsz(stream => per_thread(stream));
+}
+
+driver_api! {
+    fn cuLaunchKernelEx(config: In<Config>, function: u64) {
+        launch(function, || {
+            let config = config.get()?;
+            launch_timed(function, config.grid[0], config.stream)
+        })
+    }
+    fn cuLaunchKernelEx_ptsz(config: In<Config>, function: u64) {
+        launch(function, || {
+            let config = config.get()?;
+            launch_timed(function, config.grid[0], per_thread(config.stream))
+        })
+    }
 }

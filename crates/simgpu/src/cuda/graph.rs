@@ -8,12 +8,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::address_space::{Allocation, Kind};
+use super::kernel_time::Takes;
 use super::session::Inner;
 use super::{CuError, CuResult};
 
 const HANDLE_BASE: u64 = 0xC0DF_0000_0000;
 
 /// Node types with a meaning here, in CUDA's numbering.
+pub(super) const TYPE_KERNEL: u32 = 0;
 pub(super) const TYPE_MEM_ALLOC: u32 = 10;
 pub(super) const TYPE_MEM_FREE: u32 = 11;
 
@@ -26,6 +28,11 @@ pub(super) enum Node {
     Free {
         address: u64,
     },
+    /// A kernel that may take time.
+    Kernel {
+        takes: Takes,
+        blocks: u32,
+    },
     /// Anything else, by its type.
     Other(u32),
 }
@@ -35,6 +42,7 @@ impl Node {
         match self {
             Self::Alloc { .. } => TYPE_MEM_ALLOC,
             Self::Free { .. } => TYPE_MEM_FREE,
+            Self::Kernel { .. } => TYPE_KERNEL,
             Self::Other(kind) => kind,
         }
     }
@@ -175,6 +183,23 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    /// The kernels of an executable that take time, in order, with their blocks. Those that follow each other are one unit.
+    pub(super) fn timed_kernels(&self, executable: u64) -> CuResult<Vec<(Takes, u32)>> {
+        let graph = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?;
+        let mut units: Vec<(Takes, u32)> = Vec::new();
+        for &node in &graph.nodes {
+            let Node::Kernel { takes, blocks } = self.graphs.node(node)? else { continue };
+            match (units.last_mut(), takes) {
+                (Some((Takes::Busy { ns: sum_ns }, _)), Takes::Busy { ns }) => {
+                    *sum_ns = sum_ns.saturating_add(ns)
+                }
+                (_, Takes::NoTime) => {}
+                _ => units.push((takes, blocks)),
+            }
+        }
+        Ok(units)
     }
 
     /// Has the pools reserve what a launch would take. What is refused leaves them as far as they could grow.

@@ -4,14 +4,15 @@ use std::ffi::c_void;
 
 use super::address_space::{Allocation, Kind};
 use super::async_memory::PoolProps;
-use super::graph::{Node, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
+use super::execution::takes_of;
+use super::graph::{Node, TYPE_KERNEL, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
 use super::session::session;
+use super::stream::{per_thread, place};
 use super::{CuError, CuResult, driver_api};
-use crate::ffi::Out;
+use crate::ffi::{In, Out};
 
 const AUTO_FREE_ON_LAUNCH: u64 = 1;
 const UPLOAD: u64 = 2;
-const TYPE_KERNEL: u32 = 0;
 const TYPE_MEMCPY: u32 = 1;
 const TYPE_MEMSET: u32 = 2;
 const TYPE_HOST: u32 = 3;
@@ -44,6 +45,14 @@ pub(super) struct NodeParams {
     kind: u32,
     reserved: [u32; 3],
     alloc: AllocParams,
+}
+
+/// The beginning of `CUDA_KERNEL_NODE_PARAMS`, in both versions.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct KernelParams {
+    function: u64,
+    blocks: u32,
 }
 
 const _: () = assert!(size_of::<AllocParams>() == 120);
@@ -81,6 +90,11 @@ fn add_any(node: Out<u64>, graph: u64, params: *mut NodeParams) -> CuResult {
             let address = Out(unsafe { &raw mut (*params).alloc }.cast::<u64>()).get()?;
             add_free(node, graph, address)
         }
+        // The union of a kernel node begins with the function.
+        TYPE_KERNEL => {
+            // SAFETY: as above: an address inside the description, and nothing is read here.
+            add_kernel(node, graph, In(unsafe { &raw const (*params).alloc }.cast()))
+        }
         kind => add_other(node, graph, kind),
     }
 }
@@ -106,10 +120,22 @@ fn upload(executable: u64) -> CuResult {
     inner.upload_graph(executable)
 }
 
-fn launch(executable: u64) -> CuResult {
+fn launch(executable: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
     inner.current_device()?;
-    inner.launch_graph(executable)
+    inner.launch_graph(executable)?;
+    let units = inner.timed_kernels(executable)?;
+    drop(inner);
+    units.into_iter().try_for_each(|(takes, blocks)| takes.queue(place(stream)?, blocks))
+}
+
+/// Both versions of the parameters of a kernel node begin with the function, three dimensions of the grid and of the blocks.
+fn add_kernel(node: Out<u64>, graph: u64, params: In<KernelParams>) -> CuResult {
+    let KernelParams { function, blocks, .. } = params.get()?;
+    let mut inner = session()?.lock();
+    let takes = takes_of(&inner, function);
+    let handle = inner.graphs.add(graph, Node::Kernel { takes, blocks })?;
+    Ok(node.set(handle)?)
 }
 
 fn begin_capture(stream: u64) -> CuResult {
@@ -180,11 +206,15 @@ driver_api! {
     fn cuGraphAddEmptyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
         add_other(node, graph, TYPE_EMPTY)
     }
-    fn cuGraphAddKernelNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_KERNEL)
+    fn cuGraphAddKernelNode(
+        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: In<KernelParams>,
+    ) {
+        add_kernel(node, graph, params)
     }
-    fn cuGraphAddKernelNode_v2(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
-        add_other(node, graph, TYPE_KERNEL)
+    fn cuGraphAddKernelNode_v2(
+        node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize, params: In<KernelParams>,
+    ) {
+        add_kernel(node, graph, params)
     }
     fn cuGraphAddMemcpyNode(node: Out<u64>, graph: u64, _dependencies: *const u64, _count: usize) {
         add_other(node, graph, TYPE_MEMCPY)
@@ -221,8 +251,8 @@ driver_api! {
     }
     fn cuGraphUpload(executable: u64, _stream: u64) { upload(executable) }
     fn cuGraphUpload_ptsz(executable: u64, _stream: u64) { upload(executable) }
-    fn cuGraphLaunch(executable: u64, _stream: u64) { launch(executable) }
-    fn cuGraphLaunch_ptsz(executable: u64, _stream: u64) { launch(executable) }
+    fn cuGraphLaunch(executable: u64, stream: u64) { launch(executable, stream) }
+    fn cuGraphLaunch_ptsz(executable: u64, stream: u64) { launch(executable, per_thread(stream)) }
 
     fn cuDeviceGraphMemTrim(device: i32) {
         let session = session()?;

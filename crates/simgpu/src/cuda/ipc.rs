@@ -44,7 +44,7 @@ const _: () = assert!(size_of::<EventHandle>() == 64);
 fn export_event(event: u64) -> CuResult<EventHandle> {
     let mut inner = session()?.lock();
     let (_, device) = inner.current_device()?;
-    if inner.objects.get(event)? != Object::Event {
+    if !matches!(inner.objects.get(event)?, Object::Event { .. }) {
         return Err(CuError::INVALID_HANDLE);
     }
     let (slot, generation) = inner.account(device)?.0.identity();
@@ -61,7 +61,7 @@ fn import_event(handle: EventHandle) -> CuResult<u64> {
     }
     let mut inner = session.lock();
     inner.current_device()?;
-    Ok(inner.objects.insert(Object::Event))
+    Ok(inner.objects.insert(Object::Event { flags: 0 }))
 }
 
 fn export(address: u64) -> CuResult<MemHandle> {

@@ -149,6 +149,11 @@ impl Inner {
         Ok((registration, &mut self.accounts[device]))
     }
 
+    /// This process's slot in the machine.
+    pub(super) fn slot(&self) -> CuResult<usize> {
+        Ok(self.registration.as_ref().ok_or(CuError::INVALID_CONTEXT)?.identity().0)
+    }
+
     /// Registers the process if it is not yet.
     pub(super) fn register(&mut self, sim: &'static Sim) -> CuResult {
         if self.registration.is_none() {

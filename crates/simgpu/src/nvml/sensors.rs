@@ -1,6 +1,7 @@
 //! Utilisation, power, temperature, clocks and modes. All of it simulated, see the module above.
 
 use super::handle::{Gpu, Handle, Target, gpu};
+use super::utilization::Measured;
 use super::{NvmlError, NvmlResult, nvml_api};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
@@ -36,7 +37,14 @@ pub(super) struct FieldValue {
 }
 
 fn busy(gpu: &Gpu) -> bool {
-    Target::Gpu(*gpu).used_granules() > 0
+    percent(gpu) > 0
+}
+
+/// As measured, if kernels take time; else a GPU with a context is busy.
+fn percent(gpu: &Gpu) -> u32 {
+    let target = Target::Gpu(*gpu);
+    let simulated = || if target.used_granules() > 0 { 100 } else { 0 };
+    Measured::of(&target).map_or_else(simulated, |measured| measured.percent)
 }
 
 fn with(device: Handle, out: Out<u32>, value: impl FnOnce(&Gpu) -> u32) -> NvmlResult {
@@ -65,7 +73,7 @@ nvml_api! {
         let gpu = gpu(device)?;
         let used_bytes = Target::Gpu(gpu).used_granules() * GRANULE_BYTES;
         let memory = (used_bytes * 100 / gpu.model.memory_bytes()) as u32;
-        Ok(out.set(Utilization { gpu: if used_bytes > 0 { 100 } else { 0 }, memory })?)
+        Ok(out.set(Utilization { gpu: percent(&gpu), memory })?)
     }
     fn nvmlDeviceGetEncoderUtilization(device: Handle, utilization: Out<u32>, period_us: Out<u32>) {
         media(device, utilization, period_us)

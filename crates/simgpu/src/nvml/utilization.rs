@@ -1,12 +1,14 @@
-//! Use of the engines by process. Simulated: a process that holds memory computes, and all that do share the GPU evenly. There is
-//! one sample of each, one period after the last one that the caller names.
+//! Utilization per process. A process whose kernels take time has had the part of the last period that its engines say. Where there
+//! is none, it is simulated: a process that holds memory computes, and all that do share the GPU evenly. There is one sample of
+//! each, one period after the last one that the caller names.
 
 use super::handle::{Handle, Target, gpu};
 use super::process::{list, running};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::Out;
+use crate::time::{Engine, EngineId, PERIOD_NS, Process, view};
 
-const PERIOD_US: u64 = 100_000;
+const PERIOD_US: u64 = PERIOD_NS / 1000;
 
 /// `nvmlProcessUtilizationSample_t`.
 #[repr(C)]
@@ -45,20 +47,48 @@ pub(super) struct Infos {
 }
 
 fn samples(device: Handle, since_us: u64) -> NvmlResult<Vec<Sample>> {
-    let processes = running(&Target::Gpu(gpu(device)?));
+    let target = Target::Gpu(gpu(device)?);
+    let processes = running(&target);
     if processes.is_empty() {
         return Err(NvmlError::NOT_FOUND);
     }
+    let measured = Measured::of(&target);
     let share = 100 / processes.len() as u32;
+    let percent = |pid| measured.as_ref().map_or(share, |measured| measured.percent_of(pid));
     let sample = |pid| Sample {
         pid,
         time_us: since_us.saturating_add(PERIOD_US),
-        multiprocessors: share,
-        memory: share / 2,
+        multiprocessors: percent(pid),
+        memory: percent(pid) / 2,
         encoder: 0,
         decoder: 0,
     };
     Ok(processes.into_iter().map(|process| sample(process.pid)).collect())
+}
+
+/// What the engines of a device did in the last period.
+pub(super) struct Measured {
+    /// Of the busiest engine: instances of a GPU have one each.
+    pub(super) percent: u32,
+    processes: Vec<(u32, u32)>,
+}
+
+impl Measured {
+    /// `None` if no kernel that takes time ever ran there.
+    pub(super) fn of(target: &Target) -> Option<Self> {
+        let gpu = target.gpu();
+        let engine = |domain| view(gpu.sim, EngineId { device: gpu.index, domain });
+        let engines: Vec<Engine> = target.domains().map(engine).collect();
+        let state = gpu.sim.lock();
+        let of_process = |process: &Process| (state.pid_of(process.slot), process.utilization_percent());
+        let processes: Vec<_> = engines.iter().flat_map(|engine| &engine.processes).map(of_process).collect();
+        let percent = engines.iter().map(Engine::utilization_percent).max()?;
+        engines.iter().any(Engine::was_used).then_some(Self { percent, processes })
+    }
+
+    fn percent_of(&self, pid: u32) -> u32 {
+        self.processes.iter().filter(|(found, _)| *found == pid).map(|(_, percent)| percent).sum()
+    }
 }
 
 impl From<Sample> for Info {

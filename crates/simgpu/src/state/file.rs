@@ -18,10 +18,11 @@ use super::layout::{MAX_PROCESSES, SimState};
 use super::liveness::LivenessWord;
 use super::site::Site;
 use crate::spec::{self, SpecDevice};
+use crate::time::TimeRegion;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 /// Long enough for the directories of tests and people.
 const HOME_LEN: usize = 512;
 
@@ -29,7 +30,7 @@ const HOME_LEN: usize = 512;
 const FILE_BYTES: u64 = (size_of::<Region>() as u64).next_multiple_of(4096);
 
 /// The file as mapped. Any bytes are a valid value. `magic`, `version` and `home` are written before the file gets its name and
-/// never change; `liveness` is atomic; the rest is in cells: `state` belongs to whoever holds `mutex`, and `boot_id` is written
+/// never change; `liveness` and `time` are atomic; the rest is in cells: `state` belongs to whoever holds `mutex`, and `boot_id` is written
 /// under a lock on the file.
 #[repr(C)]
 struct Region {
@@ -42,6 +43,8 @@ struct Region {
     home: [u8; HOME_LEN],
     liveness: [LivenessWord; MAX_PROCESSES],
     state: UnsafeCell<SimState>,
+    /// Much larger than all else, and hardly ever used in full: the file has holes.
+    time: TimeRegion,
 }
 
 /// Why a machine can't be opened.
@@ -70,7 +73,7 @@ pub struct Sim {
     region: &'static Region,
 }
 
-// SAFETY: of what can change in `Region`, the liveness words are atomic, the state is reached through `Sim::lock` only, whose
+// SAFETY: of what can change in `Region`, the liveness words and the engines' time are atomic, the state is reached through `Sim::lock` only, whose
 // mutex excludes threads as well as processes, and the boot id is used only in `reset_after_reboot`, before the `Sim` exists.
 unsafe impl Sync for Sim {}
 // SAFETY: a `Sim` is a path and a reference to memory that is never unmapped; nothing in it belongs to one thread.
@@ -150,6 +153,16 @@ impl Sim {
         &self.region.liveness[slot]
     }
 
+    /// What the engines do, which is not behind the lock.
+    pub(crate) fn time(&self) -> &'static TimeRegion {
+        &self.region.time
+    }
+
+    /// Whether a live process has `slot`.
+    pub(crate) fn is_slot_held(&self, slot: usize) -> bool {
+        self.region.liveness.get(slot).is_some_and(LivenessWord::is_held)
+    }
+
     /// Takes the machine's lock.
     pub fn lock(&'static self) -> StateGuard {
         let mutex = self.region.mutex.get();
@@ -178,6 +191,11 @@ impl StateGuard {
     /// Where the machine's parts are.
     pub fn site(&self) -> &'static Site {
         self.sim.site()
+    }
+
+    /// The machine that this is the state of.
+    pub(crate) fn sim(&self) -> &'static Sim {
+        self.sim
     }
 
     /// The GPUs that this process can open.
@@ -228,6 +246,7 @@ impl Region {
             let spec = state.spec();
             init_mutex(self.mutex.get())?;
             self.liveness.iter().for_each(LivenessWord::reset);
+            self.time.reset();
             state.power_on(&spec);
             fence(Ordering::SeqCst);
             // SAFETY: a live mapping, and the file lock admits one writer. Written last, so whoever reads it finds the rest done.

@@ -9,6 +9,8 @@ use std::mem::offset_of;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::mpsc;
 
+use crate::signals::SignalsBlocked;
+
 /// The thread that holds the word, as the kernel keeps it (`FUTEX_TID_MASK`). The kernel sets it to 0 when the thread ends.
 const OWNER: u32 = 0x3fff_ffff;
 /// The thread does nothing but wait.
@@ -77,32 +79,5 @@ impl LivenessWord {
             // SAFETY: `pause` takes no arguments and has no preconditions.
             unsafe { libc::pause() };
         }
-    }
-}
-
-/// All signals are blocked in this thread, and so in those that it starts, until this is dropped: a program's signals are
-/// for the program's own threads.
-struct SignalsBlocked {
-    before: libc::sigset_t,
-}
-
-impl SignalsBlocked {
-    fn new() -> Self {
-        // SAFETY: a `sigset_t` is an array of integers, for which zero is valid; the two calls read and write these live locals
-        // only, and change the calling thread's mask only.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut before: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self { before }
-        }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: `before` is a set that `new` initialised; a null pointer asks for no old mask.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }

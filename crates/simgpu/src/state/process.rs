@@ -28,12 +28,13 @@ pub struct Registration {
 impl Sim {
     /// Gives this process a slot.
     pub fn register(&'static self) -> Result<Registration, ConsumeError> {
-        self.try_register()
-            .or_else(|| {
-                self.sweep(None);
-                self.try_register()
-            })
-            .ok_or(ConsumeError::TooManyProcesses)
+        let registered = self.try_register().or_else(|| {
+            self.sweep(None);
+            self.try_register()
+        });
+        let registration = registered.ok_or(ConsumeError::TooManyProcesses)?;
+        crate::time::inherit_nothing(self, registration.slot);
+        Ok(registration)
     }
 
     fn try_register(&'static self) -> Option<Registration> {

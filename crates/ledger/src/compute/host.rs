@@ -1,0 +1,294 @@
+//! The arbiter's side.
+
+use std::ffi::CString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::vec;
+use std::vec::Vec;
+use std::{fs, io};
+
+use core::mem::offset_of;
+use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+use super::layout::{
+    GRANT_MAGIC, GrantRegion, LAUNCHES_MAGIC, LaunchesRegion, MAX_PROCESSES, MAX_THREADS, ProcessBlock,
+    ThreadSlot, VERSION,
+};
+use crate::Uuid;
+use crate::attach::is_any_locked;
+use crate::host::{HostError, put};
+use crate::map::{Fd, Mapping, OpenError};
+
+/// Names of the two files in a slice's directory.
+pub const GRANT_FILE: &str = "grant";
+/// See [`GRANT_FILE`].
+pub const LAUNCHES_FILE: &str = "launches";
+
+/// A thread that was last seen waiting longer ago does not wait any more. Waiting threads say so every few milliseconds.
+const WAITING_FRESH_NS: u64 = 30_000_000;
+
+/// What a slice is entitled to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GrantTerms {
+    /// The GPU.
+    pub uuid: Uuid,
+    /// A number for the mode, for those who show it.
+    pub mode: u32,
+    /// Its weight, in thousandths of the GPU.
+    pub request_milli: u32,
+    /// Its cap; none for no cap.
+    pub limit_milli: Option<u32>,
+}
+
+/// What a slice's threads have launched, in sum.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LaunchSums {
+    /// Prices of all launches, in nanoseconds.
+    pub submitted_ns: u64,
+    /// Of those, what has ended.
+    pub confirmed_ns: u64,
+    /// A thread waits at the closed gate.
+    pub waiting: bool,
+    /// A thread waits for the end of what it launched.
+    pub attended: bool,
+    /// The longest price measured.
+    pub longest_ns: u64,
+    /// Time that threads have waited at the gate.
+    pub gate_wait_ns: u64,
+}
+
+/// Creates both files in `dir`, which must exist.
+///
+/// # Errors
+/// [`HostError`] names the file.
+pub fn create_grant(dir: &Path, terms: &GrantTerms) -> Result<(), HostError> {
+    let mut grant = vec![0_u8; size_of::<GrantRegion>()];
+    let mut set = |at: usize, field: &[u8]| grant[at..at + field.len()].copy_from_slice(field);
+    set(offset_of!(GrantRegion, magic), &GRANT_MAGIC.to_ne_bytes());
+    set(offset_of!(GrantRegion, version), &VERSION.to_ne_bytes());
+    set(offset_of!(GrantRegion, mode), &terms.mode.to_ne_bytes());
+    set(offset_of!(GrantRegion, uuid), &terms.uuid);
+    set(offset_of!(GrantRegion, request_milli), &terms.request_milli.to_ne_bytes());
+    set(offset_of!(GrantRegion, limit_milli), &terms.limit_milli.unwrap_or(0).to_ne_bytes());
+    let mut head = vec![0_u8; offset_of!(LaunchesRegion, blocks)];
+    head[offset_of!(LaunchesRegion, magic)..][..8].copy_from_slice(&LAUNCHES_MAGIC.to_ne_bytes());
+    head[offset_of!(LaunchesRegion, version)..][..4].copy_from_slice(&VERSION.to_ne_bytes());
+    let launches = dir.join(LAUNCHES_FILE);
+    let made = (|| -> io::Result<()> {
+        // Most of it stays a hole.
+        fs::write(&launches, &head)?;
+        let file = fs::OpenOptions::new().write(true).open(&launches)?;
+        file.set_len(size_of::<LaunchesRegion>() as u64)?;
+        file.set_permissions(fs::Permissions::from_mode(0o666))
+    })();
+    made.map_err(|error| HostError::Io(launches, error))?;
+    put(dir, GRANT_FILE, 0o644, &grant)
+}
+
+/// A slice's figures for those who show them: its terms, GPU time charged, time waited, its part of the last second in parts per
+/// million (none where nobody used the GPU), and whether its work can't be weighted. None if its compute is not enforced.
+#[must_use]
+pub fn read_grant(dir: &Path) -> Option<(GrantTerms, u64, u64, Option<u32>, bool)> {
+    let grant = open_grant(dir, false).ok()?;
+    let (all, own) = (grant.recent_all_us.load(Relaxed), grant.recent_own_us.load(Relaxed));
+    let share = (all > 0).then(|| (u64::from(own) * 1_000_000 / u64::from(all)) as u32);
+    let waited_ns = grant.gate_wait_ns.load(Relaxed);
+    Some((
+        terms(&grant),
+        grant.granted_ns.load(Relaxed),
+        waited_ns,
+        share,
+        grant.unweightable.load(Relaxed) == 1,
+    ))
+}
+
+fn terms(grant: &GrantRegion) -> GrantTerms {
+    GrantTerms {
+        uuid: grant.uuid,
+        mode: grant.mode,
+        request_milli: grant.request_milli,
+        limit_milli: (grant.limit_milli > 0).then_some(grant.limit_milli),
+    }
+}
+
+fn path(dir: &Path, name: &str) -> Result<CString, OpenError> {
+    CString::new(dir.join(name).as_os_str().as_bytes()).map_err(|_| OpenError::Unknown)
+}
+
+fn open_grant(dir: &Path, writable: bool) -> Result<Mapping<GrantRegion>, OpenError> {
+    let flags = if writable { libc::O_RDWR } else { libc::O_RDONLY };
+    let grant = Mapping::<GrantRegion>::new(&Fd::open(&path(dir, GRANT_FILE)?, flags)?, writable)?;
+    if grant.magic != GRANT_MAGIC || grant.version != VERSION { Err(OpenError::Unknown) } else { Ok(grant) }
+}
+
+/// One slice as its arbiter sees it.
+pub struct LaunchWatch {
+    grant: Mapping<GrantRegion>,
+    launches: Fd,
+    /// What processes that have ended had launched.
+    ended: LaunchSums,
+    copy: Vec<u8>,
+}
+
+impl LaunchWatch {
+    /// Opens the slice in `dir`.
+    ///
+    /// # Errors
+    /// If its compute is not enforced, or the files are not ours.
+    pub fn open(dir: &Path) -> Result<Self, HostError> {
+        let open = || {
+            let launches = Fd::open(&path(dir, LAUNCHES_FILE)?, libc::O_RDWR)?;
+            Ok((open_grant(dir, true)?, launches))
+        };
+        let (grant, launches) = open().map_err(|error| HostError::Open(PathBuf::from(dir), error))?;
+        Ok(Self { grant, launches, ended: LaunchSums::default(), copy: Vec::new() })
+    }
+
+    /// What it is entitled to.
+    #[must_use]
+    pub fn terms(&self) -> GrantTerms {
+        terms(&self.grant)
+    }
+
+    /// What its threads have launched by now. A file that is too short counts as empty from there on.
+    pub fn observe(&mut self, now_ns: u64) -> LaunchSums {
+        let mut sums = self.ended;
+        (sums.waiting, sums.attended, sums.longest_ns) = (false, false, 0);
+        for number in 0..self.blocks_touched() {
+            if let Some(block) = self.block(number).filter(|block| block.owner != 0) {
+                add(&mut sums, &block, now_ns);
+            }
+        }
+        self.grant.gate_wait_ns.store(sums.gate_wait_ns, Relaxed);
+        sums
+    }
+
+    /// Frees the blocks of processes that have ended; what they had in flight has ended with them.
+    pub fn reap(&mut self) {
+        for number in 0..self.blocks_touched() {
+            let Some(block) = self.block(number).filter(|block| block.owner != 0) else { continue };
+            let at = number as u32;
+            if is_any_locked(&self.launches, at..at + 1) {
+                continue;
+            }
+            let mut sums = self.ended;
+            add(&mut sums, &block, 0);
+            sums.confirmed_ns = sums.submitted_ns;
+            self.ended = sums;
+            let zeros = vec![0_u8; size_of::<ProcessBlock>()];
+            // The owner last: from then on the block is somebody else's.
+            let (owner, rest) = zeros.split_at(offset_of!(ProcessBlock, threads_touched));
+            self.launches.write_at(rest, block_at(number) + owner.len());
+            self.launches.write_at(owner, block_at(number));
+        }
+    }
+
+    /// Announces a decision, with a heartbeat. Wakes who waits for it.
+    pub fn announce(&self, now_ns: u64, open: bool, window_ns: u64, granted_ns: u64, unweightable: bool) {
+        let grant = &self.grant;
+        grant.window_ns.store(window_ns, Relaxed);
+        grant.granted_ns.store(granted_ns, Relaxed);
+        grant.unweightable.store(u32::from(unweightable), Relaxed);
+        grant.heartbeat_ns.store(now_ns, Release);
+        if (grant.word.load(Acquire) & 1 == 1) != open {
+            grant.word.fetch_add(1, AcqRel);
+            if open {
+                // SAFETY: the word is in a mapping that `self` owns; waking reads no memory.
+                unsafe {
+                    libc::syscall(libc::SYS_futex, grant.word.as_ptr(), libc::FUTEX_WAKE, i32::MAX);
+                }
+            }
+        }
+    }
+
+    /// Publishes the use of the GPU in the last second: of all slices, and of this one.
+    pub fn publish_recent(&self, all_us: u32, own_us: u32) {
+        self.grant.recent_all_us.store(all_us, Relaxed);
+        self.grant.recent_own_us.store(own_us, Relaxed);
+    }
+
+    fn blocks_touched(&self) -> usize {
+        let mut head = [0_u8; 4];
+        let at = offset_of!(LaunchesRegion, blocks_touched);
+        if self.launches.read_exact_at(&mut head, at) {
+            (u32::from_ne_bytes(head) as usize).min(MAX_PROCESSES)
+        } else {
+            0
+        }
+    }
+
+    fn block(&mut self, number: usize) -> Option<Block> {
+        const FIRST_SLOTS: usize = 4;
+        let head = offset_of!(ProcessBlock, slots);
+        let at = block_at(number);
+        self.copy.resize(head + FIRST_SLOTS * size_of::<ThreadSlot>(), 0);
+        if !self.launches.read_exact_at(&mut self.copy, at) {
+            return None;
+        }
+        let threads = (self.u32_at(offset_of!(ProcessBlock, threads_touched)) as usize).min(MAX_THREADS);
+        if threads > FIRST_SLOTS {
+            self.copy.resize(head + threads * size_of::<ThreadSlot>(), 0);
+            if !self.launches.read_exact_at(&mut self.copy, at) {
+                return None;
+            }
+        }
+        let slot = |index: usize| {
+            let at = head + index * size_of::<ThreadSlot>();
+            let field = |offset: usize| self.u64_at(at + offset);
+            let credit_ns = (field(offset_of!(ThreadSlot, credit_ns)) as i64).max(0) as u64;
+            Slot {
+                submitted_ns: field(offset_of!(ThreadSlot, credited_ns)).wrapping_sub(credit_ns),
+                confirmed_ns: field(offset_of!(ThreadSlot, confirmed_ns)),
+                waiting_ns: field(offset_of!(ThreadSlot, waiting_ns)),
+                attends: field(offset_of!(ThreadSlot, attends)) == 1,
+                gate_wait_ns: field(offset_of!(ThreadSlot, gate_wait_ns)),
+            }
+        };
+        Some(Block {
+            owner: self.u32_at(offset_of!(ProcessBlock, owner)),
+            longest_ns: self.u64_at(offset_of!(ProcessBlock, longest_ns)),
+            slots: (0..threads).map(slot).collect(),
+        })
+    }
+
+    fn u64_at(&self, at: usize) -> u64 {
+        self.copy.get(at..at + 8).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_ne_bytes)
+    }
+
+    fn u32_at(&self, at: usize) -> u32 {
+        self.copy.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes)
+    }
+}
+
+/// Copied out of the tenant's file.
+struct Block {
+    owner: u32,
+    longest_ns: u64,
+    slots: Vec<Slot>,
+}
+
+struct Slot {
+    submitted_ns: u64,
+    confirmed_ns: u64,
+    waiting_ns: u64,
+    attends: bool,
+    gate_wait_ns: u64,
+}
+
+fn block_at(number: usize) -> usize {
+    offset_of!(LaunchesRegion, blocks) + number * size_of::<ProcessBlock>()
+}
+
+fn add(sums: &mut LaunchSums, block: &Block, now_ns: u64) {
+    sums.longest_ns = sums.longest_ns.max(block.longest_ns);
+    for slot in &block.slots {
+        let in_flight = slot.submitted_ns > slot.confirmed_ns;
+        sums.submitted_ns = sums.submitted_ns.wrapping_add(slot.submitted_ns);
+        // A thread can't have confirmed more than it submitted.
+        sums.confirmed_ns = sums.confirmed_ns.wrapping_add(slot.confirmed_ns.min(slot.submitted_ns));
+        sums.gate_wait_ns = sums.gate_wait_ns.wrapping_add(slot.gate_wait_ns);
+        sums.waiting |= slot.waiting_ns != 0 && now_ns.saturating_sub(slot.waiting_ns) < WAITING_FRESH_NS;
+        sums.attended |= in_flight && slot.attends;
+    }
+}

@@ -1,0 +1,170 @@
+//! The slices of a node with a share of compute time, by their GPUs.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs;
+use std::path::PathBuf;
+
+use cantle_arbiter::{Arbiter, Decision, Observation, Parameters, SliceShare};
+use cantle_ledger::Uuid;
+use cantle_ledger::compute::LaunchWatch;
+
+/// How often new slices, slices that are gone, and dead processes are looked for.
+const SCAN_NS: u64 = 50_000_000;
+/// Over which time shares are shown.
+const RECENT_NS: u64 = 1_000_000_000;
+/// A slice that did something in this time may do something again at once.
+const LINGER_NS: u64 = 5_000_000;
+
+/// What goes on, which says how soon to look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Activity {
+    /// There are no slices.
+    None,
+    /// Nobody has to be opened or closed soon.
+    Quiet,
+    /// Slices compete, or one is at its limit.
+    Busy,
+}
+
+struct Watched {
+    number: u64,
+    watch: LaunchWatch,
+    share: SliceShare,
+    active_ns: u64,
+    granted_ns: u64,
+    shown_ns: u64,
+    unweightable: bool,
+}
+
+struct Board {
+    arbiter: Arbiter,
+    shown_ns: u64,
+}
+
+pub(super) struct Slices {
+    dir: PathBuf,
+    next: u64,
+    scanned_ns: Option<u64>,
+    slices: BTreeMap<(Uuid, OsString), Watched>,
+    boards: BTreeMap<Uuid, Board>,
+}
+
+impl Slices {
+    pub(super) const fn new(dir: PathBuf) -> Self {
+        Self { dir, next: 0, scanned_ns: None, slices: BTreeMap::new(), boards: BTreeMap::new() }
+    }
+
+    /// Looks at all slices, and says what their gates should be.
+    pub(super) fn poll(&mut self, now_ns: u64) -> Activity {
+        if self.scanned_ns.is_none_or(|scanned_ns| now_ns.saturating_sub(scanned_ns) >= SCAN_NS) {
+            self.scanned_ns = Some(now_ns);
+            self.scan();
+        }
+        let mut activity = Activity::None;
+        for (gpu, board) in &mut self.boards {
+            let mut slices: Vec<&mut Watched> =
+                self.slices.iter_mut().filter(|((uuid, _), _)| uuid == gpu).map(|(_, slice)| slice).collect();
+            activity = activity.max(board.poll(now_ns, &mut slices));
+        }
+        activity
+    }
+
+    /// Finds slices that are new, forgets those that are gone, and frees what dead processes left.
+    fn scan(&mut self) {
+        self.slices.retain(|(_, name), _| self.dir.join(name).exists());
+        for slice in self.slices.values_mut() {
+            slice.watch.reap();
+        }
+        for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if self.slices.keys().any(|(_, known)| *known == name) {
+                continue;
+            }
+            // Most slices have no pages, and one that is being made has none yet.
+            let Ok(watch) = LaunchWatch::open(&entry.path()) else { continue };
+            let terms = watch.terms();
+            let share = SliceShare { weight_milli: terms.request_milli, limit_milli: terms.limit_milli };
+            let number = self.next;
+            self.next += 1;
+            let fresh = Watched {
+                number,
+                watch,
+                share,
+                active_ns: 0,
+                granted_ns: 0,
+                shown_ns: 0,
+                unweightable: false,
+            };
+            self.slices.insert((terms.uuid, name), fresh);
+        }
+        self.boards.retain(|gpu, _| self.slices.keys().any(|(uuid, _)| uuid == gpu));
+        for (gpu, _) in self.slices.keys() {
+            let fresh = || Board { arbiter: Arbiter::new(Parameters::default()), shown_ns: 0 };
+            self.boards.entry(*gpu).or_insert_with(fresh);
+        }
+    }
+}
+
+impl Board {
+    fn poll(&mut self, now_ns: u64, slices: &mut [&mut Watched]) -> Activity {
+        let observed: Vec<_> =
+            slices.iter_mut().map(|slice| (slice.number, slice.share, slice.observe(now_ns))).collect();
+        let decisions = self.arbiter.poll(now_ns, &observed);
+        for slice in slices.iter_mut() {
+            let decided = decisions.iter().find(|(number, _)| *number == slice.number);
+            if let Some((_, decision)) = decided {
+                slice.announce(now_ns, decision);
+            }
+        }
+        if now_ns.saturating_sub(self.shown_ns) >= RECENT_NS {
+            self.shown_ns = now_ns;
+            show(slices);
+        }
+        let lingering = |slice: &&&mut Watched| now_ns.saturating_sub(slice.active_ns) < LINGER_NS;
+        let active = slices.iter().filter(lingering).count();
+        let is_capped = slices.iter().filter(lingering).any(|slice| slice.share.limit_milli.is_some());
+        if active > 1 || is_capped { Activity::Busy } else { Activity::Quiet }
+    }
+}
+
+impl Watched {
+    fn observe(&mut self, now_ns: u64) -> Observation {
+        let sums = self.watch.observe(now_ns);
+        let seen = Observation {
+            waiting: sums.waiting,
+            attended: sums.attended,
+            submitted_ns: sums.submitted_ns,
+            confirmed_ns: sums.confirmed_ns,
+            longest_ns: sums.longest_ns,
+        };
+        if seen.waiting || seen.submitted_ns != seen.confirmed_ns {
+            self.active_ns = now_ns;
+        }
+        seen
+    }
+
+    fn announce(&mut self, now_ns: u64, decision: &Decision) {
+        let &Decision { open, window_ns, granted_ns, unweightable } = decision;
+        self.watch.announce(now_ns, open, window_ns, granted_ns, unweightable);
+        self.granted_ns = granted_ns;
+        if unweightable && !self.unweightable {
+            tracing::warn!(
+                "a slice's work makes no progress: it can't be weighted, and the driver divides the time of its GPU"
+            );
+        }
+        self.unweightable = unweightable;
+    }
+}
+
+/// Publishes what each slice of a GPU had since the last time.
+fn show(slices: &mut [&mut Watched]) {
+    let had_us = |slice: &Watched| {
+        u32::try_from(slice.granted_ns.saturating_sub(slice.shown_ns) / 1000).unwrap_or(u32::MAX)
+    };
+    let all_us = slices.iter().map(|slice| had_us(slice)).fold(0, u32::saturating_add);
+    for slice in slices {
+        slice.watch.publish_recent(all_us, had_us(slice));
+        slice.shown_ns = slice.granted_ns;
+    }
+}

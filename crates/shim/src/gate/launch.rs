@@ -1,0 +1,147 @@
+//! The launches themselves.
+
+#![expect(clippy::too_many_arguments, reason = "the functions of the driver have them")]
+
+use core::ffi::{c_uint, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+
+use super::{fences, synchronized, thread, through};
+use crate::function::Status;
+use crate::process::process;
+
+/// `CUfunction`, `CUgraphExec`, `CUstream`.
+type Handle = *mut c_void;
+type Kernel = unsafe extern "C" fn(
+    Handle,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Handle,
+    *mut Handle,
+    *mut Handle,
+) -> Status;
+type Cooperative = unsafe extern "C" fn(
+    Handle,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    Handle,
+    *mut Handle,
+) -> Status;
+type Extended = unsafe extern "C" fn(*const Configuration, Handle, *mut Handle, *mut Handle) -> Status;
+
+/// The beginning of `CUlaunchConfig`.
+#[repr(C)]
+pub(super) struct Configuration {
+    grid: [c_uint; 3],
+    block: [c_uint; 3],
+    shared_bytes: c_uint,
+    stream: Handle,
+}
+
+/// A stream by a handle that means the same in every function: the functions named `_ptsz` call the thread's own default stream 0.
+fn stream_of<const PER_THREAD: bool>(stream: Handle) -> usize {
+    const OF_THREAD: usize = 2;
+    if PER_THREAD && stream.is_null() { OF_THREAD } else { stream as usize }
+}
+
+/// What has a price: a function with its grid.
+#[inline]
+fn key(function: Handle, x: c_uint, y: c_uint, z: c_uint) -> u64 {
+    let blocks = u64::from(x).wrapping_mul(u64::from(y)).wrapping_mul(u64::from(z));
+    (function as u64 ^ blocks.wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1
+}
+
+#[rustfmt::skip]
+pub(super) unsafe fn kernel<const PER_THREAD: bool>(
+    real: Kernel, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+    shared: c_uint, stream: Handle, parameters: *mut Handle, extra: *mut Handle,
+) -> Status {
+    through(key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream), || {
+        // SAFETY: the call contract; the arguments go on unchanged.
+        unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
+    })
+}
+
+#[rustfmt::skip]
+pub(super) unsafe fn cooperative<const PER_THREAD: bool>(
+    real: Cooperative, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
+    shared: c_uint, stream: Handle, parameters: *mut Handle,
+) -> Status {
+    through(key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream), || {
+        // SAFETY: the call contract; the arguments go on unchanged.
+        unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
+    })
+}
+
+pub(super) unsafe fn extended<const PER_THREAD: bool>(
+    real: Extended,
+    configuration: *const Configuration,
+    function: Handle,
+    parameters: *mut Handle,
+    extra: *mut Handle,
+) -> Status {
+    // SAFETY: the call contract: null, or valid for the driver to read.
+    let Some(given) = (unsafe { configuration.as_ref() }) else {
+        // SAFETY: the call contract; the driver refuses it.
+        return unsafe { real(configuration, function, parameters, extra) };
+    };
+    let [x, y, z] = given.grid;
+    through(key(function, x, y, z), stream_of::<PER_THREAD>(given.stream), || {
+        // SAFETY: the call contract; the arguments go on unchanged.
+        unsafe { real(configuration, function, parameters, extra) }
+    })
+}
+
+/// A graph is launched as a whole. `launch` is what remains to be done about its memory, and the launch.
+pub(crate) fn graph(
+    executable: Handle,
+    stream: Handle,
+    per_thread: bool,
+    launch: &dyn Fn() -> Status,
+) -> Status {
+    let stream = if per_thread { stream_of::<true>(stream) } else { stream_of::<false>(stream) };
+    through(executable as u64 | 1, stream, launch)
+}
+
+/// Everything in the context has ended once `wait` has returned.
+pub(crate) fn synchronized_context(wait: impl FnOnce() -> Status) -> Status {
+    attended(wait, |_| true)
+}
+
+/// Everything in the stream has.
+pub(crate) fn synchronized_stream(stream: Handle, per_thread: bool, wait: impl FnOnce() -> Status) -> Status {
+    let stream = if per_thread { stream_of::<true>(stream) } else { stream_of::<false>(stream) };
+    attended(wait, |thread| thread.used_only(stream))
+}
+
+/// An event has been reached: what else has ended, the fences say, and the default streams.
+pub(crate) fn synchronized_event(wait: impl FnOnce() -> Status) -> Status {
+    attended(wait, |thread| {
+        let _relaxed = fences::Relaxed::enter();
+        (0..=2).any(|stream| thread.used_only(stream) && fences::is_default_stream_idle(stream))
+    })
+}
+
+/// Says to the arbiter that this thread waits for the end of its work, and then what has ended.
+fn attended(wait: impl FnOnce() -> Status, all: impl FnOnce(&thread::Thread) -> bool) -> Status {
+    let known = process().and_then(|process| {
+        let page = process.existing_gate_page()?;
+        let thread = process.gate.threads.find(thread::pointer())?;
+        let slot = thread.slot()?;
+        (slot.submitted_ns() != slot.confirmed_ns.load(Relaxed)).then_some((process, page, thread, slot))
+    });
+    let Some((process, page, thread, slot)) = known else { return wait() };
+    slot.attends.store(1, Relaxed);
+    let status = wait();
+    synchronized(process, page, thread, status == crate::cuda::SUCCESS && all(thread));
+    status
+}

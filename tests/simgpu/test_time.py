@@ -1,0 +1,246 @@
+"""Kernels that take time: who gets the GPU, when things happen, and what the driver's own count says of it.
+
+Bounds are wide where a sleep on a busy machine decides, and narrow where the driver's own clock does."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+
+@pytest.fixture
+def program(machine):
+    """Starts a process with a context."""
+
+    def start(device=0, has_context=True):
+        client = machine.client("busy.py")
+        if has_context:
+            client(f"context({device})")
+        return client
+
+    return start
+
+
+def gpu_time_us(machine, gpu=0):
+    return {p["pid"]: p["gpu_time_us"] for p in machine.truth()[gpu]["processes"]}
+
+
+def shares(machine, programs, seconds=1.0, gpu=0):
+    """What part of the GPU's time each program has had, by the driver's own count, and all together."""
+    began, before = time.monotonic(), machine.truth()[gpu]
+    time.sleep(seconds)
+    after, took_us = machine.truth()[gpu], (time.monotonic() - began) * 1e6
+    of = lambda truth: {p["pid"]: p["gpu_time_us"] for p in truth["processes"]}
+    had = [(of(after)[p.pid] - of(before).get(p.pid, 0)) / took_us for p in programs]
+    return had, (after["gpu_time_us"] - before["gpu_time_us"]) / took_us
+
+
+def test_kernels_of_a_stream_come_one_after_the_other(program, machine):
+    p = program()
+    p("f, s, a, b = busy(1000), stream(), event(), event()")
+    p("ok(cu.cuEventRecord(a, s))")
+    assert p("[launch(f, s) for _ in range(100)]") == [0] * 100
+    p("ok(cu.cuEventRecord(b, s))")
+    assert p("[cu.cuStreamQuery(s), cu.cuEventQuery(b), elapsed_ms(a, b)[0]]") == [600, 600, 600]
+    assert p("seconds(lambda: synchronize(s))") > 0.03
+    assert p("[cu.cuStreamQuery(s), cu.cuEventQuery(b)]") == [0, 0]
+    code, ms = p("elapsed_ms(a, b)")
+    assert code == 0 and 100 <= ms < 101
+    assert gpu_time_us(machine)[p.pid] == 100_000
+
+
+def test_without_a_duration_nothing_takes_time(program, machine):
+    p = program()
+    p("f, s, a, b = kernel('kernel'), stream(), event(), event()")
+    p("[ok(cu.cuEventRecord(e, s)) or launch(f, s) for e in (a, b)]")
+    assert p("[cu.cuStreamQuery(s), cu.cuEventQuery(b), elapsed_ms(a, b)]") == [0, 0, [0, 0.0]]
+    assert gpu_time_us(machine) == {p.pid: 0}
+    assert machine.truth()[0]["gpu_time_us"] == 0
+
+
+def test_a_full_queue_makes_launches_wait(program):
+    p = program()
+    p("f, s = busy(1000), stream()")
+    assert p("seconds(lambda: [launch(f, s) for _ in range(1024)])") < 0.5
+    assert p("seconds(lambda: [launch(f, s) for _ in range(500)])") > 0.25
+    assert p("cu.cuStreamQuery(s)") == 600
+
+
+def test_streams_share_their_context(program, machine):
+    p = program()
+    p("f, s, t = busy(40000), stream(), stream()")
+    p("a, b = event(), event()")
+    p("[ok(cu.cuEventRecord(a, s)), launch(f, s), launch(f, t), ok(cu.cuEventRecord(b, s))]")
+    p("ok(cu.cuCtxSynchronize())")
+    # Each kernel ran at half speed while the other one did too.
+    assert 70 < p("elapsed_ms(a, b)")[1] <= 80.5
+    assert gpu_time_us(machine)[p.pid] == 80_000
+
+
+@pytest.mark.parametrize("flags, least_ms, most_ms", [(0, 70, 72), (1, 35, 41)])
+def test_the_legacy_stream_is_ordered_with_blocking_streams_only(program, flags, least_ms, most_ms):
+    p = program()
+    p(f"f, g, s, a, b = busy(50000), busy(20000), stream({flags}), event(), event()")
+    p("[ok(cu.cuEventRecord(a, s)), launch(f, s), launch(g), ok(cu.cuEventRecord(b, None))]")
+    p("ok(cu.cuCtxSynchronize())")
+    # After the other stream's kernel, or at the same time, both at half speed.
+    assert least_ms <= p("elapsed_ms(a, b)")[1] < most_ms
+
+
+def test_a_stream_waits_for_an_event_of_another(program):
+    p = program()
+    p("f, g, s, t, e, a, b = busy(30000), busy(1000), stream(), stream(), event(), event(), event()")
+    p("[ok(cu.cuEventRecord(a, s)), launch(f, s), ok(cu.cuEventRecord(e, s))]")
+    p("[ok(cu.cuStreamWaitEvent(t, e, 0)), launch(g, t), ok(cu.cuEventRecord(b, t))]")
+    p("synchronize(t)")
+    assert 31 <= p("elapsed_ms(a, b)")[1] < 32
+
+
+def test_a_stream_waits_for_an_event_on_another_gpu(program):
+    p = program()
+    p("f, s, e = busy(50000), stream(), event()")
+    p("[launch(f, s), ok(cu.cuEventRecord(e, s)), context(1)]")
+    p("t = stream()")
+    p("[ok(cu.cuStreamWaitEvent(t, e, 0)), launch(f, t)]")
+    assert p("seconds(lambda: synchronize(t))") > 0.06
+
+
+def test_memory_is_written_when_the_stream_comes_there(program):
+    p = program()
+    p("f, s, word = busy(50000), stream(), host_word()")
+    p("[launch(f, s), ok(cu.cuStreamWriteValue64_v2(s, word, c_uint64(7), 0)), launch(f, s)]")
+    assert p("word[0]") == 0
+    # By nobody's call: an arbiter only reads.
+    assert 0.02 < p("until(lambda: word[0] == 7)") < 1
+    assert p("cu.cuStreamQuery(s)") == 600
+
+
+def test_a_stream_waits_for_its_host_functions(program):
+    p = program()
+    p("called = []; f, s = busy(20000), stream()")
+    p("function = ctypes.CFUNCTYPE(None, c_void_p)(lambda _: (called.append(time.monotonic()), time.sleep(0.05))); "
+      "began = time.monotonic()")
+    p("[launch(f, s), ok(cu.cuLaunchHostFunc(s, function, None)), launch(f, s)]")
+    assert p("seconds(lambda: synchronize(s))") > 0.05
+    assert p("called[0] - began") >= 0.02
+
+
+def test_two_busy_contexts_get_half_each(program, machine):
+    programs = [program(has_context=False) for _ in range(2)]
+    for p in programs:
+        p("saturate(200)")
+    time.sleep(0.3)
+    had, together = shares(machine, programs)
+    assert had == pytest.approx([together / 2] * 2, abs=0.02)
+    # What it costs to change between them.
+    assert 0.88 < together < 0.95
+
+
+def test_who_opens_more_contexts_gets_more(program, machine):
+    one, four = program(has_context=False), program(has_context=False)
+    one("saturate(200)")
+    four("saturate(200, contexts=4)")
+    time.sleep(0.3)
+    had, together = shares(machine, [one, four])
+    assert had == pytest.approx([together / 5, together * 4 / 5], abs=0.04)
+
+
+def test_a_killed_process_gives_its_turn_up_at_once(program, machine):
+    first, second = program(has_context=False), program(has_context=False)
+    first("saturate(200)"), second("context()")
+    second("f, s = busy(100000), stream()")
+    second("launch(f, s)")
+    time.sleep(0.02)
+    first.kill()
+    killed = time.monotonic()
+    second("synchronize(s)")
+    assert time.monotonic() - killed < 0.3
+    assert list(gpu_time_us(machine)) == [second.pid]
+
+
+def test_a_stopped_process_stops_nobody_and_its_work_goes_on(program, machine):
+    first, second = program(), program()
+    first("f, s = busy(1000), stream()")
+    first("[launch(f, s) for _ in range(300)]")
+    os.kill(first.pid, signal.SIGSTOP)
+    second("f, s = busy(1000), stream()")
+    assert second("[launch(f, s) for _ in range(200)]") == [0] * 200
+    assert second("seconds(lambda: synchronize(s))") < 2
+    # Its queue goes on without it, as on hardware: 300 ms in all.
+    time.sleep(0.3)
+    assert gpu_time_us(machine) == {first.pid: 300_000, second.pid: 200_000}
+    os.kill(first.pid, signal.SIGCONT)
+    assert first("cu.cuStreamQuery(s)") == 0
+
+
+def test_a_graph_is_one_unit(program, machine):
+    p = program()
+    p("f, s, graph, exe, a, b = busy(1000), stream(), c_uint64(), c_uint64(), event(), event()")
+    p("ok(cu.cuStreamBeginCapture_v2(s, 0))")
+    assert p("[launch(f, s) for _ in range(20)]") == [0] * 20
+    p("ok(cu.cuStreamEndCapture(s, byref(graph)))")
+    p("ok(cu.cuGraphInstantiateWithFlags(byref(exe), graph, c_uint64(0)))")
+    assert gpu_time_us(machine)[p.pid] == 0
+    p("[ok(cu.cuEventRecord(a, s)), ok(cu.cuGraphLaunch(exe, s)), ok(cu.cuEventRecord(b, s))]")
+    p("synchronize(s)")
+    assert 20 <= p("elapsed_ms(a, b)")[1] < 21
+    assert gpu_time_us(machine)[p.pid] == 20_000
+
+
+def test_kernels_spin_until_their_peers_run(program, machine):
+    ranks = [program(device=device) for device in (0, 1)]
+    for p in ranks:
+        p("f, s = kernel('cantle_sim_spin_until_2'), stream()")
+    ranks[0]("launch(f, s)")
+    time.sleep(0.1)
+    assert ranks[0]("cu.cuStreamQuery(s)") == 600
+    assert gpu_time_us(machine)[ranks[0].pid] > 50_000
+    ranks[1]("launch(f, s)")
+    for p in ranks:
+        assert p("seconds(lambda: synchronize(s))") < 1
+    # Another group: the grid's first dimension is its name.
+    ranks[0]("launch(f, s, 7)"), ranks[1]("launch(f, s, 8)")
+    time.sleep(0.05)
+    assert [p("cu.cuStreamQuery(s)") for p in ranks] == [600, 600]
+
+
+def test_spinning_kernels_meet_though_others_want_the_gpus(program):
+    ranks, others = [program(device=d) for d in (0, 1)], [program(has_context=False) for _ in (0, 1)]
+    for device, p in enumerate(others):
+        p(f"saturate(200, device={device})")
+    for p in ranks:
+        p("f, g, s = kernel('cantle_sim_spin_until_2'), busy(100), stream()")
+        p("[launch(k, s) for _ in range(20) for k in (f, g)]")
+    for p in ranks:
+        assert p("seconds(lambda: synchronize(s))") < 10
+
+
+def test_a_kernel_without_end_leaves_others_their_turns(program, machine):
+    persistent, other = program(), program(has_context=False)
+    persistent("launch(busy(10**12), stream())")
+    other("saturate(200)")
+    time.sleep(0.3)
+    had, together = shares(machine, [persistent, other])
+    assert had == pytest.approx([together / 2] * 2, abs=0.02)
+
+
+def test_nvml_shows_who_is_busy(program, machine, python):
+    show = """
+import pynvml, json, sys
+pynvml.nvmlInit()
+device = pynvml.nvmlDeviceGetHandleByIndex(0)
+samples = pynvml.nvmlDeviceGetProcessUtilization(device, 0)
+print(json.dumps([pynvml.nvmlDeviceGetUtilizationRates(device).gpu, {s.pid: s.smUtil for s in samples}]))
+"""
+    idle, busy = program(), program(has_context=False)
+    idle("busy(1)")
+    busy("saturate(200)")
+    time.sleep(0.5)
+    percent, of = json.loads(machine.run(python, "-c", show))
+    assert percent >= 99 and of[str(busy.pid)] >= 99 and of[str(idle.pid)] == 0
+    busy.kill()
+    time.sleep(0.3)
+    percent, of = json.loads(machine.run(python, "-c", show))
+    assert percent == 0 and of == {str(idle.pid): 0}
