@@ -21,6 +21,9 @@ pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
 /// The device class of shares.
 pub const CLASS_SHARED: &str = "shared.gpu.cantle.dev";
 
+/// Scheduling gate of a pod with a claim, until the node is nominated that kube-scheduler tries first.
+pub const PACKING_GATE: &str = "cantle.dev/packing";
+
 /// On the classic path, the resource that a pod with a slice asks for: always 1 of it.
 pub const SLICE_RESOURCE: &str = "cantle.dev/slice";
 /// Annotation of a node: the GPUs that cantle gives out there.

@@ -1,38 +1,41 @@
 //! Which node kube-scheduler is to try first for a pod with a slice: the one that cantle's own scheduler chooses, so that GPUs are
 //! filled before others are begun. kube-scheduler itself scores no claims, and spreads pods over all nodes. Pure.
 //!
-//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it.
+//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it. It comes in
+//! time because the injector gives the pod a scheduling gate, which goes when the nomination is written.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
 use cantle_decide::{SnapshotBuilder, decide};
-use cantle_model::{LeaseId, QueueSpec, QueueWant, Slice, TaskId};
+use cantle_model::{GpuUuid, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
 use cantle_sched::{Host, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::cluster::ClusterView;
+use crate::cluster::{ClusterView, ViewGpu};
 use crate::dra::claim::bytes;
 use crate::inject::SLICE_LABEL;
+use crate::names::PACKING_GATE;
 use crate::{ObjectExt as _, TemplateName};
 
 /// The one queue: pods as they came.
 const QUEUE: &str = "pods";
 
-/// Where a pod is to be tried first, and what it would have there until its claim says so.
+/// Where a pod is to be tried first, and what it takes there until its claim says on which GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nomination {
     /// The node.
     pub node: String,
-    /// What it gets there.
-    pub slices: Vec<Slice>,
+    /// What it gets.
+    pub template: TemplateName,
     /// CPU and memory of the node that it takes.
     pub host: Host,
 }
 
-/// What all pods of one batch have in common: which nodes will do for them.
-type Constraints = (BTreeMap<String, String>, String);
+/// What all pods of one batch have in common: which nodes will do for them. One that a former replica has nominated a node for has
+/// that node, and is only counted there.
+type Constraints = (BTreeMap<String, String>, String, Option<String>);
 
 /// The cluster as far as nominations depend on it.
 #[derive(Debug)]
@@ -64,8 +67,8 @@ impl<'a> Nominator<'a> {
         Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
     }
 
-    /// Nominations for those of the waiting pods that may have one and have none, in the order of their creation. `made` are those
-    /// that are under way, by the pods' UIDs.
+    /// Nominations for those of the waiting pods that may have one, in the order of their creation. `made` are those that are under
+    /// way, by the pods' UIDs.
     pub fn nominations(
         &self,
         waiting: &[impl Borrow<Pod>],
@@ -77,7 +80,10 @@ impl<'a> Nominator<'a> {
             batches.entry(constraints(pod)).or_default().push(pod);
         }
         let mut all = made.clone();
-        for mut batch in batches.into_values() {
+        // Those with a node first: the others go where these leave room.
+        let (nominated, others): (Vec<_>, Vec<_>) =
+            batches.into_iter().partition(|((_, _, node), _)| node.is_some());
+        for (_, mut batch) in nominated.into_iter().chain(others) {
             batch.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
             let chosen = self.choose(&batch, &all);
             all.extend(chosen);
@@ -91,7 +97,8 @@ impl<'a> Nominator<'a> {
         let will_do = |name: &str, labels: &BTreeMap<String, String>| {
             let selector = first.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
             let matches = selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-            matches && self.nodes.get(name).is_some_and(|(taints, _)| tolerates(first, taints))
+            let is_it = nominated_node(first).is_none_or(|node| node == name);
+            matches && is_it && self.nodes.get(name).is_some_and(|(taints, _)| tolerates(first, taints))
         };
         let open = || self.view.nodes.iter().filter(|node| node.is_open && will_do(&node.name, &node.labels));
         let mut world = SnapshotBuilder::default();
@@ -106,54 +113,112 @@ impl<'a> Nominator<'a> {
             let name = format!("{}/{at}", holding.pod);
             Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
         }));
-        world = world.running(others.iter().filter(|(_, other)| is_open(&other.node)).map(|(uid, other)| {
-            let mut running =
-                Running::new(LeaseId(uid.clone()), TaskId(uid.clone()), &other.node, other.slices.clone());
-            running.host = other.host;
-            running
-        }));
-        let hosts: BTreeMap<String, Host> =
-            batch.iter().filter_map(|pod| Some((pod.uid()?, host_of(pod)))).collect();
+        world = world.running(self.under_way(others, &is_open));
+        let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
+        let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
         let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
         let snapshot = world.queue(spec, batch.iter().filter_map(|pod| waiting_of(pod)).collect()).build();
         let policy = Policy { backfill: true, ..Policy::default() };
         // Without advice kube-scheduler places them as it always does.
         let starts = decide(&snapshot, &policy, 0).map(|plan| plan.starts).unwrap_or_default();
         let nomination = |start: cantle_sched::Start| {
-            let host = *hosts.get(&start.task.0)?;
-            Some((start.task.0, Nomination { node: start.node, slices: start.slices, host }))
+            let (template, host) = asked.remove(&start.task.0)?;
+            Some((start.task.0, Nomination { node: start.node, template, host }))
         };
         starts.into_iter().filter_map(nomination).collect()
     }
+
+    /// Nominations as slices. kube-scheduler takes the first GPUs of a node that have room, in whichever order pods come to it, so
+    /// which GPU a pod was meant for says nothing. One that finds no room any more will be refused there.
+    fn under_way(&self, made: &BTreeMap<String, Nomination>, is_open: &dyn Fn(&str) -> bool) -> Vec<Running> {
+        let mut taken: BTreeMap<(&str, &GpuUuid), u64> = BTreeMap::new();
+        for holding in &self.view.holdings {
+            for slice in &holding.slices {
+                *taken.entry((&holding.node, &slice.gpu)).or_default() += slice.memory_limit_bytes;
+            }
+        }
+        let mut running = Vec::new();
+        for (uid, one) in made.iter().filter(|(_, one)| is_open(&one.node)) {
+            let (request, count) = (one.template.request([]), one.template.gpus());
+            let node = self.view.nodes.iter().find(|node| node.name == one.node);
+            let gpus = node.into_iter().flat_map(|node| &node.gpus).filter(|gpu| !gpu.by_plugin);
+            let room = |gpu: &'a ViewGpu| {
+                let gpu = &gpu.offer.gpu;
+                let share = request.share_of(gpu.memory_bytes)?;
+                let held = taken.get(&(one.node.as_str(), &gpu.uuid)).copied().unwrap_or(0);
+                let memory_limit_bytes = share.memory_limit_bytes;
+                let slice =
+                    Slice { gpu: gpu.uuid.clone(), milli: share.milli, memory_limit_bytes, mig: None };
+                (held + memory_limit_bytes <= gpu.memory_bytes).then_some((&gpu.uuid, slice))
+            };
+            let found: Vec<(&GpuUuid, Slice)> = gpus.filter_map(room).take(count as usize).collect();
+            if found.len() < count as usize {
+                continue;
+            }
+            for (gpu, slice) in &found {
+                *taken.entry((&one.node, gpu)).or_default() += slice.memory_limit_bytes;
+            }
+            let slices = found.into_iter().map(|(_, slice)| slice).collect();
+            let mut task = Running::new(LeaseId(uid.clone()), TaskId(uid.clone()), &one.node, slices);
+            task.host = one.host;
+            running.push(task);
+        }
+        running
+    }
+}
+
+fn template_of(pod: &Pod) -> Option<TemplateName> {
+    pod.labels().get(SLICE_LABEL)?.parse().ok()
 }
 
 fn waiting_of(pod: &Pod) -> Option<Waiting> {
-    let template: TemplateName = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
+    let template = template_of(pod)?;
     let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request([]));
     waiting.devices = template.devices();
     waiting.host = host_of(pod);
     Some(waiting)
 }
 
-/// Not what prefers some nodes to others: a nomination goes before all scores. Not instances of MIG: their devices exclude others.
-fn may_be_nominated(pod: &Pod) -> bool {
+/// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
+/// instances of MIG: their devices exclude others.
+pub(crate) fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    let template = pod.labels().get(SLICE_LABEL).and_then(|name| name.parse::<TemplateName>().ok());
-    let is_nominated = pod.status.as_ref().is_some_and(|status| status.nominated_node_name.is_some());
-    let has_gates = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let spreads = spec.topology_spread_constraints.as_ref().is_some_and(|all| !all.is_empty());
     let has_affinity = spec.affinity.as_ref().is_some_and(|given| *given != Affinity::default());
-    template.is_some_and(|template| !matches!(template, TemplateName::Mig { .. }))
+    !matches!(template, TemplateName::Mig { .. }) && !spreads && !has_affinity
+}
+
+/// Does the pod wait for nothing but its nomination?
+#[must_use]
+pub fn is_held(pod: &Pod) -> bool {
+    let mut gates = gates(pod).peekable();
+    gates.peek().is_some() && gates.all(|gate| gate == PACKING_GATE)
+}
+
+fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.scheduling_gates).flatten();
+    gates.map(|gate| gate.name.as_str())
+}
+
+fn may_be_nominated(pod: &Pod) -> bool {
+    let is_placed = pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_some());
+    template_of(pod).is_some_and(|template| is_packed(pod, &template))
         && pod.metadata.deletion_timestamp.is_none()
-        && spec.node_name.is_none()
-        && !(is_nominated || has_gates || spreads || has_affinity)
+        && gates(pod).all(|gate| gate == PACKING_GATE)
+        && !is_placed
+}
+
+/// The node that somebody has nominated for it.
+pub fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.nominated_node_name.as_deref()
 }
 
 fn constraints(pod: &Pod) -> Constraints {
     let spec = pod.spec.as_ref();
     let selector = spec.and_then(|spec| spec.node_selector.clone()).unwrap_or_default();
     let tolerations = spec.and_then(|spec| spec.tolerations.as_ref());
-    (selector, serde_json::to_string(&tolerations).unwrap_or_default())
+    let node = nominated_node(pod).map(str::to_owned);
+    (selector, serde_json::to_string(&tolerations).unwrap_or_default(), node)
 }
 
 fn tolerates(pod: &Pod, taints: &[Taint]) -> bool {
@@ -205,11 +270,11 @@ fn memory_bytes(amount: &Quantity) -> u64 {
 #[cfg(test)]
 mod tests {
     use cantle_decide::Offer;
-    use cantle_model::{Gpu, GpuUuid};
+    use cantle_model::{Gpu, Milli};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::{ViewGpu, ViewNode};
+    use crate::cluster::{PodSlices, ViewNode};
 
     fn view(nodes: &[&str], gpus: u32) -> ClusterView {
         let gpu = |node: &str, index| {
@@ -278,6 +343,25 @@ mod tests {
         assert_ne!(next["p08"].node, first["p00"].node, "that one is full");
     }
 
+    /// kube-scheduler gave the first pod that came to it GPU 0, although it was meant for GPU 1.
+    #[test]
+    fn a_node_is_full_whichever_gpu_a_pod_got() {
+        let (mut view, nodes) = (view(&["a", "b"], 2), nodes(&["a", "b"], &json!({}), "32"));
+        let none: [Pod; 0] = [];
+        let pods = eighths(16);
+        let mut made = Nominator::new(&view, &nodes, &none).nominations(&pods, &BTreeMap::new());
+        let node = made["p15"].node.clone();
+        made.remove("p15");
+        let gpu = GpuUuid(format!("GPU-{node}-0"));
+        let slice = Slice { gpu, milli: Milli(125), memory_limit_bytes: 5 << 30, mig: None };
+        let holding =
+            PodSlices { node: node.clone(), pod: "p15".into(), name: "team/p15".into(), slices: vec![slice] };
+        view.holdings.push(holding);
+        let next = Nominator::new(&view, &nodes, &none)
+            .nominations(&[pod("next", "cantle-fraction-1250", json!({}))], &made);
+        assert_ne!(next["next"].node, node);
+    }
+
     #[test]
     fn nodes_that_will_not_do_are_left_out() {
         let gpus = view(&["a", "b"], 1);
@@ -308,9 +392,31 @@ mod tests {
             assert!(!may_be_nominated(&pod("p", "cantle-fraction-5000", spec.clone())), "{spec}");
         }
         assert!(!may_be_nominated(&pod("p", "cantle-mig-1g.10gb", json!({}))));
-        let mut nominated = pod("p", "cantle-whole-1", json!({}));
-        assert!(may_be_nominated(&nominated));
-        nominated.status.as_mut().unwrap().nominated_node_name = Some("a".to_owned());
-        assert!(!may_be_nominated(&nominated));
+    }
+
+    /// A replica that begins knows no nominations but those that pods show.
+    #[test]
+    fn nominations_of_a_former_replica_count() {
+        let (view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
+        let mut all = eighths(9);
+        for pod in &mut all[..8] {
+            pod.status.as_mut().unwrap().nominated_node_name = Some("b".to_owned());
+        }
+        let none: [Pod; 0] = [];
+        let all = Nominator::new(&view, &nodes, &none).nominations(&all, &BTreeMap::new());
+        let on = |uid: &str| all[uid].node.as_str();
+        assert_eq!((all.len(), on("p00"), on("p07"), on("p08")), (9, "b", "b", "a"));
+    }
+
+    #[test]
+    fn a_pod_is_held_for_its_nomination_and_not_for_other_gates() {
+        let gated = |gates: &[&str]| {
+            let gates: Vec<Value> = gates.iter().map(|name| json!({"name": name})).collect();
+            pod("p", "cantle-fraction-5000", json!({"schedulingGates": gates}))
+        };
+        let of = |pod: &Pod| (is_held(pod), may_be_nominated(pod));
+        assert_eq!(of(&gated(&[])), (false, true));
+        assert_eq!(of(&gated(&[PACKING_GATE])), (true, true));
+        assert_eq!(of(&gated(&["kueue.x-k8s.io/admission", PACKING_GATE])), (false, false), "not yet");
     }
 }
