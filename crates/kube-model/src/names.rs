@@ -5,6 +5,13 @@ pub const DRIVER: &str = "gpu.cantle.dev";
 
 /// Kind of a device (attribute `kind`): a GPU that many claims share, each with its part of the memory, or one with all of it.
 pub const KIND_SHARED: &str = "shared";
+/// Capacity of a shared device that is there for its name: of 64 GiB `gpu.cantle.dev/mib_65536`. A request that names it is for
+/// devices of that size, which kube-scheduler sees without an expression (CEL). Nothing of it is used up.
+#[must_use]
+pub fn size_marker(mib: u64) -> String {
+    format!("{DRIVER}/mib_{mib}")
+}
+
 /// Kind of a device: a place for a MIG instance (attribute `profile` says which).
 pub const KIND_MIG: &str = "mig";
 

@@ -7,17 +7,19 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-use cantle_decide::{SnapshotBuilder, decide};
-use cantle_model::{GpuUuid, LeaseId, QueueSpec, QueueWant, Slice, TaskId};
-use cantle_sched::{Host, Policy, Running, Waiting};
+use cantle_decide::{BrokenPlan, SnapshotBuilder, decide};
+use cantle_model::{LeaseId, QueueSpec, QueueWant, TaskId};
+use cantle_sched::{Host, Plan, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::cluster::{ClusterView, ViewGpu};
+use crate::cluster::{ClusterView, ViewNode};
 use crate::dra::claim::bytes;
-use crate::inject::SLICE_LABEL;
+use crate::inject::{self, SLICE_LABEL};
 use crate::names::PACKING_GATE;
 use crate::{ObjectExt as _, TemplateName};
+
+mod under_way;
 
 /// The one queue: pods as they came.
 const QUEUE: &str = "pods";
@@ -93,14 +95,28 @@ impl<'a> Nominator<'a> {
     }
 
     fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> BTreeMap<String, Nomination> {
-        let Some(first) = batch.first() else { return BTreeMap::new() };
-        let will_do = |name: &str, labels: &BTreeMap<String, String>| {
-            let selector = first.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
-            let matches = selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-            let is_it = nominated_node(first).is_none_or(|node| node == name);
-            matches && is_it && self.nodes.get(name).is_some_and(|(taints, _)| tolerates(first, taints))
+        let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
+        let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
+        // Without advice kube-scheduler places them as it always does.
+        let starts = self.plan(batch, others, None).map(|plan| plan.starts).unwrap_or_default();
+        let nomination = |start: cantle_sched::Start| {
+            let (template, host) = asked.remove(&start.task.0)?;
+            Some((start.task.0, Nomination { node: start.node, template, host }))
         };
-        let open = || self.view.nodes.iter().filter(|node| node.is_open && will_do(&node.name, &node.labels));
+        starts.into_iter().filter_map(nomination).collect()
+    }
+
+    /// Where these pods, which have their constraints in common, would go: on any node, or on this one.
+    fn plan(
+        &self,
+        batch: &[&Pod],
+        others: &BTreeMap<String, Nomination>,
+        only: Option<&str>,
+    ) -> Result<Plan, BrokenPlan> {
+        let open = || {
+            let nodes = self.view.nodes.iter().filter(|node| only.is_none_or(|only| only == node.name));
+            nodes.filter(|node| batch.first().is_some_and(|first| self.obstacle(first, node).is_none()))
+        };
         let mut world = SnapshotBuilder::default();
         for node in open() {
             let host = self.nodes.get(&node.name).map(|(_, free)| *free);
@@ -114,69 +130,59 @@ impl<'a> Nominator<'a> {
             Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
         }));
         world = world.running(self.under_way(others, &is_open));
-        let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
-        let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
         let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
-        let snapshot = world.queue(spec, batch.iter().filter_map(|pod| waiting_of(pod)).collect()).build();
+        let waiting = batch.iter().filter_map(|pod| self.waiting_of(pod)).collect();
         let policy = Policy { backfill: true, ..Policy::default() };
-        // Without advice kube-scheduler places them as it always does.
-        let starts = decide(&snapshot, &policy, 0).map(|plan| plan.starts).unwrap_or_default();
-        let nomination = |start: cantle_sched::Start| {
-            let (template, host) = asked.remove(&start.task.0)?;
-            Some((start.task.0, Nomination { node: start.node, template, host }))
-        };
-        starts.into_iter().filter_map(nomination).collect()
+        decide(&world.queue(spec, waiting).build(), &policy, 0)
     }
 
-    /// Nominations as slices. kube-scheduler takes the first GPUs of a node that have room, in whichever order pods come to it, so
-    /// which GPU a pod was meant for says nothing. One that finds no room any more will be refused there.
-    fn under_way(&self, made: &BTreeMap<String, Nomination>, is_open: &dyn Fn(&str) -> bool) -> Vec<Running> {
-        let mut taken: BTreeMap<(&str, &GpuUuid), u64> = BTreeMap::new();
-        for holding in &self.view.holdings {
-            for slice in &holding.slices {
-                *taken.entry((&holding.node, &slice.gpu)).or_default() += slice.memory_limit_bytes;
-            }
+    /// What keeps a pod from a node, whatever its GPUs.
+    fn obstacle(&self, pod: &Pod, node: &ViewNode) -> Option<&'static str> {
+        let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+        let matches = selector.into_iter().flatten().all(|(key, value)| node.labels.get(key) == Some(value));
+        if !node.is_open {
+            return Some("it is cordoned or not ready");
         }
-        let mut running = Vec::new();
-        for (uid, one) in made.iter().filter(|(_, one)| is_open(&one.node)) {
-            let (request, count) = (one.template.request([]), one.template.gpus());
-            let node = self.view.nodes.iter().find(|node| node.name == one.node);
-            let gpus = node.into_iter().flat_map(|node| &node.gpus).filter(|gpu| !gpu.by_plugin);
-            let room = |gpu: &'a ViewGpu| {
-                let gpu = &gpu.offer.gpu;
-                let share = request.share_of(gpu.memory_bytes)?;
-                let held = taken.get(&(one.node.as_str(), &gpu.uuid)).copied().unwrap_or(0);
-                let memory_limit_bytes = share.memory_limit_bytes;
-                let slice =
-                    Slice { gpu: gpu.uuid.clone(), milli: share.milli, memory_limit_bytes, mig: None };
-                (held + memory_limit_bytes <= gpu.memory_bytes).then_some((&gpu.uuid, slice))
-            };
-            let found: Vec<(&GpuUuid, Slice)> = gpus.filter_map(room).take(count as usize).collect();
-            if found.len() < count as usize {
-                continue;
-            }
-            for (gpu, slice) in &found {
-                *taken.entry((&one.node, gpu)).or_default() += slice.memory_limit_bytes;
-            }
-            let slices = found.into_iter().map(|(_, slice)| slice).collect();
-            let mut task = Running::new(LeaseId(uid.clone()), TaskId(uid.clone()), &one.node, slices);
-            task.host = one.host;
-            running.push(task);
+        if !matches {
+            return Some("the pod's nodeSelector excludes it");
         }
-        running
+        if nominated_node(pod).is_some_and(|nominated| nominated != node.name) {
+            return Some("the pod is to be tried on another node first");
+        }
+        let tolerated = self.nodes.get(&node.name).is_some_and(|(taints, _)| tolerates(pod, taints));
+        (!tolerated).then_some("it has a taint that the pod does not tolerate")
+    }
+
+    /// What this pod needs and what there is of it, on any node or on this one: the scheduler's own words. None if there is room.
+    #[must_use]
+    pub fn lacks(
+        &self,
+        pod: &Pod,
+        made: &BTreeMap<String, Nomination>,
+        only: Option<&ViewNode>,
+    ) -> Option<String> {
+        if let Some(obstacle) = only.and_then(|node| self.obstacle(pod, node)) {
+            return Some(obstacle.to_owned());
+        }
+        match self.plan(&[pod], made, only.map(|node| node.name.as_str())) {
+            Ok(plan) => plan.waits.first().map(|wait| wait.reason.to_string()),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn waiting_of(&self, pod: &Pod) -> Option<Waiting> {
+        let template = template_of(pod).or_else(|| inject::template_of(pod))?;
+        let gpus = self.view.nodes.iter().flat_map(|node| &node.gpus);
+        let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
+        let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request(tables));
+        waiting.devices = template.devices();
+        waiting.host = host_of(pod);
+        Some(waiting)
     }
 }
 
 fn template_of(pod: &Pod) -> Option<TemplateName> {
     pod.labels().get(SLICE_LABEL)?.parse().ok()
-}
-
-fn waiting_of(pod: &Pod) -> Option<Waiting> {
-    let template = template_of(pod)?;
-    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request([]));
-    waiting.devices = template.devices();
-    waiting.host = host_of(pod);
-    Some(waiting)
 }
 
 /// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
@@ -270,11 +276,11 @@ fn memory_bytes(amount: &Quantity) -> u64 {
 #[cfg(test)]
 mod tests {
     use cantle_decide::Offer;
-    use cantle_model::{Gpu, Milli};
+    use cantle_model::{Gpu, GpuUuid, Milli, Slice};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::{PodSlices, ViewNode};
+    use crate::cluster::{PodSlices, ViewGpu};
 
     fn view(nodes: &[&str], gpus: u32) -> ClusterView {
         let gpu = |node: &str, index| {
