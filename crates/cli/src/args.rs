@@ -21,7 +21,7 @@ use crate::cmd::server::ServerArgs;
 use crate::cmd::sim::SimCommand;
 use crate::cmd::simulate::SimulateArgs;
 use crate::cmd::submit::SubmitArgs;
-use crate::cmd::task::{LogsArgs, WhyArgs, TasksArg};
+use crate::cmd::task::{LogsArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
 use crate::context::Global;

@@ -35,6 +35,15 @@ pub struct Nomination {
     pub host: Host,
 }
 
+/// What is said about pods that wait, by their UIDs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advice {
+    /// Where they are to be tried first.
+    pub nominations: BTreeMap<String, Nomination>,
+    /// What the others need and what is free, in words.
+    pub lacking: BTreeMap<String, String>,
+}
+
 /// What all pods of one batch have in common: which nodes will do for them. One that a former replica has nominated a node for has
 /// that node, and is only counted there.
 type Constraints = (BTreeMap<String, String>, String, Option<String>);
@@ -69,41 +78,41 @@ impl<'a> Nominator<'a> {
         Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
     }
 
-    /// Nominations for those of the waiting pods that may have one, in the order of their creation. `made` are those that are under
-    /// way, by the pods' UIDs.
-    pub fn nominations(
-        &self,
-        waiting: &[impl Borrow<Pod>],
-        made: &BTreeMap<String, Nomination>,
-    ) -> BTreeMap<String, Nomination> {
+    /// Advice on those of the waiting pods that may be nominated, in the order of their creation. `made` are nominations that are
+    /// under way, by the pods' UIDs.
+    pub fn advise(&self, waiting: &[impl Borrow<Pod>], made: &BTreeMap<String, Nomination>) -> Advice {
         let mut batches: BTreeMap<Constraints, Vec<&Pod>> = BTreeMap::new();
         let may = |pod: &&Pod| may_be_nominated(pod) && pod.uid().is_some_and(|uid| !made.contains_key(&uid));
         for pod in waiting.iter().map(Borrow::<Pod>::borrow).filter(may) {
             batches.entry(constraints(pod)).or_default().push(pod);
         }
-        let mut all = made.clone();
+        let (mut all, mut lacking) = (made.clone(), BTreeMap::new());
         // Those with a node first: the others go where these leave room.
         let (nominated, others): (Vec<_>, Vec<_>) =
             batches.into_iter().partition(|((_, _, node), _)| node.is_some());
         for (_, mut batch) in nominated.into_iter().chain(others) {
             batch.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
             let chosen = self.choose(&batch, &all);
-            all.extend(chosen);
+            all.extend(chosen.nominations);
+            lacking.extend(chosen.lacking);
         }
         all.retain(|uid, _| !made.contains_key(uid));
-        all
+        Advice { nominations: all, lacking }
     }
 
-    fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> BTreeMap<String, Nomination> {
+    fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> Advice {
         let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
         let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
         // Without advice kube-scheduler places them as it always does.
-        let starts = self.plan(batch, others, None).map(|plan| plan.starts).unwrap_or_default();
+        let Ok(Plan { starts, waits, .. }) = self.plan(batch, others, None) else { return Advice::default() };
         let nomination = |start: cantle_sched::Start| {
             let (template, host) = asked.remove(&start.task.0)?;
             Some((start.task.0, Nomination { node: start.node, template, host }))
         };
-        starts.into_iter().filter_map(nomination).collect()
+        Advice {
+            nominations: starts.into_iter().filter_map(nomination).collect(),
+            lacking: waits.into_iter().map(|wait| (wait.task.0, wait.reason.to_string())).collect(),
+        }
     }
 
     /// Where these pods, which have their constraints in common, would go: on any node, or on this one.
@@ -320,7 +329,7 @@ mod tests {
     fn chosen(view: &ClusterView, nodes: &[Node], pods: &[Pod]) -> Vec<String> {
         let none: [Pod; 0] = [];
         let nominator = Nominator::new(view, nodes, &none);
-        nominator.nominations(pods, &BTreeMap::new()).into_values().map(|each| each.node).collect()
+        nominator.advise(pods, &BTreeMap::new()).nominations.into_values().map(|each| each.node).collect()
     }
 
     #[test]
@@ -335,6 +344,11 @@ mod tests {
         let more = chosen(&view, &nodes, &eighths(17));
         let others = more.iter().filter(|node| **node != more[0]).count();
         assert_eq!((more.len(), others), (17, 1), "{more:?}");
+        let none: [Pod; 0] = [];
+        let too_many = Nominator::new(&view, &nodes, &none).advise(&eighths(49), &BTreeMap::new());
+        let (uid, why) = too_many.lacking.first_key_value().unwrap();
+        assert_eq!((too_many.nominations.len(), too_many.lacking.len(), uid.as_str()), (48, 1, "p48"));
+        assert!(why.contains("0.125"), "{why}");
     }
 
     #[test]
@@ -342,9 +356,9 @@ mod tests {
         let (view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
         let none: [Pod; 0] = [];
         let nominator = Nominator::new(&view, &nodes, &none);
-        let first = nominator.nominations(&eighths(8), &BTreeMap::new());
+        let first = nominator.advise(&eighths(8), &BTreeMap::new()).nominations;
         let all = eighths(9);
-        let next = nominator.nominations(&all, &first);
+        let next = nominator.advise(&all, &first).nominations;
         assert_eq!(next.keys().collect::<Vec<_>>(), ["p08"], "each once");
         assert_ne!(next["p08"].node, first["p00"].node, "that one is full");
     }
@@ -355,7 +369,7 @@ mod tests {
         let (mut view, nodes) = (view(&["a", "b"], 2), nodes(&["a", "b"], &json!({}), "32"));
         let none: [Pod; 0] = [];
         let pods = eighths(16);
-        let mut made = Nominator::new(&view, &nodes, &none).nominations(&pods, &BTreeMap::new());
+        let mut made = Nominator::new(&view, &nodes, &none).advise(&pods, &BTreeMap::new()).nominations;
         let node = made["p15"].node.clone();
         made.remove("p15");
         let gpu = GpuUuid(format!("GPU-{node}-0"));
@@ -364,7 +378,8 @@ mod tests {
             PodSlices { node: node.clone(), pod: "p15".into(), name: "team/p15".into(), slices: vec![slice] };
         view.holdings.push(holding);
         let next = Nominator::new(&view, &nodes, &none)
-            .nominations(&[pod("next", "cantle-fraction-1250", json!({}))], &made);
+            .advise(&[pod("next", "cantle-fraction-1250", json!({}))], &made)
+            .nominations;
         assert_ne!(next["next"].node, node);
     }
 
@@ -409,7 +424,7 @@ mod tests {
             pod.status.as_mut().unwrap().nominated_node_name = Some("b".to_owned());
         }
         let none: [Pod; 0] = [];
-        let all = Nominator::new(&view, &nodes, &none).nominations(&all, &BTreeMap::new());
+        let all = Nominator::new(&view, &nodes, &none).advise(&all, &BTreeMap::new()).nominations;
         let on = |uid: &str| all[uid].node.as_str();
         assert_eq!((all.len(), on("p00"), on("p07"), on("p08")), (9, "b", "b", "a"));
     }

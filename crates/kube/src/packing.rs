@@ -10,9 +10,10 @@ use std::time::Duration;
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Patch, PatchParams};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::runtime::watcher::Config;
-use kube::{Api, Client, ResourceExt as _};
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -24,7 +25,8 @@ use crate::leader::Leader;
 use crate::node::ticks;
 use crate::watched::follow;
 use cantle_kube_model::inject::SLICE_LABEL;
-use cantle_kube_model::nominate::{Nomination, Nominator, is_held, nominated_node};
+use cantle_kube_model::nominate::{Advice, Nomination, Nominator, is_held, nominated_node};
+use cantle_kube_model::queues::outcome::is_unschedulable;
 
 /// Field manager of what we write.
 const MANAGER: &str = "cantle-packing";
@@ -37,6 +39,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A nomination counts as long as its pod waits with it, and this much longer: the pod is seen to have it, and to wait no more, at
 /// other moments than its claim is seen to have been allocated.
 const LATE: Duration = Duration::from_secs(5);
+/// Length of an event's text in characters: Kubernetes takes 1,024 bytes.
+const NOTE_MAX: usize = 500;
 /// How many calls are under way at once.
 const AT_ONCE: usize = 16;
 /// Another replica takes over after this.
@@ -57,7 +61,8 @@ pub struct PackingSettings {
 
 /// Nominates until `stop` ends, and then lets another replica go on.
 pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop: impl Future<Output = ()>) {
-    let leader = Leader::new(client.clone(), &settings.namespace, settings.lease, settings.identity, LEASE);
+    let PackingSettings { namespace, lease, identity } = settings;
+    let leader = Leader::new(client.clone(), &namespace, lease, identity.clone(), LEASE);
     let mut stop = pin!(stop);
     let watched = loop {
         match Watched::begin(&client).await {
@@ -75,7 +80,10 @@ pub(crate) async fn keep_packing(client: Client, settings: PackingSettings, stop
     let waiting = Config::default().labels(SLICE_LABEL).fields(WAITING);
     let lean = |pod: &mut Pod| pod.metadata.managed_fields = None;
     let pods = follow(&mut background, Api::all(client.clone()), waiting, lean, move |_| notify.notify_one());
-    let mut packer = Packer { client, watched, pods, leader, made: BTreeMap::new(), asked_at: None };
+    let reporter = Reporter { controller: MANAGER.to_owned(), instance: Some(identity) };
+    let events = Recorder::new(client.clone(), reporter);
+    let (made, told) = (BTreeMap::new(), BTreeMap::new());
+    let mut packer = Packer { client, watched, pods, leader, made, events, told, asked_at: None };
     let mut look = ticks(LOOK_EVERY);
     loop {
         tokio::select! {
@@ -106,6 +114,9 @@ struct Packer {
     leader: Leader,
     /// Nominations under way, by the pods' UIDs. Those of a former replica are read from the pods.
     made: BTreeMap<String, Made>,
+    events: Recorder,
+    /// What events have said, by the pods' UIDs.
+    told: BTreeMap<String, String>,
     /// When the Lease was looked at, while another replica led.
     asked_at: Option<Instant>,
 }
@@ -136,10 +147,11 @@ impl Packer {
         if waiting.is_empty() {
             return Ok(());
         }
-        let mut chosen = self.choose(&waiting).await;
+        let mut advice = self.advise(&waiting).await;
+        self.tell(&waiting, &advice.lacking).await;
         let mut work: Vec<(Arc<Pod>, Option<Nomination>)> = Vec::new();
         for pod in waiting {
-            let nomination = chosen.remove(&pod.uid().unwrap_or_default());
+            let nomination = advice.nominations.remove(&pod.uid().unwrap_or_default());
             if nomination.is_some() || is_held(&pod) {
                 work.push((pod, nomination));
             }
@@ -153,13 +165,13 @@ impl Packer {
         Ok(())
     }
 
-    /// Nominations by the pods' UIDs. None where the cluster can't be seen: pods are not held for that.
-    async fn choose(&mut self, waiting: &[Arc<Pod>]) -> BTreeMap<String, Nomination> {
+    /// None where the cluster can't be seen: pods are not held for that.
+    async fn advise(&mut self, waiting: &[Arc<Pod>]) -> Advice {
         let view = match self.watched.view().await {
             Ok(view) => view,
             Err(error) => {
                 tracing::warn!("packing: {error}; kube-scheduler places pods without advice");
-                return BTreeMap::new();
+                return Advice::default();
             }
         };
         // What has been given out is in the view.
@@ -177,7 +189,32 @@ impl Packer {
         });
         let under_way = self.made.iter().map(|(uid, made)| (uid.clone(), made.nomination.clone())).collect();
         let nominator = Nominator::new(&view, &self.watched.nodes(), &self.watched.placed());
-        nominator.nominations(waiting, &under_way)
+        nominator.advise(waiting, &under_way)
+    }
+
+    /// An event for each pod that kube-scheduler has no place for, when what it lacks has changed: kube-scheduler says that claims
+    /// can't be allocated, and neither what is needed nor what is free.
+    async fn tell(&mut self, waiting: &[Arc<Pod>], lacking: &BTreeMap<String, String>) {
+        self.told.retain(|uid, _| lacking.contains_key(uid));
+        let is_new = |pod: &&Arc<Pod>| {
+            let uid = pod.uid().unwrap_or_default();
+            is_unschedulable(pod) && lacking.get(&uid).is_some_and(|why| self.told.get(&uid) != Some(why))
+        };
+        for pod in waiting.iter().filter(is_new).take(AT_ONCE).cloned().collect::<Vec<_>>() {
+            let uid = pod.uid().unwrap_or_default();
+            let Some(why) = lacking.get(&uid) else { continue };
+            let event = Event {
+                type_: EventType::Warning,
+                reason: "NoRoomForSlice".to_owned(),
+                note: Some(why.chars().take(NOTE_MAX).collect()),
+                action: "Schedule".to_owned(),
+                secondary: None,
+            };
+            match self.events.publish(&event, &pod.object_ref(&())).await {
+                Ok(()) => drop(self.told.insert(uid, why.clone())),
+                Err(error) => return tracing::warn!("packing: an event could not be written: {error}"),
+            }
+        }
     }
 }
 
