@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import copy
 import os
+import pathlib
 import statistics
 import time
 
@@ -78,6 +79,48 @@ def test_a_thousand_pods_on_a_hundred_nodes(plane, injector, hand_made, make_dri
     finally:
         for path in made:
             api.delete(path)
+
+
+SIZES = ["T4-16GB", "L4-24GB", "V100-32GB", "A100-40GB", "L40S-48GB", "A100-80GB", "H100-80GB", "H200-141GB"]
+
+
+def test_shares_in_a_cluster_of_eight_sizes(plane, injector, make_driver, namespace):
+    """The same where GPUs differ: a fraction is another amount of memory on each."""
+    api, made = plane.api, []
+    try:
+        for size in SIZES:
+            name = f"size-{size.lower()}"
+            api.create("/api/v1/nodes", node(name))
+            made.append(f"/api/v1/nodes/{name}")
+            driver = make_driver(name, f"8x{size}")
+            slices = wait_until(lambda: whole_pool(driver), 60, driver.log)
+            for at in range(100 // len(SIZES)):
+                api.create("/api/v1/nodes", node(f"{name}-{at}"))
+                made += [f"/api/v1/nodes/{name}-{at}", *(clone(api, slice, f"{name}-{at}") for slice in slices)]
+        for name, flags in LIMITS.items():
+            with calls_per_second(plane, flags):
+                spent_ms(plane)
+                for what, labels in {"with an eighth of a GPU": {"clearml-injector/fraction": "0.125"}, "without": {}}.items():
+                    rate, scheduled = create_and_schedule(api, namespace, labels, PODS)
+                    cpu = ", ".join(f"{program} {ms / PODS:.1f}" for program, ms in spent_ms(plane).items())
+                    print(f"\n{PODS} pods {what}, eight sizes, {name}: {rate:.0f} created/s, {scheduled:.0f} scheduled/s; ms of CPU per pod: {cpu}")
+    finally:
+        for path in made:
+            api.delete(path)
+
+
+def spent_ms(plane):
+    """CPU time since this was last asked, by program."""
+    spent = {}
+    for program in plane.others:
+        fields = pathlib.Path(f"/proc/{program.child.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        total = (int(fields[11]) + int(fields[12])) * 1000 / os.sysconf("SC_CLK_TCK")
+        spent[program.name] = total - SPENT.get(program.child.pid, 0)
+        SPENT[program.child.pid] = total
+    return spent
+
+
+SPENT = {}
 
 
 @contextlib.contextmanager

@@ -9,19 +9,23 @@ import pytest
 
 from api import RESOURCE, node
 from bench_cluster import clone, whole_pool
+from chart import NAMESPACE
 from injector import Injector, pod
 from processes import wait_until
 
 LABEL = "clearml-injector/fraction"
-NODES, GPUS, PODS = 8, 4, 64
+NODES, GPUS = 10, 4
+# Of a GPU each eighth is a pod: 25 GPUs is the least that holds them. Four of these nodes hold 128, the first seven all.
+PODS, IDEAL_GPUS = 200, 25
+LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/cantle-webhook-packing"
 
 
 @pytest.fixture
 def nodes(plane, hand_made, make_driver):
-    """Eight of four GPUs each; the first one is left out, its driver would tell them apart."""
+    """Ten of four GPUs each; the first one is left out, its driver would tell them apart."""
     driver = make_driver(hand_made, f"{GPUS}xA100-40GB")
     slices = wait_until(lambda: whole_pool(driver), 60, "the devices")
-    names, clones = [f"packed-{at}" for at in range(NODES)], []
+    names, clones = [f"hand-packed-{at}" for at in range(NODES)], []
     for name in names:
         plane.api.create("/api/v1/nodes", node(name))
         clones += [clone(plane.api, of_node(each, name), name) for each in slices]
@@ -39,43 +43,91 @@ def of_node(slice, name):
     return changed
 
 
-def placed(plane, folder, namespace, *flags):
-    """Where 64 pods of an eighth go: nodes, and GPUs of them."""
-    api, pods = plane.api, f"/api/v1/namespaces/{namespace}/pods"
-    injector = Injector(plane, folder, *flags)
-    try:
-        injector.start()
-        # A former one's Lease runs out in fifteen seconds.
-        log = injector.program.log
-        wait_until(lambda: flags or "this replica leads" in log(), 60, log)
-        with concurrent.futures.ThreadPoolExecutor(4) as threads:
-            list(threads.map(lambda at: api.create(pods, pod({LABEL: "0.125", "app": "packed"}, name=f"p{at}")), range(PODS)))
-        there = lambda: [each["spec"]["nodeName"] for each in api.items(pods) if each["spec"].get("nodeName")]
-        wait_until(lambda: len(there()) == PODS, 180, lambda: f"{len(there())} have a place\n{injector.program.log()[-2000:]}")
-        claims = api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims")
-        results = [result for claim in claims for result in claim["status"]["allocation"]["devices"]["results"]]
-        return collections.Counter(there()), {(result["pool"], result["device"]) for result in results}
-    finally:
-        for each in api.items(pods):
-            api.delete(f"{pods}/{each['metadata']['name']}", 0)
-        wait_until(lambda: not api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims"), 120, "the end of all claims")
-        injector.remove()
+@pytest.fixture
+def injector(plane, tmp_path):
+    """As the chart starts it; ends without a trace."""
+    made = []
+
+    def start(*flags):
+        made.append(Injector(plane, tmp_path, *flags))
+        return made[-1].start()
+
+    yield start
+    for each in made:
+        each.remove()
 
 
-def test_pods_fill_gpus_before_others_are_begun(plane, nodes, namespace, tmp_path):
+def eighth(name):
+    return pod({LABEL: "0.125", "app": "packed"}, name=name)
+
+
+def by_hand(plane, namespace, count):
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    with concurrent.futures.ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda at: plane.api.create(path, eighth(f"p{at}")), range(count)))
+
+
+def by_owner(plane, namespace, kind, count):
+    """Pods of a ReplicaSet or a StatefulSet; gives its path."""
+    template = eighth("any")
+    template["metadata"]["labels"]["kind"] = kind
+    template["spec"]["restartPolicy"] = "Always"
+    spec = {"replicas": count, "selector": {"matchLabels": {"kind": kind}}, "template": {each: template[each] for each in ("metadata", "spec")}}
+    if kind == "statefulsets":
+        spec |= {"serviceName": "packed", "podManagementPolicy": "Parallel"}
+    path = f"/apis/apps/v1/namespaces/{namespace}/{kind}"
+    plane.api.create(path, {"metadata": {"name": "packed"}, "spec": spec})
+    return f"{path}/packed"
+
+
+def placed(plane, namespace, count, log):
+    """Where pods have gone: nodes, and GPUs of them with the number of pods there."""
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    there = lambda: [each["spec"]["nodeName"] for each in plane.api.items(pods) if each["spec"].get("nodeName")]
+    wait_until(lambda: len(there()) == count, 180, lambda: f"{len(there())} have a place\n{log()[-2000:]}")
+    claims = plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims")
+    results = [result for claim in claims for result in claim["status"]["allocation"]["devices"]["results"]]
+    return collections.Counter(there()), collections.Counter((each["pool"], each["device"]) for each in results)
+
+
+def remove(plane, namespace, *owners):
+    for owner in owners:
+        plane.api.delete(owner)
+    pods = f"/api/v1/namespaces/{namespace}/pods"
+    for each in plane.api.items(pods):
+        plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)
+    wait_until(lambda: not plane.api.items(f"{RESOURCE}/namespaces/{namespace}/resourceclaims"), 120, "the end of all claims")
+
+
+def test_pods_fill_gpus_before_others_are_begun(plane, nodes, namespace, injector):
     # A Service selects them: then kube-scheduler spreads pods over nodes, whatever their other scores are.
     service = {"metadata": {"name": "packed"}, "spec": {"selector": {"app": "packed"}, "ports": [{"port": 80}]}}
     plane.api.create(f"/api/v1/namespaces/{namespace}/services", service)
-    used, gpus = placed(plane, tmp_path, namespace)
+    packing = injector()
+    owners = [by_owner(plane, namespace, kind, PODS // 4) for kind in ("replicasets", "statefulsets")]
+    by_hand(plane, namespace, PODS // 2)
+    used, gpus = placed(plane, namespace, PODS, packing.program.log)
     print(f"\n{PODS} pods of 0.125: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
     assert set(used) <= set(nodes)
-    # Two nodes hold them. A nomination is advice: on a busy machine some pods are placed before it has come.
-    assert fullest_two(used) >= PODS // 2, used
-    # Negative control: kube-scheduler alone.
-    used, gpus = placed(plane, tmp_path, namespace, "--no-packing")
-    print(f"without packing: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
-    assert fullest_two(used) < PODS // 2, used
+    assert len(gpus) <= IDEAL_GPUS + 1, sorted(gpus.items())
+    remove(plane, namespace, *owners)
+    packing.remove()
+    # Negative control: kube-scheduler alone. 64 pods are 2 nodes' worth.
+    alone = injector("--no-packing")
+    by_hand(plane, namespace, 64)
+    used, gpus = placed(plane, namespace, 64, alone.program.log)
+    print(f"64 pods of 0.125 without packing: {len(used)} of {NODES} nodes, {len(gpus)} GPUs")
+    assert len(used) >= NODES // 2, used
+    remove(plane, namespace)
 
 
-def fullest_two(used):
-    return sum(count for _, count in used.most_common(2))
+def test_the_next_replica_packs_at_once(plane, nodes, namespace, injector):
+    """A replica that is told to stop leaves the Lease, and no pod behind that it has held."""
+    first = injector()
+    wait_until(lambda: plane.api.find(LEASE)["spec"].get("holderIdentity"), 60, first.program.log)
+    first.stop()
+    assert not plane.api.find(LEASE)["spec"].get("holderIdentity")
+    first.run()
+    by_hand(plane, namespace, 8)
+    used, gpus = placed(plane, namespace, 8, first.program.log)
+    assert (len(used), len(gpus)) == (1, 1), gpus

@@ -4,6 +4,7 @@ use clap::{Parser, Subcommand};
 
 use crate::cmd::backup::{BackupArgs, RestoreArgs};
 use crate::cmd::check::CheckCommand;
+use crate::cmd::cluster::ClusterArg;
 use crate::cmd::controller::ControllerArgs;
 use crate::cmd::credentials::CredentialsArgs;
 use crate::cmd::daemon::DaemonArgs;
@@ -20,7 +21,7 @@ use crate::cmd::server::ServerArgs;
 use crate::cmd::sim::SimCommand;
 use crate::cmd::simulate::SimulateArgs;
 use crate::cmd::submit::SubmitArgs;
-use crate::cmd::task::{LogsArgs, TaskArg, TasksArg};
+use crate::cmd::task::{LogsArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
 use crate::context::Global;
@@ -60,20 +61,20 @@ pub(crate) enum Command {
     /// List tasks
     Tasks(TasksArgs),
     /// List GPUs and the slices on them
-    Gpus,
+    Gpus(ClusterArg),
     /// List queues
     Queues,
     /// List nodes
     Nodes,
     /// List projects with their quota, fair share and allocation
-    Projects,
+    Projects(ClusterArg),
     /// Show and set the quotas of projects
     #[command(subcommand)]
     Quota(QuotaCommand),
     /// List the scheduler's decisions and their reasons
     Events(EventsArgs),
-    /// Show why a task waits, or where it runs
-    Why(TaskArg),
+    /// Show why a task, or a pod in a cluster, waits, or where it runs
+    Why(WhyArgs),
     /// Print a task's output
     Logs(LogsArgs),
     /// Stop tasks

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile};
+use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile, size_marker};
 use crate::template_name::TemplateName;
 
 /// Sizes of GPUs that one template can be for: Kubernetes allows no more alternatives in a request.
@@ -61,12 +61,10 @@ fn shared_mib(template: &TemplateName, total_mib: u64) -> u64 {
 }
 
 fn share_of_size(total_mib: u64, mib: u64, gpus: u32) -> Value {
-    let size = quantity(total_mib);
-    let cel = format!("device.capacity['{DRIVER}'].memory.compareTo(quantity('{size}')) == 0");
     let mut device = devices(CLASS_SHARED, gpus);
     device["name"] = json!(format!("m{total_mib}"));
-    device["selectors"] = json!([{"cel": {"expression": cel}}]);
     device["capacity"] = memory(mib);
+    device["capacity"]["requests"][size_marker(total_mib)] = json!("0");
     device
 }
 
@@ -170,10 +168,7 @@ mod tests {
         assert_eq!(first.as_array().unwrap().len(), 2);
         assert_eq!(first[0]["name"], "m40960");
         assert_eq!(first[0]["capacity"]["requests"]["memory"], "20Gi");
-        assert_eq!(
-            first[0]["selectors"][0]["cel"]["expression"],
-            "device.capacity['gpu.cantle.dev'].memory.compareTo(quantity('40Gi')) == 0"
-        );
+        assert_eq!(first[0]["capacity"]["requests"]["gpu.cantle.dev/mib_40960"], "0", "only of that size");
         assert_eq!(first[1]["capacity"]["requests"]["memory"], "40Gi");
         assert!(spec["spec"]["devices"].get("constraints").is_none());
     }

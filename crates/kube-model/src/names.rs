@@ -5,6 +5,13 @@ pub const DRIVER: &str = "gpu.cantle.dev";
 
 /// Kind of a device (attribute `kind`): a GPU that many claims share, each with its part of the memory, or one with all of it.
 pub const KIND_SHARED: &str = "shared";
+/// Capacity of a shared device that is there for its name: of 64 GiB `gpu.cantle.dev/mib_65536`. A request that names it is for
+/// devices of that size, which kube-scheduler sees without an expression (CEL). Nothing of it is used up.
+#[must_use]
+pub fn size_marker(mib: u64) -> String {
+    format!("{DRIVER}/mib_{mib}")
+}
+
 /// Kind of a device: a place for a MIG instance (attribute `profile` says which).
 pub const KIND_MIG: &str = "mig";
 
@@ -20,6 +27,9 @@ pub const TAINT_LOST: &str = "gpu.cantle.dev/lost";
 pub const CLASS_WHOLE: &str = "whole.gpu.cantle.dev";
 /// The device class of shares.
 pub const CLASS_SHARED: &str = "shared.gpu.cantle.dev";
+
+/// Scheduling gate of a pod with a claim, until the node is nominated that kube-scheduler tries first.
+pub const PACKING_GATE: &str = "cantle.dev/packing";
 
 /// On the classic path, the resource that a pod with a slice asks for: always 1 of it.
 pub const SLICE_RESOURCE: &str = "cantle.dev/slice";

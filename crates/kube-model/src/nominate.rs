@@ -1,38 +1,52 @@
 //! Which node kube-scheduler is to try first for a pod with a slice: the one that cantle's own scheduler chooses, so that GPUs are
 //! filled before others are begun. kube-scheduler itself scores no claims, and spreads pods over all nodes. Pure.
 //!
-//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it.
+//! A nomination (`status.nominatedNodeName`) is advice: where the pod does not fit, kube-scheduler goes on as without it. It comes in
+//! time because the injector gives the pod a scheduling gate, which goes when the nomination is written.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 
-use cantle_decide::{SnapshotBuilder, decide};
-use cantle_model::{LeaseId, QueueSpec, QueueWant, Slice, TaskId};
-use cantle_sched::{Host, Policy, Running, Waiting};
+use cantle_decide::{BrokenPlan, SnapshotBuilder, decide};
+use cantle_model::{LeaseId, QueueSpec, QueueWant, TaskId};
+use cantle_sched::{Host, Plan, Policy, Running, Waiting};
 use k8s_openapi::api::core::v1::{Affinity, Node, Pod, Taint, Toleration};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::cluster::ClusterView;
+use crate::cluster::{ClusterView, ViewNode};
 use crate::dra::claim::bytes;
-use crate::inject::SLICE_LABEL;
+use crate::inject::{self, SLICE_LABEL};
+use crate::names::PACKING_GATE;
 use crate::{ObjectExt as _, TemplateName};
+
+mod under_way;
 
 /// The one queue: pods as they came.
 const QUEUE: &str = "pods";
 
-/// Where a pod is to be tried first, and what it would have there until its claim says so.
+/// Where a pod is to be tried first, and what it takes there until its claim says on which GPU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nomination {
     /// The node.
     pub node: String,
-    /// What it gets there.
-    pub slices: Vec<Slice>,
+    /// What it gets.
+    pub template: TemplateName,
     /// CPU and memory of the node that it takes.
     pub host: Host,
 }
 
-/// What all pods of one batch have in common: which nodes will do for them.
-type Constraints = (BTreeMap<String, String>, String);
+/// What is said about pods that wait, by their UIDs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advice {
+    /// Where they are to be tried first.
+    pub nominations: BTreeMap<String, Nomination>,
+    /// What the others need and what is free, in words.
+    pub lacking: BTreeMap<String, String>,
+}
+
+/// What all pods of one batch have in common: which nodes will do for them. One that a former replica has nominated a node for has
+/// that node, and is only counted there.
+type Constraints = (BTreeMap<String, String>, String, Option<String>);
 
 /// The cluster as far as nominations depend on it.
 #[derive(Debug)]
@@ -64,36 +78,54 @@ impl<'a> Nominator<'a> {
         Self { view, nodes: nodes.iter().map(|node| of_node(node.borrow())).collect() }
     }
 
-    /// Nominations for those of the waiting pods that may have one and have none, in the order of their creation. `made` are those
-    /// that are under way, by the pods' UIDs.
-    pub fn nominations(
-        &self,
-        waiting: &[impl Borrow<Pod>],
-        made: &BTreeMap<String, Nomination>,
-    ) -> BTreeMap<String, Nomination> {
+    /// Advice on those of the waiting pods that may be nominated, in the order of their creation. `made` are nominations that are
+    /// under way, by the pods' UIDs.
+    pub fn advise(&self, waiting: &[impl Borrow<Pod>], made: &BTreeMap<String, Nomination>) -> Advice {
         let mut batches: BTreeMap<Constraints, Vec<&Pod>> = BTreeMap::new();
         let may = |pod: &&Pod| may_be_nominated(pod) && pod.uid().is_some_and(|uid| !made.contains_key(&uid));
         for pod in waiting.iter().map(Borrow::<Pod>::borrow).filter(may) {
             batches.entry(constraints(pod)).or_default().push(pod);
         }
-        let mut all = made.clone();
-        for mut batch in batches.into_values() {
+        let (mut all, mut lacking) = (made.clone(), BTreeMap::new());
+        // Those with a node first: the others go where these leave room.
+        let (nominated, others): (Vec<_>, Vec<_>) =
+            batches.into_iter().partition(|((_, _, node), _)| node.is_some());
+        for (_, mut batch) in nominated.into_iter().chain(others) {
             batch.sort_by_key(|pod| (pod.creation_timestamp(), pod.uid()));
             let chosen = self.choose(&batch, &all);
-            all.extend(chosen);
+            all.extend(chosen.nominations);
+            lacking.extend(chosen.lacking);
         }
         all.retain(|uid, _| !made.contains_key(uid));
-        all
+        Advice { nominations: all, lacking }
     }
 
-    fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> BTreeMap<String, Nomination> {
-        let Some(first) = batch.first() else { return BTreeMap::new() };
-        let will_do = |name: &str, labels: &BTreeMap<String, String>| {
-            let selector = first.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
-            let matches = selector.into_iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
-            matches && self.nodes.get(name).is_some_and(|(taints, _)| tolerates(first, taints))
+    fn choose(&self, batch: &[&Pod], others: &BTreeMap<String, Nomination>) -> Advice {
+        let asked = |pod: &&Pod| Some((pod.uid()?, (template_of(pod)?, host_of(pod))));
+        let mut asked: BTreeMap<String, (TemplateName, Host)> = batch.iter().filter_map(asked).collect();
+        // Without advice kube-scheduler places them as it always does.
+        let Ok(Plan { starts, waits, .. }) = self.plan(batch, others, None) else { return Advice::default() };
+        let nomination = |start: cantle_sched::Start| {
+            let (template, host) = asked.remove(&start.task.0)?;
+            Some((start.task.0, Nomination { node: start.node, template, host }))
         };
-        let open = || self.view.nodes.iter().filter(|node| node.is_open && will_do(&node.name, &node.labels));
+        Advice {
+            nominations: starts.into_iter().filter_map(nomination).collect(),
+            lacking: waits.into_iter().map(|wait| (wait.task.0, wait.reason.to_string())).collect(),
+        }
+    }
+
+    /// Where these pods, which have their constraints in common, would go: on any node, or on this one.
+    fn plan(
+        &self,
+        batch: &[&Pod],
+        others: &BTreeMap<String, Nomination>,
+        only: Option<&str>,
+    ) -> Result<Plan, BrokenPlan> {
+        let open = || {
+            let nodes = self.view.nodes.iter().filter(|node| only.is_none_or(|only| only == node.name));
+            nodes.filter(|node| batch.first().is_some_and(|first| self.obstacle(first, node).is_none()))
+        };
         let mut world = SnapshotBuilder::default();
         for node in open() {
             let host = self.nodes.get(&node.name).map(|(_, free)| *free);
@@ -106,54 +138,102 @@ impl<'a> Nominator<'a> {
             let name = format!("{}/{at}", holding.pod);
             Running::new(LeaseId(name.clone()), TaskId(name), &holding.node, holding.slices.clone())
         }));
-        world = world.running(others.iter().filter(|(_, other)| is_open(&other.node)).map(|(uid, other)| {
-            let mut running =
-                Running::new(LeaseId(uid.clone()), TaskId(uid.clone()), &other.node, other.slices.clone());
-            running.host = other.host;
-            running
-        }));
-        let hosts: BTreeMap<String, Host> =
-            batch.iter().filter_map(|pod| Some((pod.uid()?, host_of(pod)))).collect();
+        world = world.running(self.under_way(others, &is_open));
         let spec = QueueSpec { name: QUEUE.to_owned(), want: QueueWant::Task };
-        let snapshot = world.queue(spec, batch.iter().filter_map(|pod| waiting_of(pod)).collect()).build();
+        let waiting = batch.iter().filter_map(|pod| self.waiting_of(pod)).collect();
         let policy = Policy { backfill: true, ..Policy::default() };
-        // Without advice kube-scheduler places them as it always does.
-        let starts = decide(&snapshot, &policy, 0).map(|plan| plan.starts).unwrap_or_default();
-        let nomination = |start: cantle_sched::Start| {
-            let host = *hosts.get(&start.task.0)?;
-            Some((start.task.0, Nomination { node: start.node, slices: start.slices, host }))
-        };
-        starts.into_iter().filter_map(nomination).collect()
+        decide(&world.queue(spec, waiting).build(), &policy, 0)
+    }
+
+    /// What keeps a pod from a node, whatever its GPUs.
+    fn obstacle(&self, pod: &Pod, node: &ViewNode) -> Option<&'static str> {
+        let selector = pod.spec.as_ref().and_then(|spec| spec.node_selector.as_ref());
+        let matches = selector.into_iter().flatten().all(|(key, value)| node.labels.get(key) == Some(value));
+        if !node.is_open {
+            return Some("it is cordoned or not ready");
+        }
+        if !matches {
+            return Some("the pod's nodeSelector excludes it");
+        }
+        if nominated_node(pod).is_some_and(|nominated| nominated != node.name) {
+            return Some("the pod is to be tried on another node first");
+        }
+        let tolerated = self.nodes.get(&node.name).is_some_and(|(taints, _)| tolerates(pod, taints));
+        (!tolerated).then_some("it has a taint that the pod does not tolerate")
+    }
+
+    /// What this pod needs and what there is of it, on any node or on this one: the scheduler's own words. None if there is room.
+    #[must_use]
+    pub fn lacks(
+        &self,
+        pod: &Pod,
+        made: &BTreeMap<String, Nomination>,
+        only: Option<&ViewNode>,
+    ) -> Option<String> {
+        if let Some(obstacle) = only.and_then(|node| self.obstacle(pod, node)) {
+            return Some(obstacle.to_owned());
+        }
+        match self.plan(&[pod], made, only.map(|node| node.name.as_str())) {
+            Ok(plan) => plan.waits.first().map(|wait| wait.reason.to_string()),
+            Err(error) => Some(error.to_string()),
+        }
+    }
+
+    fn waiting_of(&self, pod: &Pod) -> Option<Waiting> {
+        let template = template_of(pod).or_else(|| inject::template_of(pod))?;
+        let gpus = self.view.nodes.iter().flat_map(|node| &node.gpus);
+        let tables = gpus.filter_map(|gpu| gpu.offer.table.as_deref());
+        let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request(tables));
+        waiting.devices = template.devices();
+        waiting.host = host_of(pod);
+        Some(waiting)
     }
 }
 
-fn waiting_of(pod: &Pod) -> Option<Waiting> {
-    let template: TemplateName = pod.labels().get(SLICE_LABEL)?.parse().ok()?;
-    let mut waiting = Waiting::new(TaskId(pod.uid()?), 0).wanting(template.request([]));
-    waiting.devices = template.devices();
-    waiting.host = host_of(pod);
-    Some(waiting)
+fn template_of(pod: &Pod) -> Option<TemplateName> {
+    pod.labels().get(SLICE_LABEL)?.parse().ok()
 }
 
-/// Not what prefers some nodes to others: a nomination goes before all scores. Not instances of MIG: their devices exclude others.
-fn may_be_nominated(pod: &Pod) -> bool {
+/// Are nodes nominated for such a pod? Not for one that prefers some nodes to others: a nomination goes before all scores. Not for
+/// instances of MIG: their devices exclude others.
+pub(crate) fn is_packed(pod: &Pod, template: &TemplateName) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    let template = pod.labels().get(SLICE_LABEL).and_then(|name| name.parse::<TemplateName>().ok());
-    let is_nominated = pod.status.as_ref().is_some_and(|status| status.nominated_node_name.is_some());
-    let has_gates = spec.scheduling_gates.as_ref().is_some_and(|gates| !gates.is_empty());
     let spreads = spec.topology_spread_constraints.as_ref().is_some_and(|all| !all.is_empty());
     let has_affinity = spec.affinity.as_ref().is_some_and(|given| *given != Affinity::default());
-    template.is_some_and(|template| !matches!(template, TemplateName::Mig { .. }))
+    !matches!(template, TemplateName::Mig { .. }) && !spreads && !has_affinity
+}
+
+/// Does the pod wait for nothing but its nomination?
+#[must_use]
+pub fn is_held(pod: &Pod) -> bool {
+    let mut gates = gates(pod).peekable();
+    gates.peek().is_some() && gates.all(|gate| gate == PACKING_GATE)
+}
+
+fn gates(pod: &Pod) -> impl Iterator<Item = &str> {
+    let gates = pod.spec.iter().flat_map(|spec| &spec.scheduling_gates).flatten();
+    gates.map(|gate| gate.name.as_str())
+}
+
+fn may_be_nominated(pod: &Pod) -> bool {
+    let is_placed = pod.spec.as_ref().is_none_or(|spec| spec.node_name.is_some());
+    template_of(pod).is_some_and(|template| is_packed(pod, &template))
         && pod.metadata.deletion_timestamp.is_none()
-        && spec.node_name.is_none()
-        && !(is_nominated || has_gates || spreads || has_affinity)
+        && gates(pod).all(|gate| gate == PACKING_GATE)
+        && !is_placed
+}
+
+/// The node that somebody has nominated for it.
+pub fn nominated_node(pod: &Pod) -> Option<&str> {
+    pod.status.as_ref()?.nominated_node_name.as_deref()
 }
 
 fn constraints(pod: &Pod) -> Constraints {
     let spec = pod.spec.as_ref();
     let selector = spec.and_then(|spec| spec.node_selector.clone()).unwrap_or_default();
     let tolerations = spec.and_then(|spec| spec.tolerations.as_ref());
-    (selector, serde_json::to_string(&tolerations).unwrap_or_default())
+    let node = nominated_node(pod).map(str::to_owned);
+    (selector, serde_json::to_string(&tolerations).unwrap_or_default(), node)
 }
 
 fn tolerates(pod: &Pod, taints: &[Taint]) -> bool {
@@ -205,11 +285,11 @@ fn memory_bytes(amount: &Quantity) -> u64 {
 #[cfg(test)]
 mod tests {
     use cantle_decide::Offer;
-    use cantle_model::{Gpu, GpuUuid};
+    use cantle_model::{Gpu, GpuUuid, Milli, Slice};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::{ViewGpu, ViewNode};
+    use crate::cluster::{PodSlices, ViewGpu};
 
     fn view(nodes: &[&str], gpus: u32) -> ClusterView {
         let gpu = |node: &str, index| {
@@ -249,7 +329,7 @@ mod tests {
     fn chosen(view: &ClusterView, nodes: &[Node], pods: &[Pod]) -> Vec<String> {
         let none: [Pod; 0] = [];
         let nominator = Nominator::new(view, nodes, &none);
-        nominator.nominations(pods, &BTreeMap::new()).into_values().map(|each| each.node).collect()
+        nominator.advise(pods, &BTreeMap::new()).nominations.into_values().map(|each| each.node).collect()
     }
 
     #[test]
@@ -264,6 +344,11 @@ mod tests {
         let more = chosen(&view, &nodes, &eighths(17));
         let others = more.iter().filter(|node| **node != more[0]).count();
         assert_eq!((more.len(), others), (17, 1), "{more:?}");
+        let none: [Pod; 0] = [];
+        let too_many = Nominator::new(&view, &nodes, &none).advise(&eighths(49), &BTreeMap::new());
+        let (uid, why) = too_many.lacking.first_key_value().unwrap();
+        assert_eq!((too_many.nominations.len(), too_many.lacking.len(), uid.as_str()), (48, 1, "p48"));
+        assert!(why.contains("0.125"), "{why}");
     }
 
     #[test]
@@ -271,11 +356,31 @@ mod tests {
         let (view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
         let none: [Pod; 0] = [];
         let nominator = Nominator::new(&view, &nodes, &none);
-        let first = nominator.nominations(&eighths(8), &BTreeMap::new());
+        let first = nominator.advise(&eighths(8), &BTreeMap::new()).nominations;
         let all = eighths(9);
-        let next = nominator.nominations(&all, &first);
+        let next = nominator.advise(&all, &first).nominations;
         assert_eq!(next.keys().collect::<Vec<_>>(), ["p08"], "each once");
         assert_ne!(next["p08"].node, first["p00"].node, "that one is full");
+    }
+
+    /// kube-scheduler gave the first pod that came to it GPU 0, although it was meant for GPU 1.
+    #[test]
+    fn a_node_is_full_whichever_gpu_a_pod_got() {
+        let (mut view, nodes) = (view(&["a", "b"], 2), nodes(&["a", "b"], &json!({}), "32"));
+        let none: [Pod; 0] = [];
+        let pods = eighths(16);
+        let mut made = Nominator::new(&view, &nodes, &none).advise(&pods, &BTreeMap::new()).nominations;
+        let node = made["p15"].node.clone();
+        made.remove("p15");
+        let gpu = GpuUuid(format!("GPU-{node}-0"));
+        let slice = Slice { gpu, milli: Milli(125), memory_limit_bytes: 5 << 30, mig: None };
+        let holding =
+            PodSlices { node: node.clone(), pod: "p15".into(), name: "team/p15".into(), slices: vec![slice] };
+        view.holdings.push(holding);
+        let next = Nominator::new(&view, &nodes, &none)
+            .advise(&[pod("next", "cantle-fraction-1250", json!({}))], &made)
+            .nominations;
+        assert_ne!(next["next"].node, node);
     }
 
     #[test]
@@ -308,9 +413,31 @@ mod tests {
             assert!(!may_be_nominated(&pod("p", "cantle-fraction-5000", spec.clone())), "{spec}");
         }
         assert!(!may_be_nominated(&pod("p", "cantle-mig-1g.10gb", json!({}))));
-        let mut nominated = pod("p", "cantle-whole-1", json!({}));
-        assert!(may_be_nominated(&nominated));
-        nominated.status.as_mut().unwrap().nominated_node_name = Some("a".to_owned());
-        assert!(!may_be_nominated(&nominated));
+    }
+
+    /// A replica that begins knows no nominations but those that pods show.
+    #[test]
+    fn nominations_of_a_former_replica_count() {
+        let (view, nodes) = (view(&["a", "b"], 1), nodes(&["a", "b"], &json!({}), "32"));
+        let mut all = eighths(9);
+        for pod in &mut all[..8] {
+            pod.status.as_mut().unwrap().nominated_node_name = Some("b".to_owned());
+        }
+        let none: [Pod; 0] = [];
+        let all = Nominator::new(&view, &nodes, &none).advise(&all, &BTreeMap::new()).nominations;
+        let on = |uid: &str| all[uid].node.as_str();
+        assert_eq!((all.len(), on("p00"), on("p07"), on("p08")), (9, "b", "b", "a"));
+    }
+
+    #[test]
+    fn a_pod_is_held_for_its_nomination_and_not_for_other_gates() {
+        let gated = |gates: &[&str]| {
+            let gates: Vec<Value> = gates.iter().map(|name| json!({"name": name})).collect();
+            pod("p", "cantle-fraction-5000", json!({"schedulingGates": gates}))
+        };
+        let of = |pod: &Pod| (is_held(pod), may_be_nominated(pod));
+        assert_eq!(of(&gated(&[])), (false, true));
+        assert_eq!(of(&gated(&[PACKING_GATE])), (true, true));
+        assert_eq!(of(&gated(&["kueue.x-k8s.io/admission", PACKING_GATE])), (false, false), "not yet");
     }
 }

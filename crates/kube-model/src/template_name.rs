@@ -60,6 +60,15 @@ impl TemplateName {
         }
     }
 
+    /// How many GPUs it is on.
+    #[must_use]
+    pub const fn gpus(&self) -> u32 {
+        match self {
+            Self::Whole { gpus } => *gpus,
+            Self::Fraction { .. } | Self::Memory { .. } | Self::Mig { .. } => self.devices(),
+        }
+    }
+
     /// Of how many GPUs a part is wanted.
     #[must_use]
     pub const fn devices(&self) -> u32 {

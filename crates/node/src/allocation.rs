@@ -25,6 +25,7 @@ use crate::launch::{Launcher, new_lease};
 use crate::members::Members;
 use crate::mig::{Adopt, Stages, Writer, make_instances, report_lost, turn_on};
 use crate::store::{Locked, NodeStore};
+use crate::usage::{SliceUsage, UsageMeter};
 use crate::watchdog::{Finding, Watchdog};
 use crate::{NodeError, capacity};
 use cantle_runtime::files::{self, Durability};
@@ -79,6 +80,7 @@ pub struct AllocatableGpus {
     /// GPUs that can't be put into MIG mode without their administrator.
     no_mig: Mutex<BTreeSet<GpuUuid>>,
     watchdog: Mutex<Watchdog>,
+    meter: Mutex<UsageMeter>,
     stages: Stages,
     copies: Option<DriverFiles>,
 }
@@ -135,6 +137,7 @@ impl AllocatableGpus {
             known: Mutex::default(),
             no_mig: Mutex::default(),
             watchdog: Mutex::default(),
+            meter: Mutex::default(),
             stages: Stages::default(),
             copies,
         };
@@ -359,6 +362,15 @@ impl AllocatableGpus {
         Ok(self.node.leases()?.into_iter().filter(|lease| lease.kept).collect())
     }
 
+    /// What is used of the slices of [`AllocatableGpus::active`].
+    ///
+    /// # Errors
+    /// Names the file that can't be read.
+    pub fn usage(&self) -> Result<Vec<SliceUsage>, NodeError> {
+        let meter = self.meter.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(meter.usage(&self.node, &self.gpus, &self.active()?))
+    }
+
     /// Ends an allocation; it is no error if there is none. A MIG instance stays for the next one.
     ///
     /// # Errors
@@ -375,6 +387,7 @@ impl AllocatableGpus {
     /// returns the lease and what was found.
     pub fn watch(&self) -> Vec<(Lease, String)> {
         let Ok(active) = self.active() else { return Vec::new() };
+        self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
         let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
         let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
         let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());

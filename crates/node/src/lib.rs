@@ -16,6 +16,7 @@ pub mod mig;
 mod refusals;
 mod run_here;
 mod store;
+mod usage;
 mod uuid;
 mod watchdog;
 
@@ -30,6 +31,7 @@ pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};
 pub use refusals::Refusals;
 pub use run_here::{Docker, RunRequest, run_docker, run_here};
 pub use store::{GpuClaim, Locked, NodeStore, agents};
+pub use usage::SliceUsage;
 pub use uuid::gpu_uuid_bytes;
 pub use watchdog::{Finding, Watch, Watchdog};
 

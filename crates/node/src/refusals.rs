@@ -77,6 +77,13 @@ impl Refusals {
         std::mem::take(&mut self.counts)
     }
 
+    /// As [`Refusals::take_counts`], of what is new since the last call, for those who report nothing.
+    pub fn count(&mut self, slices: &[Slice]) -> Vec<u64> {
+        self.collect(slices);
+        self.held_back = None;
+        self.take_counts()
+    }
+
     fn collect(&mut self, slices: &[Slice]) {
         self.counts.resize(slices.len(), 0);
         for refusal in self.region.new_refusals() {

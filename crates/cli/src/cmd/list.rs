@@ -10,6 +10,7 @@ use clap::Args;
 use clap_complete::ArgValueCompleter;
 use serde::Serialize;
 
+use super::cluster::{self, ClusterArg};
 use crate::complete;
 use crate::connect::{Connection, no_task};
 use crate::context::{CommandResult, Context};
@@ -100,7 +101,10 @@ const GPU_COLUMNS: [Column<NodeGpu>; 9] = [
 ];
 
 /// GPUs of the nodes that are up, with their slices.
-pub(crate) fn gpus(context: &Context) -> CommandResult {
+pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
+    if let Some(report) = from.read(context)? {
+        return cluster::gpus(context, &report);
+    }
     let nodes = Connection::open(context)?.call(&GetNodes {})?.nodes;
     let alive = nodes.into_iter().filter(|node| node.alive);
     let gpus: Vec<NodeGpu> = alive

@@ -4,6 +4,7 @@ pub(crate) mod backup;
 mod bundle;
 pub(crate) mod check;
 mod checkup;
+pub(crate) mod cluster;
 pub(crate) mod controller;
 pub(crate) mod credentials;
 pub(crate) mod daemon;

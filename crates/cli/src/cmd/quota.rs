@@ -6,6 +6,7 @@ use cantle_clearml::quotas::{GetProjects, GetQuotas, ProjectView, QuotaView, Set
 use cantle_model::{AmountError, Bytes, Milli, ProjectQuota, Resource};
 use clap::{Args, Subcommand};
 
+use super::cluster::{self, ClusterArg};
 use crate::connect::Connection;
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
@@ -113,7 +114,10 @@ const PROJECT_COLUMNS: [Column<ProjectView>; 9] = [
 ];
 
 /// Projects by name, with their share of the GPUs.
-pub(crate) fn projects(context: &Context) -> CommandResult {
+pub(crate) fn projects(context: &Context, from: &ClusterArg) -> CommandResult {
+    if let Some(report) = from.read(context)? {
+        return cluster::projects(context, &report);
+    }
     let projects = Connection::open(context)?.call(&GetProjects {})?.projects;
     context.printer.items(&projects, |p| p.name.clone(), &PROJECT_COLUMNS);
     Ok(ExitCode::SUCCESS)

@@ -9,6 +9,7 @@ use cantle_model::TaskStatus;
 use clap::Args;
 use clap_complete::ArgValueCompleter;
 
+use super::cluster::{self, ClusterArg};
 use crate::complete;
 use crate::connect::{Connection, no_task};
 use crate::context::{CommandResult, Context};
@@ -20,8 +21,10 @@ const LOG_PAGE: u64 = 500;
 
 /// `cantle why`
 #[derive(Args, Debug)]
-pub(crate) struct TaskArg {
-    /// Id of the task
+pub(crate) struct WhyArgs {
+    #[command(flatten)]
+    from: ClusterArg,
+    /// Id of the task; in a cluster the pod, or NAMESPACE/POD
     #[arg(value_name = "TASK", add = ArgValueCompleter::new(complete::tasks))]
     task: String,
 }
@@ -46,7 +49,10 @@ pub(crate) struct LogsArgs {
 }
 
 /// Why does it wait, or what became of it?
-pub(crate) fn why(context: &Context, TaskArg { task }: &TaskArg) -> CommandResult {
+pub(crate) fn why(context: &Context, WhyArgs { from, task }: &WhyArgs) -> CommandResult {
+    if let Some(report) = from.read(context)? {
+        return cluster::why(context, &report, task);
+    }
     let found = Connection::open(context)?.about(task, &ExplainTask { task: task.clone() })?;
     let printer = &context.printer;
     if printer.format == Format::Json {

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::devices::{Counters, DeviceKind, Inventory, NodeDevice};
-use crate::names::{DRIVER, TAINT_LOST};
+use crate::names::{DRIVER, TAINT_LOST, size_marker};
 
 /// The API server takes no more devices that draw on counters, or have taints, in one slice.
 const DEVICES_MAX: usize = 64;
@@ -93,7 +93,7 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
     Device {
         name: device.name.clone(),
         attributes: Some(attributes),
-        capacity: Some(BTreeMap::from([("memory".to_owned(), memory(device.memory_bytes, shared))])),
+        capacity: Some(capacity(device.memory_bytes, shared)),
         allow_multiple_allocations: shared.then_some(true),
         consumes_counters: consumes,
         taints: device.lost.then(|| vec![lost()]),
@@ -105,6 +105,26 @@ fn published(inventory: &Inventory, device: &NodeDevice) -> Device {
 /// does not answer for a moment must not end a day's work.
 fn lost() -> DeviceTaint {
     DeviceTaint { key: TAINT_LOST.to_owned(), effect: "NoSchedule".to_owned(), ..DeviceTaint::default() }
+}
+
+fn capacity(bytes: u64, shared: bool) -> BTreeMap<String, DeviceCapacity> {
+    let mut all = BTreeMap::from([("memory".to_owned(), memory(bytes, shared))]);
+    if shared {
+        all.insert(size_marker(whole_granules(bytes) >> 20), marker());
+    }
+    all
+}
+
+/// All can have it, and nothing of it is used up.
+fn marker() -> DeviceCapacity {
+    let amount = |amount: &str| Quantity(amount.to_owned());
+    let range = CapacityRequestPolicyRange { min: amount("0"), max: Some(amount("1")), step: None };
+    let policy = CapacityRequestPolicy {
+        default: Some(amount("0")),
+        valid_range: Some(range),
+        ..CapacityRequestPolicy::default()
+    };
+    DeviceCapacity { value: amount("1"), request_policy: Some(policy) }
 }
 
 /// Memory in MiB; of a shared device it is given out in granules.

@@ -17,6 +17,8 @@ pub struct Rules {
     pub denied_env: Vec<String>,
     /// How pods come to their slices.
     pub mode: InjectionMode,
+    /// Does somebody nominate nodes for pods with claims? Then kube-scheduler waits for that.
+    pub packs: bool,
 }
 
 /// How pods come to their slices.
@@ -47,7 +49,8 @@ impl Rules {
 
 impl Default for Rules {
     fn default() -> Self {
-        Self { denied_env: Self::DENIED_ENV.map(str::to_owned).to_vec(), mode: InjectionMode::Claim }
+        let denied_env = Self::DENIED_ENV.map(str::to_owned).to_vec();
+        Self { denied_env, mode: InjectionMode::Claim, packs: false }
     }
 }
 

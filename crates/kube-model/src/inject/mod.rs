@@ -22,7 +22,8 @@ pub use read::{LABEL, gpus_of, template_of};
 pub use read_back::missing_slice;
 pub use review::{Answer, ReviewOutcome, answer};
 
-use crate::names::SLICE_RESOURCE;
+use crate::names::{PACKING_GATE, SLICE_RESOURCE};
+use crate::nominate::is_packed;
 use containers::ContainerList;
 use target::{CLAIM, TargetContainer};
 
@@ -54,7 +55,13 @@ pub fn inject(pod: &Value, rules: &Rules) -> Result<Value, Denial> {
     }
     let template = asked.template.to_string();
     match &rules.mode {
-        InjectionMode::Claim => claim(&mut changed, &target, &template),
+        InjectionMode::Claim => {
+            claim(&mut changed, &target, &template);
+            if rules.packs && is_packed(&typed, &asked.template) {
+                let gates = &mut changed["spec"]["schedulingGates"];
+                add(gates, PACKING_GATE, json!({"name": PACKING_GATE}));
+            }
+        }
         InjectionMode::Classic { scheduler, .. } => slot(&mut changed, &target, scheduler)?,
     }
     changed["metadata"]["labels"][SLICE_LABEL] = json!(template);

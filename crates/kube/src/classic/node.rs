@@ -49,7 +49,7 @@ pub async fn run(
         return Err(KubeError::TooOldForClassic { found: version });
     }
     let grants = config.open(&client).await?;
-    let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
+    let metrics = Arc::new(Metrics::new(Arc::clone(&grants), &config.node));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
     let manager = Manager::new(client.clone(), &config, Arc::clone(&grants), metrics, plugin.reservation);

@@ -34,7 +34,7 @@ pub async fn run(client: Client, config: NodeConfig, stop: watch::Receiver<bool>
         tracing::warn!(%version, needs = %Version::MIXED, "each GPU is published as one kind of device only");
     }
     let grants = config.open(&client).await?;
-    let metrics = Arc::new(Metrics::new(Arc::clone(&grants)));
+    let metrics = Arc::new(Metrics::new(Arc::clone(&grants), &config.node));
     let _shown = config.show(&metrics)?;
     let label = Label::of(&client, &config);
     let NodeConfig { node, kubelet_dir, cdi_dir, .. } = config;

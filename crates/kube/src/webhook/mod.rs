@@ -16,7 +16,9 @@ use axum::{Json, Router};
 use axum_server::Handle;
 use kube::Client;
 use serde_json::Value;
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 
 pub use authorities::CertificateLifetimes;
 pub use manager::Certificates;
@@ -75,25 +77,28 @@ pub async fn serve_webhook(
 ) -> Result<(), KubeError> {
     let metrics = Arc::<Metrics>::default();
     let shared = Arc::new(Shared { rules: settings.rules, metrics: Arc::clone(&metrics) });
-    let mut background = tokio::task::JoinSet::new();
+    let mut background = JoinSet::new();
     background.spawn(show(settings.observers, metrics));
     if shared.rules.mode == InjectionMode::Claim {
         background.spawn(keep_templates(client.clone()));
-        if let Some(packing) = settings.packing {
-            background.spawn(keep_packing(client.clone(), packing));
-        }
     }
     let mut stop = Box::pin(stop);
+    let (stopping, stopped) = watch::channel(());
+    let mut packers = JoinSet::new();
+    if let Some(packing) = settings.packing {
+        packers.spawn(keep_packing(client.clone(), packing, ended(stopped)));
+    }
     let mut manager = Manager::new(client, settings.certificates);
     let tls = tokio::select! {
         tls = manager.start() => tls,
         () = &mut stop => return Ok(()),
     };
     let handle = Handle::new();
-    let stopping = handle.clone();
+    let served = handle.clone();
     background.spawn(async move {
         stop.await;
-        stopping.graceful_shutdown(Some(GRACE));
+        drop(stopping);
+        served.graceful_shutdown(Some(GRACE));
     });
     background.spawn(manager.keep());
     shared.metrics.ready();
@@ -103,7 +108,9 @@ pub async fn serve_webhook(
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(shared);
     let server = axum_server::from_tcp_rustls(settings.calls, tls).map_err(KubeError::Serve)?;
-    server.handle(handle).serve(app.into_make_service()).await.map_err(KubeError::Serve)
+    let served = server.handle(handle).serve(app.into_make_service()).await;
+    let _given_up = timeout(GRACE, packers.join_next()).await;
+    served.map_err(KubeError::Serve)
 }
 
 async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) -> Response {
@@ -121,4 +128,9 @@ async fn mutate(State(shared): State<Arc<Shared>>, Json(review): Json<Value>) ->
         }
         Err(error) => (StatusCode::BAD_REQUEST, format!("not an AdmissionReview: {error}\n")).into_response(),
     }
+}
+
+/// Ends when whoever sends is gone.
+async fn ended(mut stopped: watch::Receiver<()>) {
+    while stopped.changed().await.is_ok() {}
 }

@@ -122,12 +122,13 @@ pub(super) fn webhook(kubeconfig: Option<&Path>, args: WebhookArgs) -> CommandRe
     if args.path == PathArg::Classic {
         rules.mode = InjectionMode::Classic { scheduler: args.scheduler, mig_resources: args.mig_resources };
     }
+    rules.packs = args.path == PathArg::Dra && !args.no_packing;
     let packing = || {
         let (namespace, lease) = (args.own.namespace.clone(), format!("{}-packing", args.own.service));
         Ok::<_, CliError>(PackingSettings { namespace, lease, identity: identity(args.identity.clone())? })
     };
     let settings = WebhookSettings {
-        packing: if args.no_packing { None } else { Some(packing()?) },
+        packing: if rules.packs { Some(packing()?) } else { None },
         calls: listen(args.listen)?,
         observers: listen(args.observe_listen)?,
         certificates,

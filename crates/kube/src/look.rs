@@ -1,0 +1,73 @@
+//! A look at the GPUs of a cluster, without any server of cantle's: one list of each kind of object.
+
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::resource::v1::{ResourceClaim, ResourceSlice};
+use kube::api::ListParams;
+use kube::{Api, Client};
+
+use crate::KubeError;
+use crate::version::serves_claims;
+use cantle_kube_model::cluster::ClusterView;
+use cantle_kube_model::cluster::report::{self, GpuReport, NamespaceReport, PodReport};
+
+/// A cluster at one moment.
+#[derive(Debug)]
+pub struct ClusterReport {
+    view: ClusterView,
+    nodes: Vec<Node>,
+    pods: Vec<Pod>,
+    namespace: String,
+}
+
+impl ClusterReport {
+    /// Of the cluster as it is now.
+    ///
+    /// # Errors
+    /// If the API server does not answer, or this user may not list nodes, pods, resource slices and claims.
+    pub async fn read(client: &Client) -> Result<Self, KubeError> {
+        let all = ListParams::default();
+        let nodes = Api::<Node>::all(client.clone()).list(&all).await?.items;
+        let pods = Api::<Pod>::all(client.clone()).list(&all).await?.items;
+        let (slices, claims) = if serves_claims(client).await? {
+            let slices = Api::<ResourceSlice>::all(client.clone()).list(&all).await?.items;
+            (slices, Api::<ResourceClaim>::all(client.clone()).list(&all).await?.items)
+        } else {
+            Default::default()
+        };
+        let view = ClusterView::of(&nodes, &slices, &claims, &placed(&pods))?;
+        Ok(Self { view, nodes, pods, namespace: client.default_namespace().to_owned() })
+    }
+
+    /// All GPUs, by node and index.
+    #[must_use]
+    pub fn gpus(&self) -> Vec<GpuReport> {
+        report::gpus(&self.view)
+    }
+
+    /// All namespaces whose pods have slices or wait for some.
+    #[must_use]
+    pub fn namespaces(&self) -> Vec<NamespaceReport> {
+        report::namespaces(&self.view, &self.pods)
+    }
+
+    /// Why a pod waits, or what it has; none if there is no such pod. `name` is `namespace/pod`, or a pod of the kubeconfig's
+    /// namespace.
+    #[must_use]
+    pub fn pod(&self, name: &str) -> Option<PodReport> {
+        let (namespace, name) = name.split_once('/').unwrap_or((&self.namespace, name));
+        let is_it = |pod: &&Pod| {
+            pod.metadata.name.as_deref() == Some(name) && pod.metadata.namespace.as_deref() == Some(namespace)
+        };
+        let pod = self.pods.iter().find(is_it)?;
+        Some(report::pod(&self.view, &self.nodes, &placed(&self.pods), pod))
+    }
+}
+
+/// Pods that have a place and are not over.
+fn placed(pods: &[Pod]) -> Vec<&Pod> {
+    let is_placed = |pod: &&Pod| {
+        pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some())
+            && !cantle_kube_model::phase::has_ended(pod)
+    };
+    pods.iter().filter(is_placed).collect()
+}
