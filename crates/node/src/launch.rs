@@ -8,7 +8,7 @@ use cantle_driver::{ContextCache, Driver};
 use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
-    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec,
+    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
 };
 
 use crate::NodeError;
@@ -22,6 +22,7 @@ pub struct Launcher {
     libraries: DriverLibraries,
     contexts: ContextCache,
     backend: BackendChoice,
+    privileges: Privileges,
 }
 
 impl Launcher {
@@ -41,7 +42,14 @@ impl Launcher {
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
             backend,
+            privileges: Privileges::default(),
         })
+    }
+
+    /// What tasks may do beyond what their users may.
+    #[must_use]
+    pub fn with_privileges(self, privileges: Privileges) -> Self {
+        Self { privileges, ..self }
     }
 
     /// Measures the memory of a context on each of these GPUs, so that no task has to wait for it.
@@ -102,6 +110,8 @@ impl Launcher {
                 slice_dir: node.slice_dir(lease),
                 libraries: self.libraries.clone(),
                 backend: self.backend,
+                hidden: node.all_stores(),
+                privileges: self.privileges,
             },
         }
     }
@@ -111,7 +121,8 @@ impl Launcher {
 pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
     let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
     let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
-    Lease { id, task, name, queue, slices, placed_ms, owner, leader: None, kept: false, enforcement: None }
+    let (leader, enforcement, cgroup) = (None, None, None);
+    Lease { id, task, name, queue, slices, placed_ms, owner, leader, kept: false, enforcement, cgroup }
 }
 
 /// How a slice is enforced, for people.
@@ -119,6 +130,11 @@ pub fn enforced_by(backend: &Backend) -> String {
     match backend {
         Backend::None => "nothing to enforce".to_owned(),
         Backend::MountNamespace => "enforced by mount namespace".to_owned(),
+        Backend::PrivilegedMountNamespace => {
+            "enforced by mount namespace, which a privileged task of root can evade \
+             (cantle explain privileged-task)"
+                .to_owned()
+        }
         Backend::Preload { why } => {
             format!("enforced by LD_PRELOAD, which a program can evade ({why}; cantle explain preload)")
         }

@@ -6,14 +6,14 @@ use std::time::Duration;
 use cantle_driver::Installation;
 use cantle_model::{ComputeMode, GpuList, GpuRequest, Isolation};
 use cantle_node::{Command, Docker, RunRequest, run_docker, run_here};
-use cantle_runtime::{BackendChoice, DockerRun, inside_slice};
+use cantle_runtime::{BackendChoice, DockerRun, Privileges, inside_slice};
 
 use clap::Args;
 
 use crate::containers::{ImageArgs, SocketArgs};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{GpuAmount, values};
+use crate::shared_args::{GpuAmount, PrivilegeArgs, values};
 
 /// `cantle run`
 #[derive(Args, Debug)]
@@ -29,6 +29,8 @@ pub(crate) struct RunArgs {
     /// Seconds to wait for capacity [default: fail immediately]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+    #[command(flatten)]
+    privileges: PrivilegeArgs,
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
@@ -61,6 +63,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         }
         None => None,
     };
+    args.privileges.check(image.is_some())?;
     let (request, gpus) = args.amount.request_and_gpus()?;
     let request = RunRequest {
         request,
@@ -72,6 +75,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
+        privileges: args.privileges.privileges(),
         image,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
@@ -92,6 +96,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResul
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
+        privileges: Privileges::default(),
         image: None,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));

@@ -72,6 +72,7 @@ fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
         leader: None,
         kept: false,
         enforcement: None,
+        cgroup: None,
     }
 }
 
