@@ -91,6 +91,28 @@ def test_a_user_cannot_take_by_writing_nonsense(machine):
     assert "can't read the leases of another user" in done.stderr
 
 
+@pytest.mark.parametrize("component", ["parent", "node"])
+def test_nothing_is_emptied_through_somebody_elses_link(machine, tmp_path, component):
+    """Alice makes Bob's store first, as a link to what is Bob's own."""
+    store = machine.path(f"/dev/shm/cantle-{BOB}")
+    bobs = tmp_path / "bob"
+    precious = bobs / ("node/leases" if component == "parent" else "leases") / "precious.json"
+    precious.parent.mkdir(parents=True)
+    precious.write_text("mine")
+    subprocess.run(["chown", "-R", str(BOB), bobs], check=True)
+    for folder in (bobs, *tmp_path.parents[:2], tmp_path):
+        os.chmod(folder, 0o711)
+    mode = bobs.stat().st_mode
+    if component == "node":
+        store.mkdir()
+        store = store / "node"
+    store.symlink_to(bobs)
+    subprocess.run(machine.command("chown", "-hR", str(ALICE), f"/dev/shm/cantle-{BOB}"), check=True)
+    done = run(machine, BOB, "--gpu", "0.25")
+    assert done.returncode == 1 and f"/dev/shm/cantle-{BOB}" in done.stderr, done
+    assert precious.read_text() == "mine" and bobs.stat().st_mode == mode
+
+
 def test_a_user_cannot_hold_root_up_or_keep_what_he_does_not_use(machine):
     """A lease that blocks whoever reads it, and one that names the machine's first process: neither counts."""
     held = holds(start(machine, ALICE, "--gpu", "0.25"))

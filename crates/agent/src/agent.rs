@@ -72,11 +72,13 @@ pub async fn daemon(
 
 impl Agent {
     pub(crate) fn new(env: Environment, claim: GpuClaim, history: History) -> Self {
+        let env = Arc::new(env);
+        let executor = Executor::new(&env);
         Self {
-            env: Arc::new(env),
+            env,
             planner: Planner::new(history),
             claims: Claims::default(),
-            executor: Executor::new(),
+            executor,
             reporter: Reporter::default(),
             backoff: Backoff::default(),
             claim,

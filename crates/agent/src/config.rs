@@ -10,7 +10,7 @@ use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec};
 use cantle_node::mig::{Adopt, WholeGpu};
 use cantle_node::{Docker, NodeStore, Watch};
-use cantle_runtime::BackendChoice;
+use cantle_runtime::{BackendChoice, Privileges};
 use cantle_sched::Policy;
 
 use crate::{AbortCommand, Schedule};
@@ -103,6 +103,8 @@ pub struct AgentConfig {
     pub docker: Option<Docker>,
     /// Which enforcement is accepted.
     pub wish: BackendChoice,
+    /// What tasks may do beyond what their users may.
+    pub privileges: Privileges,
     /// GPUs to put into MIG mode. Those that are in it already are cut into instances as well.
     pub mig: Option<GpuList>,
     /// What happens to MIG instances that others have made.
@@ -148,6 +150,7 @@ impl AgentConfig {
             task_env: BTreeMap::new(),
             docker: None,
             wish: BackendChoice::Auto,
+            privileges: Privileges::default(),
             mig: None,
             mig_adopt: Adopt::default(),
             whole_gpu: WholeGpu::default(),

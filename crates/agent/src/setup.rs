@@ -70,6 +70,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
 
     let node = NodeStore::open(&config.node_dir())?;
     let launcher = Launcher::new(driver.as_ref(), &config.lib_dir, &node, config.wish)?;
+    let launcher = launcher.with_privileges(config.privileges);
     let given = mig::fixed_by_gpu(driver.as_ref(), &gpus);
     let claim = node.lock()?.claim(&worker, cantle_node::own_holder(), &gpus, given)?;
     let meter = Meter::new(&node_name);

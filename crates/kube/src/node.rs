@@ -12,7 +12,7 @@ use std::time::Duration;
 use cantle_driver::Installation;
 use cantle_kube_model::SliceDecision;
 use cantle_model::GpuList;
-use cantle_node::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
+use cantle_node::{AllocatableGpus, Allocation, LOOK_INTERVAL, MigAtStart, SlicePlacement};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, Client};
 use tokio::task::JoinSet;
@@ -26,8 +26,6 @@ pub(crate) use metrics::Metrics;
 
 /// How often the GPUs are asked whether they are as published.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// How often it is looked at what pods hold.
-const WATCH_EVERY: Duration = Duration::from_millis(500);
 
 /// What the driver of a node has to know.
 #[derive(Clone, Debug)]
@@ -108,7 +106,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 
 /// Watches what the pods really hold, without end.
 pub(crate) async fn keep_watch(grants: &Arc<AllocatableGpus>) -> Infallible {
-    let mut look = ticks(WATCH_EVERY);
+    let mut look = ticks(LOOK_INTERVAL);
     loop {
         look.tick().await;
         let found = blocking(grants, |grants| Ok(grants.watch())).await.unwrap_or_default();

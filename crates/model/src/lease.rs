@@ -1,5 +1,7 @@
 //! Who holds what: a slice has one owner at a time, the lease.
 
+use std::path::PathBuf;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{ComputeShare, GpuUuid, LeaseId, MigInstance, Milli, TaskId};
@@ -41,6 +43,8 @@ pub struct Holder {
 pub enum Enforcement {
     /// Mounts in the task's own mount namespace.
     MountNamespace,
+    /// The same for a task that was given the machine's privileges: as root, it can evade them.
+    PrivilegedMountNamespace,
     /// Mounts of its container.
     Container,
     /// `LD_PRELOAD`, which a program can evade.
@@ -53,6 +57,7 @@ impl Enforcement {
     pub const fn word(self) -> &'static str {
         match self {
             Self::MountNamespace => "mounts",
+            Self::PrivilegedMountNamespace => "mounts (privileged task)",
             Self::Container => "container",
             Self::Preload => "preload",
         }
@@ -92,4 +97,7 @@ pub struct Lease {
     /// What its slice is entitled to of the GPU's compute time; none for the driver's equal part.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compute: Option<ComputeShare>,
+    /// The directory of the task's control group, once started: whoever is in it is the task.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cgroup: Option<PathBuf>,
 }

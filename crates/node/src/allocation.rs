@@ -386,15 +386,18 @@ impl AllocatableGpus {
     /// Checks what the tasks really hold. A task that holds memory outside its slice is reported, and killed after a second;
     /// returns the lease and what was found.
     pub fn watch(&self) -> Vec<(Lease, String)> {
-        let Ok(active) = self.active() else { return Vec::new() };
-        self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
-        let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
+        if let Ok(active) = self.active() {
+            self.meter.lock().unwrap_or_else(PoisonError::into_inner).look(&self.node, &active);
+        }
         let mut watchdog = self.watchdog.lock().unwrap_or_else(PoisonError::into_inner);
+        // If they can't be read, those that were active at the last look.
+        let active = self.active().unwrap_or_else(|_| watchdog.kept());
+        let ours = |id: &LeaseId| active.iter().any(|lease| lease.id == *id);
         let findings = watchdog.scan(self.driver.as_ref(), &self.node, &self.gpus, ours, Instant::now());
         let reports = findings.into_iter().filter_map(|(id, finding)| {
             let lease = active.iter().find(|lease| lease.id == id)?.clone();
             let what = match finding {
-                Finding::Suspect(why) => why,
+                Finding::Suspect(why) | Finding::Unseen(why) => why,
                 Finding::Guilty(why) => {
                     self.kill(&id, &active);
                     format!("killed: {why} (cantle explain watchdog-kill)")

@@ -9,7 +9,7 @@ use cantle_ledger::compute::{GrantTerms, create_grant};
 use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
-    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec,
+    Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
 };
 
 use crate::NodeError;
@@ -23,6 +23,7 @@ pub struct Launcher {
     libraries: DriverLibraries,
     contexts: ContextCache,
     backend: BackendChoice,
+    privileges: Privileges,
 }
 
 impl Launcher {
@@ -42,7 +43,14 @@ impl Launcher {
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
             backend,
+            privileges: Privileges::default(),
         })
+    }
+
+    /// What tasks may do beyond what their users may.
+    #[must_use]
+    pub fn with_privileges(self, privileges: Privileges) -> Self {
+        Self { privileges, ..self }
     }
 
     /// Measures the memory of a context on each of these GPUs, so that no task has to wait for it.
@@ -114,6 +122,8 @@ impl Launcher {
                 libraries: self.libraries.clone(),
                 // A preloaded library is no gate: what it does not hook launches as it likes.
                 backend: if lease.compute.is_some() { BackendChoice::MountNamespace } else { self.backend },
+                hidden: node.all_stores(),
+                privileges: self.privileges,
             },
         }
     }
@@ -135,6 +145,7 @@ pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<
         kept: false,
         enforcement: None,
         compute: None,
+        cgroup: None,
     }
 }
 
@@ -143,6 +154,11 @@ pub fn enforced_by(backend: &Backend) -> String {
     match backend {
         Backend::None => "nothing to enforce".to_owned(),
         Backend::MountNamespace => "enforced by mount namespace".to_owned(),
+        Backend::PrivilegedMountNamespace => {
+            "enforced by mount namespace, which a privileged task of root can evade \
+             (cantle explain privileged-task)"
+                .to_owned()
+        }
         Backend::Preload { why } => {
             format!("enforced by LD_PRELOAD, which a program can evade ({why}; cantle explain preload)")
         }

@@ -33,7 +33,7 @@ pub use run_here::{Docker, RunRequest, run_docker, run_here};
 pub use store::{GpuClaim, Locked, NodeStore, agents};
 pub use usage::SliceUsage;
 pub use uuid::gpu_uuid_bytes;
-pub use watchdog::{Finding, Watch, Watchdog};
+pub use watchdog::{Finding, LOOK_INTERVAL, Watch, Watchdog};
 
 /// This very process, as a lease names it.
 #[must_use]

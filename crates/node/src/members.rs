@@ -1,20 +1,23 @@
 //! Which lease a process belongs to, according to the kernel. What a process says about itself does not count.
 //!
-//! A process is part of a task if it sees the task's accounting region as its own (mount namespaces and containers), or
-//! if it descends from the task's first process or from the owner of the lease.
+//! A process is part of a task if it is in the task's control group, which it can't leave. Three hints are for tasks without one
+//! (an ordinary user's, where no group is delegated) and for containers of a cluster, whose group nobody has told us: it sees the
+//! task's accounting region as its own; another process of its container does; it descends from the task's first process or from
+//! the owner of the lease.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use cantle_ledger::host::USAGE_FILE;
-use cantle_model::{Lease, LeaseId};
+use cantle_model::{Enforcement, Lease, LeaseId};
+use cantle_runtime::Cgroup;
 
 use crate::store::NodeStore;
 
-/// A process tree deeper than this is not a task of cantle.
-const DEPTH_MAX: usize = 64;
+/// Linux has no more pids, so no process has more ancestors.
+const DEPTH_MAX: usize = 1 << 22;
 
 /// Where a task behind mounts sees its region.
 const REGION: &str = "run/cantle/slice";
@@ -25,6 +28,8 @@ type FileId = (u64, u64);
 /// What the processes of each lease have in common.
 #[derive(Debug, Default)]
 pub(crate) struct Members {
+    in_groups: BTreeMap<u32, LeaseId>,
+    containers: BTreeSet<LeaseId>,
     regions: BTreeMap<FileId, LeaseId>,
     roots: BTreeMap<u32, LeaseId>,
 }
@@ -33,10 +38,21 @@ impl Members {
     /// Of these leases. Orphans within a task stay its descendants: the owner of the lease is their subreaper.
     pub(crate) fn of(node: &NodeStore, leases: &[Lease]) -> Self {
         let region = |lease: &Lease| Some((file_id(&node.slice_dir(&lease.id))?, lease.id.clone()));
-        Self { regions: leases.iter().filter_map(region).collect(), roots: holders(leases).collect() }
+        let in_group = |lease: &Lease| {
+            let group = lease.cgroup.as_ref().map(|dir| Cgroup::at(dir).members()).unwrap_or_default();
+            group.into_iter().map(|pid| (pid, lease.id.clone())).collect::<Vec<_>>()
+        };
+        let is_container = |lease: &&Lease| lease.enforcement == Some(Enforcement::Container);
+        Self {
+            in_groups: leases.iter().flat_map(in_group).collect(),
+            containers: leases.iter().filter(is_container).map(|lease| lease.id.clone()).collect(),
+            regions: leases.iter().filter_map(region).collect(),
+            roots: holders(leases).collect(),
+        }
     }
 
-    /// Also of leases of other users, whose regions only they can see.
+    /// Also of leases of other users, whose regions only they can see. Their groups are not asked for: a lease could name another
+    /// one's.
     pub(crate) fn and(mut self, leases: &[Lease]) -> Self {
         self.roots.extend(holders(leases));
         self
@@ -44,8 +60,26 @@ impl Members {
 
     /// The lease that process `pid` belongs to.
     pub(crate) fn lease_of(&self, pid: u32) -> Option<&LeaseId> {
+        self.in_groups
+            .get(&pid)
+            .or_else(|| self.by_region(pid))
+            .or_else(|| self.by_container(pid))
+            .or_else(|| self.by_ancestor(pid))
+    }
+
+    fn by_region(&self, pid: u32) -> Option<&LeaseId> {
         let seen = file_id(&Path::new("/proc").join(pid.to_string()).join("root").join(REGION));
-        seen.and_then(|region| self.regions.get(&region)).or_else(|| self.by_ancestor(pid))
+        seen.and_then(|region| self.regions.get(&region))
+    }
+
+    /// A process of a container may have another root directory; the container's first process has not.
+    fn by_container(&self, pid: u32) -> Option<&LeaseId> {
+        if self.containers.is_empty() {
+            return None;
+        }
+        let peers = Cgroup::of_container(pid)?.members();
+        let lease = peers.into_iter().find_map(|peer| self.by_region(peer))?;
+        self.containers.contains(lease).then_some(lease)
     }
 
     /// By the nearest ancestor that is the root of a task.
@@ -104,6 +138,7 @@ pub(crate) mod tests {
             leader: None,
             kept: false,
             enforcement: None,
+            cgroup: None,
         }
     }
 
@@ -130,6 +165,18 @@ pub(crate) mod tests {
         assert_eq!(Members::of(&node, &[]).lease_of(me), None);
         child.kill().unwrap();
         child.wait().unwrap();
+    }
+
+    #[test]
+    fn who_is_in_the_group_is_the_task() {
+        let (root, node) = node();
+        let me = std::process::id();
+        std::fs::write(root.path().join("cgroup.procs"), format!("{me}\n")).unwrap();
+        let in_group = Lease { cgroup: Some(root.path().to_owned()), ..lease("group", 1) };
+        let by_descent = lease("descent", me);
+        let members = Members::of(&node, &[by_descent, in_group.clone()]);
+        assert_eq!(members.lease_of(me), Some(&LeaseId::from("group")), "whatever else it looks like");
+        assert_eq!(Members::default().and(&[in_group]).lease_of(me), None, "of another user");
     }
 
     #[test]

@@ -9,8 +9,8 @@ use cantle_model::{
     TaskId,
 };
 use cantle_runtime::{
-    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, RunningTask,
-    StartError, Stopper, TaskSpec, start_attached,
+    Backend, BackendChoice, Command, ContainerOutput, ContainerSpec, DockerRun, Engine, Privileges,
+    RunningTask, StartError, Stopper, TaskSpec, start_attached,
 };
 use cantle_sched::{Policy, Reason, Waiting};
 use tokio::time::{Instant, sleep, timeout};
@@ -22,14 +22,11 @@ use crate::launch::{Launcher, enforced_by, got, new_lease};
 use crate::mig::{self, Stages, make_instances};
 use crate::refusals::Refusals;
 use crate::store::{Locked, NodeStore};
-use crate::watchdog::{Finding, Watchdog};
+use crate::watchdog::{Finding, LOOK_INTERVAL, Watchdog};
 use crate::{NodeError, own_holder};
 
 /// How often a task that waits for capacity tries again.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How often the refusals of a task and its real use of memory are read.
-const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// What `cantle run` was asked for.
 #[derive(Clone, Debug)]
@@ -52,6 +49,8 @@ pub struct RunRequest {
     pub lib_dir: PathBuf,
     /// Which backends are accepted.
     pub backend: BackendChoice,
+    /// What the task may do beyond what its user may.
+    pub privileges: Privileges,
     /// The container to run it in, if any.
     pub image: Option<Docker>,
 }
@@ -104,7 +103,8 @@ async fn run(
     let (driver, gpus) = mig::chosen(driver, &wanted)?;
     let driver = driver.as_ref();
     let node = NodeStore::open(&NodeStore::dir_for(&request.installation))?;
-    let launcher = Launcher::new(driver, &request.lib_dir, &node, request.backend)?;
+    let launcher =
+        Launcher::new(driver, &request.lib_dir, &node, request.backend)?.with_privileges(request.privileges);
     let lease = wait_for_capacity(driver, &node, &gpus, &request, notify).await?;
     let _arbiter = lease.compute.map(|_| ComputeArbiter::start(&node));
     let on = Equipment { driver, node: &node, gpus: &gpus, launcher: &launcher };
@@ -158,6 +158,7 @@ async fn run_under(
     };
     lease.leader = Some(task.leader());
     lease.enforcement = backend.enforcement();
+    lease.cgroup = task.cgroup();
     node.lock()?.put(&lease)?;
     // An instance may be larger than what was asked for.
     let is_instance = lease.slices.iter().any(|slice| slice.mig.is_some());
@@ -173,7 +174,7 @@ async fn run_under(
         watchdog: Watchdog::default(),
     };
     loop {
-        let ended = timeout(POLL_INTERVAL, task.wait()).await;
+        let ended = timeout(LOOK_INTERVAL, task.wait()).await;
         if let Ok(exit) = ended {
             monitor.final_report(notify);
             return Ok(exit.code());
@@ -207,7 +208,7 @@ impl Monitor<'_> {
         let mut guilty = false;
         for (_, finding) in self.watchdog.scan(self.driver, self.node, self.gpus, ours, now) {
             match finding {
-                Finding::Suspect(why) => notify(&why),
+                Finding::Suspect(why) | Finding::Unseen(why) => notify(&why),
                 Finding::Guilty(why) => {
                     notify(&format!("the task is killed: {why} (cantle explain watchdog-kill)"));
                     guilty = true;

@@ -8,22 +8,33 @@
 //! What is taken without asking may still exceed the limit. The charge is the first answer to that: the slice gets nothing more.
 //! A task is reported, and killed if it lasts, if it holds more than an honest program's modules, or if a neighbour could not
 //! have all of its slice for it ([ADR 0015](../../../docs/adr/0015-what-is-taken-unasked.md)).
+//!
+//! It fails closed ([ADR 0018](../../../docs/adr/0018-whose-process-it-is.md)): what it needs to look is set aside when it starts, it
+//! goes by what it has read once, and where it can't look it says so. A task that nobody watches any more is watched by every
+//! watchdog of the machine.
+
+mod leases;
+mod over;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::path::Path;
-use std::time::Duration;
 
 use cantle_driver::{Driver, DriverError, ProcessMemory};
 use cantle_ledger::GRANULE_BYTES;
 use cantle_ledger::host::{GpuUse, Observer};
 use cantle_model::{Bytes, Gpu, GpuUuid, Lease, LeaseId, Slice};
+use cantle_runtime::{Cgroup, alive, end_now};
 use tokio::time::Instant;
 
 use crate::members::{self, Members};
 use crate::store::NodeStore;
+use leases::Remembered;
+pub use over::LOOK_INTERVAL;
+use over::Overs;
 
-/// How long a finding must last before the task is stopped: a scan takes time, and memory use changes meanwhile.
-const GRACE_PERIOD: Duration = Duration::from_secs(1);
+/// Descriptors that a look needs at a time, and some to spare for the driver.
+const RESERVED_FILES: usize = 16;
 
 /// What happens to a task that holds memory outside its slice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,16 +53,23 @@ pub enum Finding {
     Suspect(String),
     /// It has lasted: the task is to be stopped, if the policy says so.
     Guilty(String),
+    /// Nobody can look at a GPU of the task: it is to be reported.
+    Unseen(String),
 }
 
 /// Scans the same leases again and again.
 #[derive(Debug, Default)]
 pub struct Watchdog {
-    since: BTreeMap<LeaseId, Instant>,
+    overs: Overs,
+    leases: Remembered,
+    /// GPUs that did not answer at the last look.
+    unseen: BTreeSet<GpuUuid>,
+    reserve: Vec<File>,
 }
 
 impl Watchdog {
-    /// Scans those of the node's leases that are `ours` once; the others are scanned by their own agents.
+    /// Scans those of the node's leases that are `ours` once; the others are scanned by their own agents. A task that is nobody's, because
+    /// the `cantle run` or the agent that watched it was killed, is scanned too, and killed here.
     pub fn scan(
         &mut self,
         driver: &dyn Driver,
@@ -60,11 +78,30 @@ impl Watchdog {
         ours: impl Fn(&LeaseId) -> bool,
         now: Instant,
     ) -> Vec<(LeaseId, Finding)> {
-        let leases = node.leases().unwrap_or_else(|error| {
-            tracing::error!(%error, "the watchdog can't read the leases and checks no task");
-            Vec::new()
-        });
-        self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
+        // Whatever else this process has open, these are free now.
+        self.reserve.clear();
+        let findings = self.look(driver, node, gpus, ours, now);
+        self.reserve.extend((0..RESERVED_FILES).map_while(|_| File::open("/dev/null").ok()));
+        findings
+    }
+
+    /// The leases that were [`Lease::kept`] at the last look.
+    pub(crate) fn kept(&self) -> Vec<Lease> {
+        self.leases.all().filter(|lease| lease.kept).cloned().collect()
+    }
+
+    fn look(
+        &mut self,
+        driver: &dyn Driver,
+        node: &NodeStore,
+        gpus: &[Gpu],
+        ours: impl Fn(&LeaseId) -> bool,
+        now: Instant,
+    ) -> Vec<(LeaseId, Finding)> {
+        let leases = self.leases.read(node, &ours);
+        if leases.is_empty() {
+            return Vec::new();
+        }
         let before: BTreeMap<_, _> =
             leases.iter().map(|lease| (&lease.id, counted(&node.slice_dir(&lease.id)))).collect();
         let neighbours = node.neighbours();
@@ -75,27 +112,60 @@ impl Watchdog {
             .map(|gpu| &gpu.uuid)
             .collect();
         let nothing = Held::new();
-        let mut findings = Vec::new();
-        for lease in leases.iter().filter(|lease| ours(&lease.id) && is_known(lease, gpus)) {
+        let mut findings = self.unseen(&leases, &everybody, &ours);
+        let stands_for = self.overs.look(now);
+        let watched = |lease: &&Lease| (ours(&lease.id) || is_orphan(lease)) && is_known(lease, gpus);
+        for lease in leases.iter().filter(watched) {
             let used = everybody.held.get(&lease.id);
             let dir = node.slice_dir(&lease.id);
             let before = before.get(&lease.id).map_or(&[][..], Vec::as_slice);
-            let Some(wrong) = check(lease, &dir, used.unwrap_or(&nothing), before, gpus, &crowded) else {
-                self.since.remove(&lease.id);
-                continue;
-            };
-            match self.since.get(&lease.id) {
-                None => {
-                    self.since.insert(lease.id.clone(), now);
-                    findings.push((lease.id.clone(), Finding::Suspect(wrong)));
+            let wrong = check(lease, &dir, used.unwrap_or(&nothing), before, gpus, &crowded);
+            let finding = wrong.and_then(|wrong| self.overs.found(&lease.id, wrong, stands_for, now));
+            match finding {
+                Some(finding) if ours(&lease.id) => findings.push((lease.id.clone(), finding)),
+                Some(Finding::Guilty(why)) => {
+                    tracing::error!(lease = %lease.id, name = lease.name, why, "a task that nobody watched is killed");
+                    end(lease);
                 }
-                Some(since) if now.duration_since(*since) >= GRACE_PERIOD => {
-                    findings.push((lease.id.clone(), Finding::Guilty(wrong)));
-                }
-                Some(_) => {}
+                _ => {}
             }
         }
         findings
+    }
+
+    /// Of the leases that are `ours` on GPUs that can't be looked at since this look.
+    fn unseen(
+        &mut self,
+        leases: &[Lease],
+        everybody: &Everybody,
+        ours: impl Fn(&LeaseId) -> bool,
+    ) -> Vec<(LeaseId, Finding)> {
+        let newly = |gpu: &GpuUuid| everybody.unseen.get(gpu).filter(|_| !self.unseen.contains(gpu));
+        let findings = leases.iter().filter(|lease| ours(&lease.id)).filter_map(|lease| {
+            let why = lease.slices.iter().find_map(|slice| newly(&slice.gpu))?;
+            let text =
+                format!("its use of memory can't be seen, and the GPU takes no new task meanwhile: {why}");
+            Some((lease.id.clone(), Finding::Unseen(text)))
+        });
+        let findings = findings.collect();
+        self.unseen = everybody.unseen.keys().cloned().collect();
+        findings
+    }
+}
+
+/// Did whoever watched it end before it? What a cluster gave out is watched by the node driver, whose own process is not in the
+/// lease.
+fn is_orphan(lease: &Lease) -> bool {
+    !lease.kept && !alive(&lease.owner)
+}
+
+/// Ends a task by what its lease says of it.
+fn end(lease: &Lease) {
+    if let Some(cgroup) = &lease.cgroup {
+        Cgroup::at(cgroup).kill();
+    }
+    if let Some(leader) = &lease.leader {
+        end_now(leader);
     }
 }
 
@@ -170,15 +240,19 @@ struct Everybody {
     held: BTreeMap<LeaseId, Held>,
     /// By processes that no lease answers for.
     foreign_bytes: BTreeMap<GpuUuid, u64>,
+    /// GPUs that do not answer, and why. No answer proves nothing against a task; [`crate::capacity`] gives nothing more of them.
+    unseen: BTreeMap<GpuUuid, String>,
 }
 
 impl Everybody {
-    /// GPUs that do not answer are left out: no answer proves nothing.
     fn ask(driver: &dyn Driver, gpus: &[Gpu], members: &Members) -> Self {
         let mut everybody = Self::default();
         for gpu in gpus {
-            let processes: Result<_, DriverError> = driver.processes(&gpu.uuid);
-            for process in processes.unwrap_or_default() {
+            let processes = driver.processes(&gpu.uuid).unwrap_or_else(|error: DriverError| {
+                everybody.unseen.insert(gpu.uuid.clone(), error.to_string());
+                Vec::new()
+            });
+            for process in processes {
                 match members.lease_of(process.pid) {
                     Some(lease) => {
                         let held = everybody.held.entry(lease.clone()).or_default();

@@ -12,7 +12,7 @@ use crate::processes::{Scope, pid_of};
 use crate::running::Kind;
 use crate::signals::{self, FromTerminal, Signals};
 use crate::spawn::{Group, Stdio3, spawn};
-use crate::{Backend, Exit, RunningTask, StartError, TaskSpec, holder_of, supervisor};
+use crate::{Backend, Exit, RunningTask, StartError, TaskSpec, supervisor};
 
 #[derive(Debug)]
 pub(crate) struct Attached {
@@ -34,8 +34,6 @@ pub(crate) struct Attached {
 pub fn start_attached(spec: &TaskSpec) -> Result<RunningTask, StartError> {
     let setup = |what: &'static str| move |why: nix::Error| StartError::setup(what, why);
     set_child_subreaper(true).map_err(setup("adopt the task's orphans"))?;
-    let own = std::process::id();
-    let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
     // Before the task exists: a signal in between must not end this process and leave the task unsupervised.
     let (group, from_terminal) = if has_terminal() {
         (Group::Shared, FromTerminal::Caught)
@@ -44,12 +42,11 @@ pub fn start_attached(spec: &TaskSpec) -> Result<RunningTask, StartError> {
     };
     let signals = signals::for_task(from_terminal).map_err(|why| StartError::setup("signals", why))?;
     let spawned = spawn(spec, Stdio3::Inherit, group)?;
-    let scope = Scope::below(root, spawned.leader, spawned.usage);
+    let scope = spawned.scope;
     let (sender, ended) = oneshot::channel();
-    let waiting = scope.clone();
+    let (waiting, reports) = (scope.clone(), spawned.reports);
     // A thread of its own, not the async runtime's pool: that one would have to end before the runtime can.
-    thread::spawn(move || sender.send(supervisor::wait_for_all(&waiting)));
-    drop(spawned.child);
+    thread::spawn(move || sender.send(supervisor::wait_for_all(&waiting, reports)));
     let task = Attached { scope, backend: spawned.backend, ended, exit: None, signals };
     Ok(RunningTask { kind: Kind::Attached(task) })
 }

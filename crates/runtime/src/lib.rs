@@ -11,12 +11,14 @@
 
 mod attached;
 pub mod cdi;
+mod cgroup;
 mod container;
 mod detached;
 mod environment;
 mod error;
 mod exit;
 pub mod files;
+mod first;
 mod namespace;
 mod privileges;
 mod processes;
@@ -28,6 +30,7 @@ mod supervisor;
 mod task_directory;
 
 pub use attached::start_attached;
+pub use cgroup::Cgroup;
 pub use container::{
     AdmissionError, ContainerOutput, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover,
     slice_edits,
@@ -35,7 +38,7 @@ pub use container::{
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use exit::Exit;
-pub use privileges::is_withheld;
+pub use privileges::{Privileges, is_withheld};
 pub use processes::{alive, end_now, holder_of, leave_terminal, terminate};
 pub use running::{RunningTask, Stopper};
 pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};

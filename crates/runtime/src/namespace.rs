@@ -10,6 +10,9 @@
 //! <every name of libcuda.so.1>     the shim
 //! <every name of libnvidia-ml…>    the shim
 //! ```
+//!
+//! The directories of [`Confinement::hidden`] are empty in it. The task's own `/proc` and read-only control groups come later:
+//! only a process of its pid namespace can mount them (`first.rs`).
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -22,7 +25,7 @@ use nix::fcntl::OFlag;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-use crate::{Confinement, DriverLibrary};
+use crate::{Confinement, DriverLibrary, Privileges};
 
 pub(crate) const CANTLE_DIR: &str = "/run/cantle";
 /// Where the shim looks for the slice's accounting.
@@ -82,9 +85,26 @@ pub(crate) fn enter(confinement: &Confinement) -> Result<()> {
     }
     cover(&libraries.cuda, &sources.cuda_filter)?;
     cover(&libraries.nvml, &sources.nvml_filter)?;
+    confinement.hidden.iter().try_for_each(|dir| hide(dir))?;
     // Last: nothing more can be put into it.
     step("make /run/cantle read-only", || {
         plain_mount(None, Path::new(CANTLE_DIR), None, flags | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY)
+    })?;
+    if confinement.privileges != Privileges::Machine {
+        // For the children of this thread.
+        step("unshare the pid namespace", || unshare(CloneFlags::CLONE_NEWPID).map_err(io::Error::from))?;
+    }
+    Ok(())
+}
+
+/// Puts an empty directory where the accounting of other tasks is: a task of root could write it.
+fn hide(dir: &Path) -> Result<()> {
+    if dir.starts_with(CANTLE_DIR) || !dir.is_dir() {
+        return Ok(());
+    }
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_RDONLY;
+    step(&format!("hide {}", dir.display()), || {
+        plain_mount(Some(Path::new("tmpfs")), dir, Some("tmpfs"), flags)
     })
 }
 
@@ -158,18 +178,27 @@ impl Source {
             let source = format!("/proc/self/fd/{}", self.file.as_raw_fd());
             plain_mount(Some(Path::new(&source)), target, None, MsFlags::MS_BIND)?;
             if access == Access::ReadOnly {
-                let read_only = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-                plain_mount(None, target, None, read_only | MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
+                read_only(target, MsFlags::MS_NOSUID | MsFlags::MS_NODEV)?;
             }
             Ok(())
         })
     }
 }
 
-fn plain_mount(source: Option<&Path>, target: &Path, kind: Option<&str>, flags: MsFlags) -> io::Result<()> {
+pub(crate) fn plain_mount(
+    source: Option<&Path>,
+    target: &Path,
+    kind: Option<&str>,
+    flags: MsFlags,
+) -> io::Result<()> {
     mount(source, target, kind, flags, None::<&str>).map_err(io::Error::from)
 }
 
-fn step<T>(step: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
+/// Makes the mount at `at` read-only, for this namespace alone.
+pub(crate) fn read_only(at: &Path, flags: MsFlags) -> io::Result<()> {
+    plain_mount(None, at, None, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY | flags)
+}
+
+pub(crate) fn step<T>(step: &str, f: impl FnOnce() -> io::Result<T>) -> Result<T> {
     f().map_err(|why| NamespaceError { step: step.to_owned(), why })
 }

@@ -1,32 +1,74 @@
-//! What a task that runs as root must not be able to do: it could undo the mounts that confine it.
+//! What a task that runs as root must not be able to do: it could undo the mounts that confine it, or reach what is not its own.
 
 use std::io;
 
 pub use cantle_model::is_withheld;
 use rustix::io::Errno;
-use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities,
+};
+use serde::{Deserialize, Serialize};
+
+/// What a task may do beyond what its user may.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Privileges {
+    /// A task of root has the capabilities that reach no further than its own processes and root's files. It does not see other
+    /// processes.
+    #[default]
+    Own,
+    /// The same, and no program can bring more with it: `sudo` and the like have no effect.
+    NoNew,
+    /// A task of root sees all processes and has all capabilities but those that undo its own limit. It was asked for in words.
+    Machine,
+}
 
 /// Those of [`cantle_model::WITHHELD_CAPABILITIES`].
-const WITHHELD: [CapabilitySet; 6] = [
-    CapabilitySet::SYS_ADMIN,
-    CapabilitySet::SYS_PTRACE,
-    CapabilitySet::SYS_MODULE,
-    CapabilitySet::SYS_RAWIO,
-    CapabilitySet::BPF,
-    CapabilitySet::DAC_READ_SEARCH,
-];
+const WITHHELD: CapabilitySet = CapabilitySet::SYS_ADMIN
+    .union(CapabilitySet::SYS_PTRACE)
+    .union(CapabilitySet::SYS_MODULE)
+    .union(CapabilitySet::SYS_RAWIO)
+    .union(CapabilitySet::BPF)
+    .union(CapabilitySet::DAC_READ_SEARCH);
+
+/// What container engines leave to root as well, without `MKNOD` (the devices of other GPUs, and disks); and memory that is locked
+/// and priorities, for programs that do their own input and output.
+const OWN: CapabilitySet = CapabilitySet::CHOWN
+    .union(CapabilitySet::DAC_OVERRIDE)
+    .union(CapabilitySet::FOWNER)
+    .union(CapabilitySet::FSETID)
+    .union(CapabilitySet::KILL)
+    .union(CapabilitySet::SETGID)
+    .union(CapabilitySet::SETUID)
+    .union(CapabilitySet::SETPCAP)
+    .union(CapabilitySet::SETFCAP)
+    .union(CapabilitySet::NET_BIND_SERVICE)
+    .union(CapabilitySet::NET_RAW)
+    .union(CapabilitySet::SYS_CHROOT)
+    .union(CapabilitySet::AUDIT_WRITE)
+    .union(CapabilitySet::IPC_LOCK)
+    .union(CapabilitySet::SYS_NICE);
 
 /// Takes the capabilities from everything that the calling thread executes from now on; setuid programs can't bring
-/// them back. Children keep all others.
-pub(crate) fn withhold() -> io::Result<()> {
-    for capability in WITHHELD {
+/// them back.
+pub(crate) fn withhold(privileges: Privileges) -> io::Result<()> {
+    let left = match privileges {
+        Privileges::Own | Privileges::NoNew => OWN,
+        Privileges::Machine => CapabilitySet::all().difference(WITHHELD),
+    };
+    for capability in CapabilitySet::all().difference(left).iter() {
         match remove_capability_from_bounding_set(capability) {
             // An old kernel that does not know this one can't grant it either.
             Ok(()) | Err(Errno::INVAL) => {}
             Err(why) => return Err(why.into()),
         }
     }
-    Ok(())
+    // These would come with a program whatever the bounding set says.
+    clear_ambient_capability_set()?;
+    let now = capabilities(None)?;
+    let inheritable = now.inheritable.intersection(left);
+    Ok(set_capabilities(None, CapabilitySets { inheritable, ..now })?)
 }
 
 #[cfg(test)]
@@ -36,6 +78,7 @@ mod tests {
     #[test]
     fn what_is_withheld_is_what_is_refused_by_name() {
         let named = cantle_model::WITHHELD_CAPABILITIES.map(|name| CapabilitySet::from_name(name).unwrap());
-        assert_eq!(named, WITHHELD);
+        assert_eq!(named.into_iter().collect::<CapabilitySet>(), WITHHELD);
+        assert!(OWN.intersection(WITHHELD).is_empty());
     }
 }

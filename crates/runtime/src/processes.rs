@@ -8,9 +8,11 @@ use std::time::Duration;
 
 use cantle_model::Holder;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::waitpid;
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
+use crate::cgroup::Cgroup;
 use crate::namespace::USAGE_FILE;
 
 /// How often a condition is polled that the kernel does not announce.
@@ -50,6 +52,17 @@ impl Stat {
 pub fn holder_of(pid: u32) -> Option<Holder> {
     let stat = Stat::read(pid).filter(|stat| !stat.is_dead())?;
     Some(Holder { pid, start_ticks: stat.start_ticks })
+}
+
+/// A child of a process; of a task's first process there is only one, the task, when this is asked.
+pub(crate) fn child_of(parent: &Holder) -> Option<Holder> {
+    let listed = fs::read_to_string(format!("/proc/{0}/task/{0}/children", parent.pid)).ok();
+    let listed = listed.and_then(|pids| pids.split_ascii_whitespace().next()?.parse().ok());
+    let pid = listed.or_else(|| {
+        let all = all_processes();
+        all.into_iter().find(|(_, stat)| stat.parent == parent.pid).map(|(pid, _)| pid)
+    });
+    holder_of(pid?)
 }
 
 /// The parent of a process.
@@ -102,19 +115,23 @@ impl FileId {
 pub(crate) struct Scope {
     /// The boot during which this was written: pids and start times mean nothing after the next.
     pub(crate) boot: String,
-    /// The process that adopts the task's orphans (`PR_SET_CHILD_SUBREAPER`): everything below it is the task.
+    /// The process that adopts the task's orphans: everything below it is the task. It is the task's first process (`first.rs`), or the
+    /// supervisor of a task without GPUs.
     pub(crate) root: Holder,
     /// The task's first process; what is below it belongs to the task even after the root was killed.
     pub(crate) leader: Holder,
     /// The slice's `usage` file: a process that sees it as `/run/cantle/slice/usage` belongs to the task, whatever its
     /// parent is now. (Not the namespace's own inode number, which the kernel gives to the next namespace when this one is gone.)
     pub(crate) usage: Option<FileId>,
+    /// The task's control group, if it could have one. Then it alone says who belongs to the task, and the rest of this are hints.
+    #[serde(default)]
+    pub(crate) cgroup: Option<Cgroup>,
 }
 
 impl Scope {
     /// The scope of a task that the calling process has just started and whose orphans it adopts.
     pub(crate) fn below(root: Holder, leader: Holder, usage: Option<FileId>) -> Self {
-        Self { boot: boot_id(), root, leader, usage }
+        Self { boot: boot_id(), root, leader, usage, cgroup: None }
     }
 
     /// Every living process of the task.
@@ -123,6 +140,11 @@ impl Scope {
             return Vec::new();
         }
         let all = all_processes();
+        if let Some(cgroup) = &self.cgroup {
+            let alive = |pid: u32| all.get(&pid).filter(|stat| !stat.is_dead()).map(|stat| (pid, stat));
+            let members = cgroup.members().into_iter().filter(|pid| *pid != self.root.pid).filter_map(alive);
+            return members.map(|(pid, stat)| Holder { pid, start_ticks: stat.start_ticks }).collect();
+        }
         let mut found: BTreeSet<u32> = BTreeSet::new();
         for ancestor in [self.root, self.leader] {
             if all.get(&ancestor.pid).is_some_and(|stat| stat.start_ticks == ancestor.start_ticks) {
@@ -179,10 +201,36 @@ impl Scope {
     }
 
     /// True if no process was left to kill.
-    fn kill_once(&self) -> bool {
+    pub(crate) fn kill_once(&self) -> bool {
         let members = self.members();
-        signal_all(&members, Signal::SIGKILL);
+        if !members.is_empty() {
+            // In a pid namespace nobody outlives the first process.
+            self.end_first();
+            if let Some(cgroup) = &self.cgroup {
+                cgroup.kill();
+            }
+            signal_all(&members, Signal::SIGKILL);
+        }
         members.is_empty()
+    }
+
+    /// Once nobody is left: ends the first process and removes the control group.
+    pub(crate) fn close(&self) {
+        if self.root.pid == std::process::id() {
+            return;
+        }
+        self.end_first();
+        let _ = waitpid(pid_of(&self.root), None);
+        if let Some(cgroup) = &self.cgroup {
+            cgroup.remove();
+        }
+    }
+
+    /// The first process, if it is not the one that calls this.
+    fn end_first(&self) {
+        if self.root.pid != std::process::id() && self.boot == boot_id() {
+            end_now(&self.root);
+        }
     }
 }
 

@@ -1,3 +1,4 @@
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle_model::Holder;
@@ -6,7 +7,7 @@ use crate::attached::Attached;
 use crate::container::{Container, ContainerStopper};
 use crate::detached::Detached;
 use crate::processes::Scope;
-use crate::{Backend, Exit};
+use crate::{Backend, Cgroup, Exit};
 
 /// A task that was started or adopted.
 #[derive(Debug)]
@@ -36,6 +37,16 @@ impl RunningTask {
             Kind::Detached(task) => &task.backend,
             Kind::Container(task) => &task.backend,
         }
+    }
+
+    /// The directory of its control group, if it has one.
+    #[must_use]
+    pub fn cgroup(&self) -> Option<PathBuf> {
+        let cgroup = match &self.kind {
+            Kind::Container(task) => Cgroup::of_container(task.scope.leader.pid),
+            Kind::Attached(_) | Kind::Detached(_) => self.scope().cgroup.clone(),
+        };
+        cgroup.map(|cgroup| cgroup.dir().to_owned())
     }
 
     /// Waits until the task and every process it left behind are gone. May be cancelled and called again.
@@ -94,6 +105,12 @@ impl Stopper {
     /// SIGKILL at once.
     pub async fn kill(&self) {
         self.end(Duration::ZERO).await;
+    }
+
+    /// One SIGKILL to all that the kernel counts to the task, without the help of an engine and without waiting. Call [`Self::kill`]
+    /// as well, which waits for their end.
+    pub fn kill_now(&self) {
+        self.scope.kill_once();
     }
 
     async fn end(&self, grace: Duration) {

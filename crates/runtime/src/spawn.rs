@@ -7,8 +7,10 @@ use std::thread;
 
 use cantle_model::Holder;
 
-use crate::processes::FileId;
-use crate::{Backend, BackendChoice, StartError, TaskSpec, environment, holder_of, namespace, privileges};
+use crate::cgroup::Cgroup;
+use crate::first::{Orders, Reports};
+use crate::processes::{FileId, Scope, child_of, pid_of};
+use crate::{Backend, BackendChoice, Privileges, StartError, TaskSpec, environment, holder_of, namespace};
 
 /// Where the task's stdin, stdout and stderr go.
 pub(crate) enum Stdio3 {
@@ -28,24 +30,45 @@ pub(crate) enum Group {
 }
 
 pub(crate) struct Spawned {
-    pub(crate) child: Child,
-    pub(crate) leader: Holder,
+    pub(crate) scope: Scope,
     pub(crate) backend: Backend,
-    /// See [`Scope::usage`](crate::processes::Scope).
-    pub(crate) usage: Option<FileId>,
+    /// What the task's first process reports; none of a task without GPUs, which is its own first process.
+    pub(crate) reports: Option<Reports>,
 }
 
 /// Starts the task's first process behind the strongest backend that is possible and allowed.
 pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
     check(spec)?;
     if spec.slices.is_empty() {
-        let child = execute(spec, &Backend::None, stdio, group)?;
-        return Ok(spawned(spec, child, Backend::None));
+        return spawn_alone(spec, stdio, group);
     }
-    if spec.confinement.backend == BackendChoice::Preload {
-        return spawn_preloaded(spec, stdio, group, "preload was asked for".to_owned());
+    // Made and removed here: in the task's namespace the hierarchy is read-only.
+    let cgroup = Cgroup::make(&spec.lease.0);
+    let spawned = if spec.confinement.backend == BackendChoice::Preload {
+        spawn_preloaded(spec, cgroup.as_ref(), stdio, group, "preload was asked for".to_owned())
+    } else {
+        spawn_in_namespace(spec, cgroup.as_ref(), stdio, group)
+    };
+    if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
+        cgroup.remove();
     }
-    spawn_in_namespace(spec, stdio, group)
+    spawned
+}
+
+/// A task without GPUs.
+fn spawn_alone(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
+    let [program, args @ ..] = spec.argv.as_slice() else { return Err(StartError::NoCommand) };
+    let mut command = Command::new(program);
+    command.args(args);
+    let name = program.to_string_lossy().into_owned();
+    let child = execute(command, spec, &Backend::None, stdio, group)?.map_err(|why| match why.kind() {
+        io::ErrorKind::NotFound => StartError::NotFound(name),
+        _ => StartError::NotExecutable { program: name, why },
+    })?;
+    let own = std::process::id();
+    let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
+    let scope = Scope::below(root, or_nobody(child.id()), None);
+    Ok(Spawned { scope, backend: Backend::None, reports: None })
 }
 
 fn check(spec: &TaskSpec) -> Result<(), StartError> {
@@ -70,50 +93,86 @@ fn check(spec: &TaskSpec) -> Result<(), StartError> {
 
 /// A thread enters the namespace, makes the child there, and ends. No other process stays in between, and a failure
 /// is an ordinary error.
-fn spawn_in_namespace(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spawned, StartError> {
+fn spawn_in_namespace(
+    spec: &TaskSpec,
+    cgroup: Option<&Cgroup>,
+    stdio: Stdio3,
+    group: Group,
+) -> Result<Spawned, StartError> {
     let outcome = thread::scope(|scope| {
         let maker = scope.spawn(|| {
             if let Err(why) = namespace::enter(&spec.confinement) {
                 return Err((why, stdio));
             }
-            if let Err(why) = privileges::withhold() {
-                return Ok(Err(StartError::setup("withhold capabilities", why)));
-            }
-            Ok(execute(spec, &Backend::MountNamespace, stdio, group))
+            let backend = match spec.confinement.privileges {
+                Privileges::Machine => Backend::PrivilegedMountNamespace,
+                Privileges::Own | Privileges::NoNew => Backend::MountNamespace,
+            };
+            Ok(spawn_first(spec, cgroup, backend, stdio, group))
         });
         maker.join()
     });
     let outcome = outcome.map_err(|_| StartError::setup("mount namespace", "the thread panicked"))?;
     match outcome {
-        Ok(child) => Ok(spawned(spec, child?, Backend::MountNamespace)),
+        Ok(spawned) => spawned,
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
-            spawn_preloaded(spec, stdio, group, format!("no mount namespace: {why}"))
+            spawn_preloaded(spec, cgroup, stdio, group, format!("no mount namespace: {why}"))
         }
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
     }
 }
 
-fn spawn_preloaded(spec: &TaskSpec, stdio: Stdio3, group: Group, why: String) -> Result<Spawned, StartError> {
-    let backend = Backend::Preload { why };
-    let child = execute(spec, &backend, stdio, group)?;
-    Ok(spawned(spec, child, backend))
+fn spawn_preloaded(
+    spec: &TaskSpec,
+    cgroup: Option<&Cgroup>,
+    stdio: Stdio3,
+    group: Group,
+    why: String,
+) -> Result<Spawned, StartError> {
+    spawn_first(spec, cgroup, Backend::Preload { why }, stdio, group)
 }
 
-fn spawned(spec: &TaskSpec, child: Child, backend: Backend) -> Spawned {
-    let pid = child.id();
-    // A child that has ended already, but was not waited for, has no holder; no other process may be mistaken for it.
-    let leader = holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX });
-    let usage = match backend {
-        Backend::MountNamespace => FileId::of(&spec.confinement.slice_dir.join("usage")),
-        _ => None,
-    };
-    Spawned { child, leader, backend, usage }
+/// Starts the task below a first process of cantle's, which enters the task's control group and gives up privileges.
+fn spawn_first(
+    spec: &TaskSpec,
+    cgroup: Option<&Cgroup>,
+    backend: Backend,
+    stdio: Stdio3,
+    group: Group,
+) -> Result<Spawned, StartError> {
+    let setup = |what: &'static str| move |why: io::Error| StartError::setup(what, why);
+    let is_apart = !matches!(backend, Backend::Preload { .. });
+    let (mut reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
+    let orders = Orders::new(&theirs, cgroup, is_apart, spec.confinement.privileges);
+    let command = orders.command(&spec.argv).map_err(setup("first process"))?;
+    let first = execute(command, spec, &backend, stdio, group)?.map_err(setup("start the first process"))?;
+    drop(theirs);
+    let program =
+        spec.argv.first().map_or_else(String::new, |program| program.to_string_lossy().into_owned());
+    let root = or_nobody(first.id());
+    if let Err(error) = reports.started(&program) {
+        let _ = nix::sys::wait::waitpid(pid_of(&root), None);
+        return Err(error);
+    }
+    let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
+    let usage = is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
+    let scope = Scope { cgroup: cgroup.cloned(), ..Scope::below(root, leader, usage) };
+    Ok(Spawned { scope, backend, reports: Some(reports) })
 }
 
-fn execute(spec: &TaskSpec, backend: &Backend, stdio: Stdio3, group: Group) -> Result<Child, StartError> {
-    let [program, args @ ..] = spec.argv.as_slice() else { return Err(StartError::NoCommand) };
-    let mut command = Command::new(program);
-    command.args(args);
+/// A child that has ended already, but was not waited for, has no holder; no other process may be mistaken for it.
+fn or_nobody(pid: u32) -> Holder {
+    holder_of(pid).unwrap_or(Holder { pid, start_ticks: u64::MAX })
+}
+
+/// Gives the command the task's surroundings and starts it.
+fn execute(
+    mut command: Command,
+    spec: &TaskSpec,
+    backend: &Backend,
+    stdio: Stdio3,
+    group: Group,
+) -> Result<io::Result<Child>, StartError> {
     if spec.clear_env {
         command.env_clear();
     }
@@ -131,9 +190,5 @@ fn execute(spec: &TaskSpec, backend: &Backend, stdio: Stdio3, group: Group) -> R
         let second = file.try_clone().map_err(|why| StartError::setup("output file", why))?;
         command.stdin(Stdio::null()).stdout(file).stderr(second);
     }
-    let program = program.to_string_lossy().into_owned();
-    command.spawn().map_err(|why| match why.kind() {
-        io::ErrorKind::NotFound => StartError::NotFound(program),
-        _ => StartError::NotExecutable { program, why },
-    })
+    Ok(command.spawn())
 }

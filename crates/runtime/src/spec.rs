@@ -5,6 +5,8 @@ use std::path::PathBuf;
 use cantle_model::{Enforcement, LeaseId, Slice};
 use serde::{Deserialize, Serialize};
 
+use crate::Privileges;
+
 /// A command line with its surroundings.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Command {
@@ -51,6 +53,12 @@ pub struct Confinement {
     /// Which backend may be used.
     #[serde(default, rename = "wish")]
     pub backend: BackendChoice,
+    /// Directories that the task finds empty: where the accounting of all tasks is.
+    #[serde(default)]
+    pub hidden: Vec<PathBuf>,
+    /// What the task may do beyond what its user may.
+    #[serde(default)]
+    pub privileges: Privileges,
 }
 
 impl Confinement {
@@ -113,6 +121,8 @@ pub enum Backend {
     None,
     /// The driver's libraries are replaced in the task's own mount namespace: however they are loaded, the task gets the shim.
     MountNamespace,
+    /// The same for a task that was given the machine's privileges: of root, it can evade it.
+    PrivilegedMountNamespace,
     /// `LD_PRELOAD`: a program that cleans its environment or walks ELF tables itself gets past it.
     Preload {
         /// Why nothing stronger is in force.
@@ -129,6 +139,7 @@ impl Backend {
         match self {
             Self::None => None,
             Self::MountNamespace => Some(Enforcement::MountNamespace),
+            Self::PrivilegedMountNamespace => Some(Enforcement::PrivilegedMountNamespace),
             Self::Preload { .. } => Some(Enforcement::Preload),
             Self::Container => Some(Enforcement::Container),
         }

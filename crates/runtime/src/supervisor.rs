@@ -8,16 +8,18 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use cantle_model::Holder;
 use nix::errno::Errno;
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::setsid;
 use serde::{Deserialize, Serialize};
 
+use crate::first::{FIRST, Reports, first_main};
 use crate::processes::{Scope, pid_of};
 use crate::spawn::{Group, Stdio3, spawn};
 use crate::task_directory::TaskState;
-use crate::{Exit, StartError, TaskDirectory, holder_of};
+use crate::{Exit, StartError, TaskDirectory};
 
 /// Time between SIGTERM and SIGKILL for the processes that a task's first process leaves behind.
 const ORPHAN_GRACE: Duration = Duration::from_secs(2);
@@ -47,17 +49,21 @@ impl Report {
 }
 
 /// Waits for the first process, then ends what it left behind. The slice is free when this returns.
-pub(crate) fn wait_for_all(scope: &Scope) -> Exit {
-    let exit = wait_for_leader(scope);
+pub(crate) fn wait_for_all(scope: &Scope, reports: Option<Reports>) -> Exit {
+    let exit = match reports {
+        Some(mut reports) => reports.ended().unwrap_or_else(|| wait_for_child(&scope.root)),
+        None => wait_for_child(&scope.leader),
+    };
     if !scope.members().is_empty() {
         scope.end_blocking(ORPHAN_GRACE, reap_orphans);
     }
     reap_orphans();
+    scope.close();
     exit
 }
 
-fn wait_for_leader(scope: &Scope) -> Exit {
-    let leader = pid_of(&scope.leader);
+fn wait_for_child(child: &Holder) -> Exit {
+    let leader = pid_of(child);
     loop {
         // Any child: orphans of the task become our children and must be reaped too.
         match waitpid(None, None) {
@@ -76,15 +82,20 @@ fn reap_orphans() {
     ) {}
 }
 
-/// The supervisor's `main`; `args` are those after [`crate::TASK_INIT_COMMAND`]: the task's directory. Runs before anything
+/// The `main` of a task's supervisor, or of its first process (`first.rs`); `args` are those after [`crate::TASK_INIT_COMMAND`]: the
+/// task's directory, or the first process's orders. Runs before anything
 /// else of the program (no async runtime, no argument parser), because its time is part of every task's start.
 #[must_use]
 pub fn task_init_main(args: &[OsString]) -> ExitCode {
-    let [directory] = args else { return ExitCode::from(2) };
+    let directory = match args {
+        [word, first @ ..] if word == FIRST => return first_main(first),
+        [directory] => directory,
+        _ => return ExitCode::from(2),
+    };
     let directory = TaskDirectory::new(Path::new(directory));
     match start(&directory) {
-        Ok((scope, _lock)) => {
-            let exit = wait_for_all(&scope);
+        Ok((scope, reports, _lock)) => {
+            let exit = wait_for_all(&scope, reports);
             match directory.write_exit(exit) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(_) => ExitCode::FAILURE,
@@ -98,24 +109,22 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
     }
 }
 
-fn start(directory: &TaskDirectory) -> Result<(Scope, File), StartError> {
+fn start(directory: &TaskDirectory) -> Result<(Scope, Option<Reports>, File), StartError> {
     let lock = directory.try_lock().map_err(|why| StartError::setup("lock", why))?;
     let lock = lock.ok_or_else(|| StartError::setup("lock", "the task has a supervisor already"))?;
     let spec = directory.read_spec().map_err(|why| StartError::setup("read", why))?;
     // Ctrl-C in the agent's terminal is not meant for the task.
     setsid().map_err(|why| StartError::setup("setsid", why))?;
     set_child_subreaper(true).map_err(|why| StartError::setup("adopt the task's orphans", why))?;
-    let own = std::process::id();
-    let root = holder_of(own).ok_or_else(|| StartError::setup("read /proc", "own process not found"))?;
     let output = OpenOptions::new().append(true).create(true).open(directory.output());
     let output = output.map_err(|why| StartError::setup("output file", why))?;
     let spawned = spawn(&spec, Stdio3::Log(output), Group::Own)?;
-    let scope = Scope::below(root, spawned.leader, spawned.usage);
+    let scope = spawned.scope;
     let state = TaskState { scope: scope.clone(), backend: spawned.backend, container: None, head_len: 0 };
     directory.write_state(&state).map_err(|why| StartError::setup("write state", why))?;
     // The agent may have been killed meanwhile. The task runs all the same, and the next agent reads the directory.
     let _ = report(&Report::Started(state));
-    Ok((scope, lock))
+    Ok((scope, spawned.reports, lock))
 }
 
 /// One line to the agent, which waits for it.

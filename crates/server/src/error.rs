@@ -72,9 +72,10 @@ impl From<StoreError> for ApiError {
             StoreError::NoModel(_) => subcode::INVALID_MODEL_ID,
             StoreError::AlreadyQueued { .. } => subcode::TASK_ALREADY_QUEUED,
             StoreError::NotInQueue { .. } => subcode::TASK_NOT_IN_QUEUE,
-            StoreError::Status { .. } | StoreError::Claimed { .. } | StoreError::StaleEviction(_) => {
-                subcode::INVALID_TASK_STATUS
-            }
+            StoreError::Status { .. }
+            | StoreError::Claimed { .. }
+            | StoreError::NotHeld { .. }
+            | StoreError::StaleEviction(_) => subcode::INVALID_TASK_STATUS,
             StoreError::OverQuota { .. } => subcode::OVER_QUOTA,
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,

@@ -53,6 +53,14 @@ pub enum StoreError {
         /// The lease that holds it.
         lease: String,
     },
+    /// A lease reports the end of a task that no lease holds.
+    #[error("Task is not held by this lease any more: task={task}, lease={lease}")]
+    NotHeld {
+        /// The task.
+        task: String,
+        /// The lease that reports.
+        lease: String,
+    },
     /// The task would take more than its project, or one above it, may have.
     #[error(
         "project {project} holds {} of its {rule} of {}; task {task} needs {} more",

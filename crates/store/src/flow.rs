@@ -268,7 +268,8 @@ impl Store {
     /// An agent claims a task for a lease, or reports how it ended.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task; [`StoreError::OverQuota`] if the
+    /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task; [`StoreError::NotHeld`] for the end
+    /// of a run that was given up; [`StoreError::OverQuota`] if the
     /// claim exceeds the project's quota.
     pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
@@ -281,6 +282,11 @@ impl Store {
             && (held || claim.exit_code.is_some())
         {
             return Err(StoreError::Claimed { task: claim.task.clone(), node, lease: lease.clone() });
+        }
+        // Enqueued again meanwhile, and perhaps taken by another agent that has not claimed it yet: the report is about a run that
+        // was given up.
+        if lease.is_none() && claim.exit_code.is_some() {
+            return Err(StoreError::NotHeld { task: claim.task.clone(), lease: claim.lease.clone() });
         }
         if lease.as_deref() != Some(&claim.lease) && claim.exit_code.is_none() {
             quotas::check(&mut write.tx, &old, claim).await?;

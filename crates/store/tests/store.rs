@@ -267,6 +267,27 @@ async fn a_claimed_task_is_nobody_elses() {
     assert!(matches!(f.store.claim(&claim("two"), 4).await, Err(StoreError::Claimed { .. })));
 }
 
+/// A node was lost, its task enqueued again and taken by another agent; then the first one reports.
+#[tokio::test]
+async fn the_report_of_a_run_that_was_given_up_comes_too_late() {
+    let f = open().await;
+    f.queued("a", 1).await;
+    let claim = |lease: &str| TaskClaim { lease: lease.into(), ..half("a", Terms::default()) };
+    let report = |lease: &str| TaskClaim { exit_code: Some(0), ..claim(lease) };
+    let is_refused = |result| matches!(result, Err(StoreError::NotHeld { .. } | StoreError::Claimed { .. }));
+    f.store.take_next("q", None, 2).await.unwrap().unwrap();
+    f.store.claim(&claim("lost"), 3).await.unwrap();
+    f.store.set_status("a", TaskStatus::InProgress, &at(4)).await.unwrap();
+    f.store.enqueue("a", "q", &Change { force: true, ..at(5) }).await.unwrap();
+    assert!(is_refused(f.store.claim(&report("lost"), 6).await), "it waits");
+    f.store.take_next("q", None, 7).await.unwrap().unwrap();
+    assert!(is_refused(f.store.claim(&report("lost"), 8).await), "it is taken");
+    f.store.claim(&claim("new"), 9).await.unwrap();
+    assert!(is_refused(f.store.claim(&report("lost"), 10).await), "it is claimed");
+    assert_eq!(f.store.task("a").await.unwrap().exit_code, None);
+    f.store.claim(&report("new"), 11).await.unwrap();
+}
+
 #[tokio::test]
 async fn a_task_waits_in_one_place_or_in_none() {
     let f = open().await;

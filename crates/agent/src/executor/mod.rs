@@ -4,12 +4,13 @@
 mod launch;
 mod run;
 mod scan;
+mod sentry;
 mod stop_requests;
 
 use std::sync::Arc;
 
 use cantle_model::LeaseId;
-use cantle_node::{NodeError, Watchdog};
+use cantle_node::{Finding, NodeError};
 use cantle_runtime::{Exit, RunningTask, TaskDirectory};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -21,6 +22,7 @@ use crate::environment::Environment;
 use crate::task_record::Stop;
 use launch::Launch;
 use run::Run;
+use sentry::Sentry;
 
 pub use stop_requests::AbortCommand;
 
@@ -30,6 +32,8 @@ pub(crate) enum Update {
     Started(Box<Result<RunningTask, NodeError>>),
     /// What was run before the task is stopped has ended, this way.
     PreStopEnded(String),
+    /// The watchdog has found something out.
+    Found(Finding),
     /// The task and all processes it left behind are gone.
     Ended(Exit),
 }
@@ -58,15 +62,16 @@ pub(crate) struct Executor {
     tasks: Tasks<Run>,
     updates: mpsc::UnboundedReceiver<(LeaseId, Update)>,
     sender: UpdateSender,
-    watchdog: Watchdog,
-    /// When the driver was asked last.
-    scanned_at: Option<Instant>,
+    sentry: Sentry,
+    /// When the GPUs were last described for the metrics.
+    described_at: Option<Instant>,
 }
 
 impl Executor {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
-        Self { tasks: Tasks::default(), updates, sender, watchdog: Watchdog::default(), scanned_at: None }
+        let sentry = Sentry::start(env, sender.clone());
+        Self { tasks: Tasks::default(), updates, sender, sentry, described_at: None }
     }
 
     /// Takes a task over from the claims.
@@ -85,6 +90,7 @@ impl Executor {
             }
             Handover::Adopt { entry, running } => {
                 let lease = entry.job.lease.clone();
+                self.sentry.add(lease.clone(), running.stopper());
                 self.tasks.insert(lease, Run::adopted(env, entry, *running, &self.sender));
                 None
             }
@@ -116,6 +122,7 @@ impl Executor {
         match update {
             Update::Started(started) => match *started {
                 Ok(running) => {
+                    self.sentry.add(lease.clone(), running.stopper());
                     found.get_mut().started(env, running, &self.sender);
                     None
                 }
@@ -128,7 +135,14 @@ impl Executor {
                 found.get_mut().pre_stop_ended(env, &how);
                 None
             }
-            Update::Ended(exit) => Some(Departure::Ended(found.remove().ended(env, exit))),
+            Update::Found(finding) => {
+                found.get_mut().found(env, finding);
+                None
+            }
+            Update::Ended(exit) => {
+                self.sentry.remove(lease);
+                Some(Departure::Ended(found.remove().ended(env, exit)))
+            }
         }
     }
 

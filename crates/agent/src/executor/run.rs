@@ -76,7 +76,8 @@ impl Run {
         let lease = self.entry.job.lease.clone();
         self.refusals = Refusals::of(&env.node.slice_dir(&lease));
         self.since = Instant::now();
-        let (leader, enforcement) = (running.leader(), running.backend().enforcement());
+        let (leader, enforcement, cgroup) =
+            (running.leader(), running.backend().enforcement(), running.cgroup());
         let enforced = enforced_by(running.backend());
         self.watch(running, sender);
         let name = &self.entry.job.name;
@@ -85,6 +86,7 @@ impl Run {
                 lease.name.clone_from(name);
                 lease.leader = Some(leader);
                 lease.enforcement = enforcement;
+                lease.cgroup = cgroup;
                 locked.put(&lease).map(|()| lease.slices)
             }
             None => Err(NodeError::LeaseGone(lease.clone())),
@@ -113,6 +115,11 @@ impl Run {
     /// Is it running, with nobody stopping it?
     pub(super) const fn is_running_unstopped(&self) -> bool {
         self.stopper.is_some() && self.entry.stop.is_none()
+    }
+
+    /// Is it being stopped because of what it took?
+    pub(super) const fn is_enforced(&self) -> bool {
+        matches!(self.entry.stop, Some(Stop::Enforced(_)))
     }
 
     /// Only if it has processes already.

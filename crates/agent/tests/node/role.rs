@@ -10,7 +10,7 @@ use cantle_clearml::Credentials;
 use cantle_driver::Installation;
 use cantle_model::{ComputeRequest, GpuList, GpuRequest, QueueSpec};
 use cantle_node::{Command, RunRequest, run_here};
-use cantle_runtime::BackendChoice;
+use cantle_runtime::{BackendChoice, Privileges};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
@@ -45,6 +45,7 @@ pub(crate) fn run(args: &[OsString]) -> ExitCode {
         installation: source(place),
         lib_dir: place.join("lib"),
         backend: BackendChoice::Auto,
+        privileges: Privileges::default(),
         image: None,
     };
     let ran = async_runtime().block_on(run_here(request, &|line| eprintln!("cantle: {line}")));

@@ -6,14 +6,14 @@ use std::time::Duration;
 use cantle_driver::Installation;
 use cantle_model::{ComputeRequest, GpuList, GpuRequest, Isolation};
 use cantle_node::{Command, Docker, RunRequest, run_docker, run_here};
-use cantle_runtime::{BackendChoice, DockerRun, inside_slice};
+use cantle_runtime::{BackendChoice, DockerRun, Privileges, inside_slice};
 
 use clap::Args;
 
 use crate::containers::{ImageArgs, SocketArgs};
 use crate::context::{CommandResult, Context, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
-use crate::shared_args::{ComputeArgs, GpuAmount, values};
+use crate::shared_args::{ComputeArgs, GpuAmount, PrivilegeArgs, values};
 
 /// `cantle run`
 #[derive(Args, Debug)]
@@ -28,6 +28,8 @@ pub(crate) struct RunArgs {
     /// Seconds to wait for capacity [default: fail immediately]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+    #[command(flatten)]
+    privileges: PrivilegeArgs,
     #[command(flatten)]
     image: ImageArgs,
     #[command(flatten)]
@@ -60,6 +62,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         }
         None => None,
     };
+    args.privileges.check(image.is_some())?;
     let (request, gpus) = args.amount.request_and_gpus()?;
     let request = RunRequest {
         request,
@@ -71,6 +74,7 @@ pub(crate) fn run(context: &Context, args: RunArgs) -> CommandResult {
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
+        privileges: args.privileges.privileges(),
         image,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
@@ -91,6 +95,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResul
         installation: Installation::of_this_machine(),
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
+        privileges: Privileges::default(),
         image: None,
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));

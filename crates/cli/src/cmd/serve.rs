@@ -16,7 +16,7 @@ use crate::containers::EngineArgs;
 use crate::context::Context;
 use crate::error::{CliError, ErrorKind, as_kind};
 use crate::host::host_name;
-use crate::shared_args::values;
+use crate::shared_args::{PrivilegeArgs, values};
 
 /// Which queues and GPUs an agent serves.
 #[derive(Args, Debug, Clone)]
@@ -44,6 +44,8 @@ pub(super) struct ServeArgs {
     /// What happens to a task that takes more than its slice: warn or kill
     #[arg(long, value_name = "POLICY", value_parser = values::watchdog, default_value = "kill")]
     watchdog: Watch,
+    #[command(flatten)]
+    privileges: PrivilegeArgs,
     /// Seconds between two polls of the queues
     #[arg(long, value_name = "SECONDS", env = "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC", default_value_t = 0.5)]
     polling_interval: f64,
@@ -135,8 +137,10 @@ pub(super) fn agent_config(
     config.state_dir = context.dirs.state.join("agent");
     config.program = std::env::current_exe().map_err(as_kind(ErrorKind::Failed))?;
     config.watch = serve.watchdog;
+    config.privileges = serve.privileges.privileges();
     config.poll = Duration::from_secs_f64(seconds);
     config.docker = serve.engine.resolve()?;
+    serve.privileges.check(config.docker.is_some())?;
     config.metrics_listen.clone_from(&serve.metrics_listen);
     config.keep_tasks = serve.keep_tasks;
     Ok(config)

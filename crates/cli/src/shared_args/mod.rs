@@ -2,7 +2,9 @@
 
 mod compute;
 mod gpu_amount;
+mod privileges;
 pub(crate) mod values;
 
 pub(crate) use compute::ComputeArgs;
 pub(crate) use gpu_amount::GpuAmount;
+pub(crate) use privileges::PrivilegeArgs;

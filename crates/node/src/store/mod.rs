@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use cantle_driver::Installation;
 use cantle_model::{Lease, LeaseId};
 
+use cantle_runtime::Cgroup;
 use cantle_runtime::files::{self, Durability};
 pub use claim::{GpuClaim, agents};
 
@@ -73,18 +74,25 @@ impl NodeStore {
     /// If the directory can't be made, or belongs to somebody else.
     pub fn open(dir: &Path) -> Result<Self, NodeError> {
         let node = Self { dir: dir.to_owned() };
+        // What is there already, before anything is done to it, and what was made since.
+        node.is_ours()?;
         make_dir(&node.dir, OPEN)?;
-        // Where everybody may write, somebody else could have made it first, and would decide who gets what.
-        let owner = fs::metadata(dir).map_err(|e| NodeError::file(dir, e))?.uid();
-        if owner != own_uid() {
-            return Err(NodeError::NotOurs { dir: dir.to_owned(), owner });
-        }
+        node.is_ours()?;
         // So that nothing of a former boot is taken for current, also by those who only read. Under the lock, because the first one
         // after a restart of the machine empties all parts.
         let locked = node.lock()?;
         node.make_dirs()?;
         drop(locked);
         Ok(node)
+    }
+
+    /// Where everybody may write, somebody else could have made the store first, and would decide who gets what. Or it could be a link to
+    /// another directory of ours, which would be emptied. Nobody but us can change what is in a directory of ours, so it is safe to
+    /// go by these names once they are checked.
+    fn is_ours(&self) -> Result<(), NodeError> {
+        let parent = self.dir.parent().filter(|_| self.is_shared()).map(Path::to_owned);
+        let dirs = parent.into_iter().chain([self.dir.clone()]).chain(PARTS.map(|part| self.dir.join(part)));
+        dirs.into_iter().try_for_each(|dir| is_ours(&dir))
     }
 
     /// Where the store is.
@@ -216,17 +224,35 @@ impl Locked<'_> {
     /// Names what could not be removed.
     pub fn retire(&self, lease: &Lease) -> Result<(), NodeError> {
         sweep::close(&self.node.slice_dir(&lease.id), lease);
-        self.free(&lease.id)
+        self.free(lease)
     }
 
     /// Removes first the accounting region of a lease, then the lease itself, so that no region is left without a lease.
     ///
     /// # Errors
     /// Names what could not be removed.
-    fn free(&self, id: &LeaseId) -> Result<(), NodeError> {
-        files::remove(&self.node.slice_dir(id))?;
-        Ok(files::remove(&self.node.lease_path(id))?)
+    fn free(&self, lease: &Lease) -> Result<(), NodeError> {
+        files::remove(&self.node.slice_dir(&lease.id))?;
+        if let Some(cgroup) = &lease.cgroup {
+            Cgroup::at(cgroup).remove();
+        }
+        Ok(files::remove(&self.node.lease_path(&lease.id))?)
     }
+}
+
+/// Is what is there a directory of this user, and no link to one?
+fn is_ours(dir: &Path) -> Result<(), NodeError> {
+    let meta = match fs::symlink_metadata(dir) {
+        Err(why) if why.kind() == io::ErrorKind::NotFound => return Ok(()),
+        meta => meta.map_err(|e| NodeError::file(dir, e))?,
+    };
+    if meta.uid() != own_uid() {
+        return Err(NodeError::NotOurs { dir: dir.to_owned(), owner: meta.uid() });
+    }
+    if !meta.is_dir() {
+        return Err(NodeError::file(dir, io::Error::other("it is not a directory, or a link to one")));
+    }
+    Ok(())
 }
 
 /// Makes a directory with this mode, whatever the umask; one that exists gets the mode too.

@@ -44,8 +44,14 @@ pub(super) fn own_store() -> PathBuf {
 
 impl NodeStore {
     /// Is this one of the stores by which the users of this machine share its GPUs?
-    fn is_shared(&self) -> bool {
+    pub(super) fn is_shared(&self) -> bool {
         self.dir == own_store()
+    }
+
+    /// The stores of all users of this machine, this one among them.
+    pub(crate) fn all_stores(&self) -> Vec<PathBuf> {
+        let others = stores().into_iter().map(|(_, dir)| dir).filter(|dir| *dir != self.dir);
+        std::iter::once(self.dir.clone()).chain(others).collect()
     }
 
     /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: nobody

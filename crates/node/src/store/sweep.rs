@@ -33,7 +33,7 @@ impl Locked<'_> {
                     close(&self.node.slice_dir(&lease.id), &lease);
                     unreadable::set_aside(&self.node.lease_path(&lease.id))?;
                 }
-                self.free(&lease.id)?;
+                self.free(&lease)?;
             }
         }
         Ok(active)

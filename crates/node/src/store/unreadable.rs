@@ -73,6 +73,7 @@ fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
         kept: false,
         enforcement: None,
         compute: None,
+        cgroup: None,
     }
 }
 

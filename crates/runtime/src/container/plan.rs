@@ -208,6 +208,8 @@ mod tests {
                     nvml: library("libnvidia-ml.so.550"),
                 },
                 backend: crate::BackendChoice::Auto,
+                hidden: Vec::new(),
+                privileges: crate::Privileges::Own,
             },
         }
     }

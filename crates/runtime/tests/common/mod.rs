@@ -19,7 +19,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cantle_model::{GpuUuid, LeaseId, Milli, Slice};
 use cantle_runtime::{
-    BackendChoice, Confinement, ContainerOutput, DriverLibraries, DriverLibrary, TaskDirectory, TaskSpec,
+    BackendChoice, Confinement, ContainerOutput, DriverLibraries, DriverLibrary, Privileges, TaskDirectory,
+    TaskSpec,
 };
 use tempfile::TempDir;
 
@@ -106,6 +107,8 @@ impl Bench {
                     nvml: library("real/libnvidia-ml.so.550", &nvml),
                 },
                 backend: BackendChoice::Auto,
+                hidden: Vec::new(),
+                privileges: Privileges::Own,
             },
         }
     }

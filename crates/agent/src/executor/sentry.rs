@@ -1,0 +1,60 @@
+//! The watchdog of an agent. It has a thread of its own, which neither the server nor a slow disk holds up, and ends a task itself;
+//! the executor hears of it and reports it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread;
+
+use cantle_model::LeaseId;
+use cantle_node::{Finding, LOOK_INTERVAL, Watch, Watchdog};
+use cantle_runtime::Stopper;
+use tokio::time::Instant;
+
+use super::{Update, UpdateSender};
+use crate::environment::Environment;
+
+type Watched = Mutex<BTreeMap<LeaseId, Stopper>>;
+
+/// The tasks that are watched. The thread ends with this value.
+pub(super) struct Sentry(Arc<Watched>);
+
+impl Sentry {
+    /// Begins to watch; findings go to `sender`.
+    pub(super) fn start(env: &Arc<Environment>, sender: UpdateSender) -> Self {
+        let watched = Arc::new(Watched::default());
+        let (env, known) = (Arc::clone(env), Arc::downgrade(&watched));
+        thread::spawn(move || watch(&env, &known, &sender));
+        Self(watched)
+    }
+
+    pub(super) fn add(&self, lease: LeaseId, stopper: Stopper) {
+        lock(&self.0).insert(lease, stopper);
+    }
+
+    pub(super) fn remove(&self, lease: &LeaseId) {
+        lock(&self.0).remove(lease);
+    }
+}
+
+fn lock(watched: &Watched) -> MutexGuard<'_, BTreeMap<LeaseId, Stopper>> {
+    watched.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
+    let mut watchdog = Watchdog::default();
+    while let Some(known) = watched.upgrade() {
+        let known = lock(&known).clone();
+        let ours = |lease: &LeaseId| known.contains_key(lease);
+        for (lease, finding) in watchdog.scan(env.driver.as_ref(), &env.node, &env.gpus, ours, Instant::now())
+        {
+            let is_to_end = matches!(finding, Finding::Guilty(_)) && env.config.watch == Watch::Kill;
+            let stopper = known.get(&lease).filter(|_| is_to_end);
+            // First, so that the reason is known when the end is.
+            let _ = sender.send((lease, Update::Found(finding)));
+            if let Some(stopper) = stopper {
+                stopper.kill_now();
+            }
+        }
+        thread::sleep(LOOK_INTERVAL);
+    }
+}

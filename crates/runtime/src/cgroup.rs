@@ -1,0 +1,275 @@
+//! A control group of one task: the kernel's own word for whose process it is.
+//!
+//! A process can change its parent, its root directory and what it has mapped. It can't leave its control group: that takes the
+//! right to write to another group, which tasks don't have (`first.rs` makes the hierarchies read-only for them).
+//!
+//! Where groups can be made:
+//!
+//! 1. below the group of this process, if systemd delegated it (`Delegate=yes`) or it belongs to this user;
+//! 2. as root, in `/cantle` of the unified hierarchy (cgroup v2; `/sys/fs/cgroup/unified` on hybrid machines);
+//! 3. as root, in `/cantle` of the `freezer` hierarchy (cgroup v1), which systemd does not manage.
+//!
+//! No controller is switched on, so a group costs nothing and limits nothing. Where no group can be made, the task has the
+//! process that adopts its orphans: see [`crate::processes::Scope`].
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+
+const PARENT: &str = "cantle";
+/// A group can't be removed while the last of its processes is being reaped.
+const REMOVE_RETRIES: u32 = 50;
+const RETRY_INTERVAL: Duration = Duration::from_millis(2);
+
+/// A control group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cgroup {
+    dir: PathBuf,
+}
+
+impl Cgroup {
+    /// A new group called `name`; `None` if this process may make none. One that an earlier task of that name left is taken over,
+    /// empty.
+    pub(crate) fn make(name: &str) -> Option<Self> {
+        let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        hierarchies.iter().flat_map(Hierarchy::parents).find_map(|parent| make_below(&parent, name))
+    }
+
+    /// The group of a container, by its first process: the group that this program is not in itself.
+    #[must_use]
+    pub fn of_container(pid: u32) -> Option<Self> {
+        let (theirs, ours) = (read(&format!("/proc/{pid}/cgroup")), read("/proc/self/cgroup"));
+        let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &theirs);
+        let mut apart = hierarchies.into_iter().filter(|found| {
+            let own = ours.lines().filter_map(|line| line.splitn(3, ':').nth(2));
+            found.own != "/" && own.into_iter().all(|own| !below(own, &found.own))
+        });
+        let found = apart.next()?;
+        Some(Self { dir: found.directory(&found.own) })
+    }
+
+    /// The group of this directory.
+    #[must_use]
+    pub fn at(dir: &Path) -> Self {
+        Self { dir: dir.to_owned() }
+    }
+
+    /// Its directory.
+    #[must_use]
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// What a process writes `0` to in order to become a member.
+    pub(crate) fn door(&self) -> PathBuf {
+        self.dir.join("cgroup.procs")
+    }
+
+    /// The pids of all its processes, those in groups below it too.
+    #[must_use]
+    pub fn members(&self) -> Vec<u32> {
+        let mut found = Vec::new();
+        self.each_directory(&mut |dir| {
+            let procs = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+            found.extend(procs.lines().filter_map(|line| line.parse::<u32>().ok()));
+        });
+        found
+    }
+
+    /// SIGKILL to all that are in it now. Nobody is born meanwhile: the kernel does it in one step, or the group is frozen first.
+    pub fn kill(&self) {
+        // Since Linux 5.14.
+        if fs::write(self.dir.join("cgroup.kill"), "1").is_ok() {
+            return;
+        }
+        self.freeze(true);
+        for pid in self.members() {
+            // Gone in the meantime is what we want.
+            let _ = kill(Pid::from_raw(pid.cast_signed()), Signal::SIGKILL);
+        }
+        self.freeze(false);
+    }
+
+    fn freeze(&self, frozen: bool) {
+        // Version 2, then version 1. A group that can't be frozen is killed in several passes.
+        let _ = fs::write(self.dir.join("cgroup.freeze"), if frozen { "1" } else { "0" })
+            .or_else(|_| fs::write(self.dir.join("freezer.state"), if frozen { "FROZEN" } else { "THAWED" }));
+    }
+
+    /// Removes it; it stays if there are still processes in it.
+    pub fn remove(&self) {
+        for _ in 0..REMOVE_RETRIES {
+            let mut below = Vec::new();
+            self.each_directory(&mut |dir| below.push(dir.to_owned()));
+            let removed = below.iter().rev().map(fs::remove_dir).fold(Ok(()), io::Result::and);
+            match removed {
+                Err(why) if why.kind() == io::ErrorKind::ResourceBusy && self.members().is_empty() => {
+                    std::thread::sleep(RETRY_INTERVAL);
+                }
+                _ => return,
+            }
+        }
+    }
+
+    /// Its own directory and those below, parents first.
+    fn each_directory(&self, visit: &mut impl FnMut(&Path)) {
+        let mut next = vec![self.dir.clone()];
+        while let Some(dir) = next.pop() {
+            visit(&dir);
+            let entries = fs::read_dir(&dir).into_iter().flatten().filter_map(Result::ok);
+            let dirs = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            next.extend(dirs.map(|entry| entry.path()));
+        }
+    }
+}
+
+/// Is the group `path` the group `ancestor` or one below it?
+fn below(path: &str, ancestor: &str) -> bool {
+    path.strip_prefix(ancestor).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// A mounted hierarchy that can hold tasks, and where a process is in it.
+#[derive(Debug, PartialEq, Eq)]
+struct Hierarchy {
+    mount: PathBuf,
+    /// Which group is mounted: `/` but in containers.
+    root: String,
+    /// The group of the process in question.
+    own: String,
+}
+
+impl Hierarchy {
+    /// The unified one, then the freezer's.
+    fn all(mountinfo: &str, cgroups: &str) -> Vec<Self> {
+        let found = |kind: &str, controller: &str| {
+            let mount = mountinfo.lines().find_map(|line| {
+                let (left, right) = line.split_once(" - ")?;
+                let mut right = right.split(' ');
+                let (its_kind, options) = (right.next()?, right.nth(1)?);
+                let fits = its_kind == kind
+                    && (controller.is_empty() || options.split(',').any(|option| option == controller));
+                let mut left = left.split(' ').skip(3);
+                fits.then_some((left.next()?, left.next()?))
+            });
+            let (root, mount) = mount?;
+            let own = cgroups.lines().find_map(|line| {
+                let mut fields = line.splitn(3, ':').skip(1);
+                let controllers = fields.next()?;
+                controllers.split(',').any(|name| name == controller).then(|| fields.next())?
+            });
+            Some(Self { mount: mount.into(), root: root.to_owned(), own: own?.to_owned() })
+        };
+        [found("cgroup2", ""), found("cgroup", "freezer")].into_iter().flatten().collect()
+    }
+
+    fn directory(&self, path: &str) -> PathBuf {
+        let inside = path.strip_prefix(self.root.trim_end_matches('/')).unwrap_or(path);
+        self.mount.join(inside.trim_start_matches('/'))
+    }
+
+    /// Where a group may be made, the best place first.
+    fn parents(&self) -> Vec<PathBuf> {
+        let (own, is_root) = (self.directory(&self.own), own_uid() == 0);
+        let is_own = fs::metadata(&own).is_ok_and(|meta| meta.uid() == own_uid());
+        let below_own = (is_delegated(&own) || !is_root && is_own).then_some(own);
+        below_own.into_iter().chain(is_root.then(|| self.mount.join(PARENT))).collect()
+    }
+}
+
+fn make_below(parent: &Path, name: &str) -> Option<Cgroup> {
+    let dir = parent.join(name);
+    let made = fs::create_dir(parent).or_else(exists).and_then(|()| fs::create_dir(&dir).or_else(exists));
+    let group = Cgroup { dir };
+    let is_ours = made.is_ok() && fs::OpenOptions::new().write(true).open(group.door()).is_ok();
+    (is_ours && group.members().is_empty()).then_some(group)
+}
+
+fn exists(why: io::Error) -> io::Result<()> {
+    if why.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(why) }
+}
+
+/// systemd marks the groups below which others may make their own.
+fn is_delegated(dir: &Path) -> bool {
+    let mut value = [0; 8];
+    ["trusted.delegate", "user.delegate"].iter().any(|name| {
+        rustix::fs::getxattr(dir, *name, &mut value[..]).is_ok_and(|length| value[..length] == *b"1")
+    })
+}
+
+fn own_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command};
+
+    use super::*;
+
+    const HYBRID: &str = "\
+30 29 0:26 / /sys/fs/cgroup/unified rw,nosuid - cgroup2 cgroup2 rw
+31 29 0:27 / /sys/fs/cgroup/freezer rw,nosuid shared:5 - cgroup cgroup rw,freezer
+32 29 0:28 / /sys/fs/cgroup/memory rw,nosuid - cgroup cgroup rw,memory";
+    const CGROUPS: &str = "4:memory:/a\n3:freezer:/b\n0::/system.slice/c.service";
+
+    #[test]
+    fn hierarchies_are_read_from_proc() {
+        let found = Hierarchy::all(HYBRID, CGROUPS);
+        let of = |hierarchy: &Hierarchy| (hierarchy.mount.clone(), hierarchy.own.clone());
+        assert_eq!(
+            found.iter().map(of).collect::<Vec<_>>(),
+            [
+                ("/sys/fs/cgroup/unified".into(), "/system.slice/c.service".to_owned()),
+                ("/sys/fs/cgroup/freezer".into(), "/b".to_owned())
+            ]
+        );
+        assert_eq!(found[0].directory("/x/y"), Path::new("/sys/fs/cgroup/unified/x/y"));
+        let in_container =
+            Hierarchy { root: "/docker/1".to_owned(), ..Hierarchy::all(HYBRID, CGROUPS).remove(0) };
+        assert_eq!(in_container.directory("/docker/1/x"), Path::new("/sys/fs/cgroup/unified/x"));
+        assert_eq!(Hierarchy::all("", CGROUPS), []);
+    }
+
+    #[test]
+    fn a_group_below_is_a_whole_name_below() {
+        assert!(below("/cantle/a", "/cantle/a") && below("/cantle/a/b", "/cantle/a"));
+        assert!(!below("/cantle/ab", "/cantle/a") && !below("/cantle", "/cantle/a"));
+    }
+
+    fn sleeper(group: &Cgroup) -> Child {
+        let script = format!("echo $$ >{}; sleep 600 & exec sleep 600", group.door().display());
+        let child = Command::new("sh").args(["-c", &script]).spawn().unwrap();
+        while group.members().len() < 2 {
+            std::thread::sleep(RETRY_INTERVAL);
+        }
+        child
+    }
+
+    /// On each hierarchy that this machine has: version 2 kills by itself, version 1 by freezing.
+    #[test]
+    fn all_of_a_group_are_killed_and_it_is_removed() {
+        let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
+        for parent in hierarchies.iter().flat_map(Hierarchy::parents) {
+            let Some(group) = make_below(&parent, &format!("test-{}", std::process::id())) else { continue };
+            let mut child = sleeper(&group);
+            assert!(group.members().contains(&child.id()));
+            group.kill();
+            child.wait().unwrap();
+            while !group.members().is_empty() {
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            group.remove();
+            assert!(!group.dir.exists(), "{group:?}");
+        }
+    }
+}

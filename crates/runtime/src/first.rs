@@ -1,0 +1,230 @@
+//! The first process of a task: a small program of cantle's between the supervisor and the task.
+//!
+//! What has to be done from within a task's namespaces, and by a process that is moved, is done here: it enters the task's control
+//! group, gives the namespaces a `/proc` of their own, gives up privileges, and only then starts the task. In its pid namespace it
+//! is process 1, which the kernel protects from all the others: no signal from within ends it, and all orphans become its
+//! children. It ends when none is left, and the kernel ends whoever is left when it does.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::mount::MsFlags;
+use nix::sys::prctl::{set_child_subreaper, set_no_new_privs};
+use nix::sys::signal::SigSet;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::{Pid, close, pipe2};
+use serde::{Deserialize, Serialize};
+
+use crate::cgroup::Cgroup;
+use crate::namespace::{self, NamespaceError, step};
+use crate::{Exit, Privileges, StartError, privileges};
+
+/// The word after [`crate::TASK_INIT_COMMAND`] that makes a program a task's first process.
+pub(crate) const FIRST: &str = "--first";
+
+/// What the first process is to do before it starts the task.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Orders {
+    /// Number of the descriptor that it reports to.
+    report: i32,
+    /// The control group to enter.
+    door: Option<PathBuf>,
+    /// It is in namespaces of its own.
+    pub(crate) is_apart: bool,
+    pub(crate) privileges: Privileges,
+}
+
+/// What it reports, a line each: first [`Report::Started`] or another of the errors, then how the task ended.
+#[derive(Debug, Serialize, Deserialize)]
+enum Report {
+    Started,
+    Ended(Exit),
+    NotFound,
+    NotExecutable { errno: i32 },
+    Namespace { why: String },
+    Setup { what: String, why: String },
+}
+
+/// The supervisor's end of the reports.
+#[derive(Debug)]
+pub(crate) struct Reports(BufReader<File>);
+
+impl Reports {
+    /// The other end, as its number, stays open for the first process.
+    pub(crate) fn pipe() -> io::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = pipe2(OFlag::O_CLOEXEC)?;
+        fcntl(&theirs, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok((Self(BufReader::new(File::from(ours))), theirs))
+    }
+
+    /// Waits until the task is started.
+    pub(crate) fn started(&mut self, program: &str) -> Result<(), StartError> {
+        let program = program.to_owned();
+        match self.next() {
+            Some(Report::Started) => Ok(()),
+            Some(Report::NotFound) => Err(StartError::NotFound(program)),
+            Some(Report::NotExecutable { errno }) => {
+                Err(StartError::NotExecutable { program, why: io::Error::from_raw_os_error(errno) })
+            }
+            Some(Report::Namespace { why }) => Err(StartError::Namespace(why)),
+            Some(Report::Setup { what, why }) => Err(StartError::Setup { what, why }),
+            Some(Report::Ended(_)) | None => {
+                Err(StartError::setup("first process", "it ended without a report"))
+            }
+        }
+    }
+
+    /// Waits until the task has ended; `None` if the first process was killed before it could say how.
+    pub(crate) fn ended(&mut self) -> Option<Exit> {
+        match self.next() {
+            Some(Report::Ended(exit)) => Some(exit),
+            _ => None,
+        }
+    }
+
+    fn next(&mut self) -> Option<Report> {
+        let mut line = String::new();
+        self.0.read_line(&mut line).ok()?;
+        serde_json::from_str(&line).ok()
+    }
+}
+
+impl Orders {
+    pub(crate) fn new(
+        report: &OwnedFd,
+        group: Option<&Cgroup>,
+        is_apart: bool,
+        privileges: Privileges,
+    ) -> Self {
+        Self { report: report.as_raw_fd(), door: group.map(Cgroup::door), is_apart, privileges }
+    }
+
+    /// The program that carries them out and then starts `argv`.
+    pub(crate) fn command(&self, argv: &[OsString]) -> io::Result<Command> {
+        let mut command = Command::new("/proc/self/exe");
+        command.arg(crate::TASK_INIT_COMMAND).arg(FIRST).arg(serde_json::to_string(self)?).args(argv);
+        Ok(command)
+    }
+}
+
+/// The first process's `main`; `args` are those after [`FIRST`].
+pub(crate) fn first_main(args: &[OsString]) -> ExitCode {
+    let [orders, program, args @ ..] = args else { return ExitCode::from(2) };
+    let orders = orders.to_str().and_then(|text| serde_json::from_str::<Orders>(text).ok());
+    let Some(orders) = orders else { return ExitCode::from(2) };
+    let path = format!("/proc/self/fd/{}", orders.report);
+    let Ok(mut report) = OpenOptions::new().write(true).open(path) else { return ExitCode::from(2) };
+    // The task inherits what is open without O_CLOEXEC.
+    let _ = close(orders.report);
+    let started = orders.prepare().and_then(|()| {
+        Command::new(program).args(args).spawn().map_err(|why| match why.kind() {
+            io::ErrorKind::NotFound => Report::NotFound,
+            _ => Report::NotExecutable { errno: why.raw_os_error().unwrap_or(0) },
+        })
+    });
+    // Outside of a pid namespace the terminal's signals are for the task.
+    let _ = SigSet::all().thread_block();
+    match started {
+        Ok(child) => {
+            say(&mut report, &Report::Started);
+            wait_for_all(Pid::from_raw(child.id().cast_signed()), &mut report);
+            ExitCode::SUCCESS
+        }
+        Err(why) => {
+            say(&mut report, &why);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The supervisor may have been killed. The task goes on all the same.
+fn say(report: &mut File, what: &Report) {
+    if let Ok(mut line) = serde_json::to_vec(what) {
+        line.push(b'\n');
+        let _ = report.write_all(&line);
+    }
+}
+
+/// Until no process of the task is left.
+fn wait_for_all(task: Pid, report: &mut File) {
+    loop {
+        match waitpid(None, None) {
+            Ok(WaitStatus::Exited(pid, code)) if pid == task => say(report, &Report::Ended(Exit::Code(code))),
+            Ok(WaitStatus::Signaled(pid, signal, _)) if pid == task => {
+                say(report, &Report::Ended(Exit::Signal(signal as i32)));
+            }
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
+    }
+}
+
+impl Orders {
+    fn prepare(&self) -> Result<(), Report> {
+        let setup = |what: &str| {
+            let what = what.to_owned();
+            move |why: io::Error| Report::Setup { what, why: why.to_string() }
+        };
+        if let Some(door) = &self.door {
+            fs::write(door, "0").map_err(setup("enter the task's control group"))?;
+        }
+        if self.is_apart {
+            let apart = self.close_the_machine();
+            apart.map_err(|why: NamespaceError| Report::Namespace { why: why.to_string() })?;
+            privileges::withhold(self.privileges).map_err(setup("withhold capabilities"))?;
+        }
+        // Process 1 of a pid namespace is that by itself.
+        set_child_subreaper(true).map_err(io::Error::from).map_err(setup("adopt the task's orphans"))?;
+        if self.privileges == Privileges::NoNew {
+            set_no_new_privs().map_err(io::Error::from).map_err(setup("give up new privileges"))?;
+        }
+        Ok(())
+    }
+
+    /// What a task of root could reach beyond its own files and processes.
+    fn close_the_machine(&self) -> Result<(), NamespaceError> {
+        let of_kernel = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        if self.privileges != Privileges::Machine {
+            // Wherever there is one: a service's or a chroot's shows the same processes.
+            let others = mounts
+                .lines()
+                .filter_map(kind_and_place)
+                .filter(|(kind, at)| *kind == "proc" && !at.starts_with("/proc"));
+            for at in std::iter::once("/proc".into()).chain(others.map(|(_, at)| at)) {
+                step(&format!("mount the task's own {}", at.display()), || {
+                    namespace::plain_mount(Some(Path::new("proc")), &at, Some("proc"), of_kernel)
+                })?;
+            }
+            for part in ["sys", "sysrq-trigger", "irq", "bus", "fs"].map(|part| Path::new("/proc").join(part))
+            {
+                if part.exists() {
+                    step(&format!("make {} read-only", part.display()), || {
+                        namespace::plain_mount(Some(&part), &part, None, MsFlags::MS_BIND | MsFlags::MS_REC)?;
+                        namespace::read_only(&part, of_kernel)
+                    })?;
+                }
+            }
+        }
+        // Whoever may write to a group's list of processes may leave his own.
+        for (kind, at) in mounts.lines().filter_map(kind_and_place) {
+            let is_kernels = at.starts_with("/sys") && self.privileges != Privileges::Machine;
+            if is_kernels || matches!(kind, "cgroup" | "cgroup2") {
+                step(&format!("make {} read-only", at.display()), || namespace::read_only(&at, of_kernel))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Of a line of `/proc/self/mountinfo`. The kernel writes blanks in a path as `\040`; such a path is none of the kernel's own.
+fn kind_and_place(line: &str) -> Option<(&str, PathBuf)> {
+    let (left, right) = line.split_once(" - ")?;
+    Some((right.split(' ').next()?, left.split(' ').nth(4)?.into()))
+}

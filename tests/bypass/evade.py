@@ -1,0 +1,217 @@
+"""Tries to have more than its slice: evade.py WAY COPY BYTES [WORD…], with COPY a private copy of the driver's library.
+
+Prints one line as soon as it has the memory ({"granted": BYTES}), or when what it tried was refused ({"prevented": WHY}); stays
+until its input ends.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+CLONE_NEWUSER, CLONE_NEWNS = 0x10000000, 0x00020000
+# The outsider's user.
+USER = 65534
+# Deeper than a search through ancestors goes.
+DEEP = 70
+LIBC = ctypes.CDLL(None, use_errno=True)
+# What the driver needs, for who does not find it later.
+ctypes.CDLL("libgcc_s.so.1")
+way, copy, wanted = sys.argv[1], sys.argv[2], int(sys.argv[3])
+words = sys.argv[4:]
+
+
+def say(**what):
+    print(json.dumps(what), flush=True)
+
+
+def prevented(why):
+    say(prevented=str(why))
+    sys.stdin.read()
+    os._exit(0)
+
+
+def must(status):
+    if status:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def take(library, size):
+    """So much memory, in a context of its own of this library."""
+    cuda = ctypes.CDLL(library)
+    context, pointer = ctypes.c_void_p(), ctypes.c_ulonglong()
+    for status in (
+        cuda.cuInit(0),
+        cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0),
+        cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)),
+    ):
+        if status:
+            prevented(f"CUDA error {status}")
+    return lambda: cuda.cuMemFree_v2(pointer)
+
+
+def hold():
+    take(copy, wanted)
+    say(granted=wanted)
+    # Not for the end of its input: who is orphaned would end with its parents.
+    time.sleep(15)
+    os._exit(0)
+
+
+def deep():
+    """A chain of processes, of which only the last does something."""
+    for _ in range(DEEP):
+        child = os.fork()
+        if child:
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+
+
+def orphan():
+    """Its parent ends before it begins; the one before that stays, because the task ends with its first process."""
+    if os.fork():
+        time.sleep(30)
+        os._exit(0)
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    time.sleep(0.3)
+
+
+def jail():
+    """A root directory in which nothing of cantle's is."""
+    global copy
+    root = os.path.dirname(copy)
+    os.chroot(root)
+    os.chdir("/")
+    copy = "/" + os.path.basename(copy)
+
+
+def own_mounts():
+    """An ordinary user with mounts of his own, which hide what cantle has put there."""
+    must(LIBC.unshare(CLONE_NEWUSER | CLONE_NEWNS))
+    must(LIBC.mount(b"tmpfs", b"/run/cantle", b"tmpfs", 0, None))
+
+
+def outside():
+    """The root directory of the machine, from a process outside or an accomplice."""
+    if words[0] == "proc":
+        # Whoever looks like its user needs no capability to look into a process.
+        LIBC.setfsuid(USER)
+        root = os.open(f"/proc/{words[1]}/root", os.O_RDONLY | os.O_DIRECTORY)
+        LIBC.setfsuid(0)
+        return root
+    with socket.socket(socket.AF_UNIX) as accomplice:
+        accomplice.connect(words[1])
+        _, (root,), _, _ = socket.recv_fds(accomplice, 1, 1)
+    return root
+
+
+def go_outside():
+    os.fchdir(outside())
+    os.chroot(".")
+
+
+def write_limits():
+    """Raises its own limit, wherever it finds the file."""
+    root = outside()
+    path = f"run/cantle/node/slices/{os.environ['CANTLE_SLICE']}/limits"
+    with open(os.open(path, os.O_RDWR, dir_fd=root), "r+b") as limits:
+        before = limits.read()
+        limits.seek(0)
+        # Each figure of as many bytes as the slice has becomes ten times that.
+        size = int(words[2])
+        limits.write(before.replace(size.to_bytes(8, "little"), (10 * size).to_bytes(8, "little")))
+    global copy
+    copy = "libcuda.so.1"
+
+
+def write_neighbour():
+    """Shortens the accounting of another task."""
+    os.truncate(f"/proc/{words[1]}/root/run/cantle/slice/usage", 0)
+    say(granted=0)
+    sys.stdin.read()
+
+
+def bursts():
+    """Never for long."""
+    for number in range(20):
+        give_back = take(copy, wanted)
+        if not number:
+            say(granted=wanted)
+        time.sleep(0.4)
+        give_back()
+        time.sleep(0.4)
+    os._exit(0)
+
+
+def memfd():
+    global copy
+    with open(copy, "rb") as library:
+        descriptor = os.memfd_create("library")
+        os.write(descriptor, library.read())
+    copy = f"/proc/self/fd/{descriptor}"
+
+
+def trace():
+    PTRACE_SEIZE = 0x4206
+    must(LIBC.ptrace(PTRACE_SEIZE, int(words[1]), 0, 0))
+    say(granted=0)
+    sys.stdin.read()
+
+
+def signals():
+    os.kill(int(words[1]), signal.SIGKILL)
+    say(granted=0)
+    sys.stdin.read()
+
+
+def other_cgroup():
+    """Leaves the group that the kernel counts it to."""
+    for line in open("/proc/self/mountinfo"):
+        kind, where = line.split(" - ")[1].split()[0], line.split()[4]
+        if kind in ("cgroup", "cgroup2"):
+            try:
+                with open(os.path.join(where, "cgroup.procs"), "w") as group:
+                    group.write("0")
+            except OSError:
+                pass
+
+
+def umount_all():
+    for line in reversed(open("/proc/self/mountinfo").readlines()):
+        LIBC.umount2(line.split()[4].encode(), 2)
+
+
+STEPS = {
+    "copy": [],
+    "memfd": [memfd],
+    "chroot": [jail],
+    "deep": [deep],
+    "deep_chroot": [deep, jail],
+    "orphan": [orphan],
+    "orphan_chroot": [orphan, jail],
+    "own_mounts": [own_mounts],
+    "own_mounts_deep": [own_mounts, deep],
+    "outside": [go_outside],
+    "outside_deep": [go_outside, deep],
+    "own_limits": [write_limits],
+    "neighbours_usage": [write_neighbour],
+    "bursts": [bursts],
+    "kill_parent": [lambda: os.kill(os.getppid(), signal.SIGKILL)],
+    "stop_parent": [lambda: os.kill(os.getppid(), signal.SIGSTOP)],
+    "signal": [signals],
+    "trace": [trace],
+    "other_cgroup_deep_chroot": [other_cgroup, deep, jail],
+    "umount_deep": [umount_all, deep],
+}
+
+try:
+    for step in STEPS[way]:
+        step()
+except OSError as error:
+    prevented(error)
+hold()
