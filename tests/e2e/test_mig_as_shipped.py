@@ -109,6 +109,11 @@ def test_drivers_that_lack_functions_or_have_others(make_cantle, driver):
     os.kill(process["pid"], signal.SIGKILL)
 
 
+def holds(pid, name):
+    links = pathlib.Path(f"/proc/{pid}/fd").iterdir()
+    return any(os.readlink(link).endswith(name) for link in links)
+
+
 def test_who_keeps_an_instance_in_use_is_named(mig):
     """A monitor holds no memory, only the instance's device node."""
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
@@ -117,10 +122,11 @@ def test_who_keeps_an_instance_in_use_is_named(mig):
     minor = re.search(rf"gpu0/gi{kept['gi']}/ci0/access (\d+)", minors)[1]
     monitor = subprocess.Popen(mig.machine.command("sh", "-c", f"exec sleep 60 < /dev/nvidia-caps/nvidia-cap{minor}"), env=mig.env)
     mig.background.append(monitor)
-    time.sleep(1)
-    faults(mig, "nvmlGpuInstanceDestroy error=19")
+    wait_until(lambda: holds(monitor.pid, f"nvidia-cap{minor}"), 10, "the monitor opens the node")
     failed = mig.cli("run", "--gpus", "1", "--", "true", code=7)
     assert f"process {monitor.pid} (sleep) holds it" in failed.stderr
+    monitor.kill(), monitor.wait()
+    mig.cli("run", "--gpus", "1", "--timeout", "60", "--", "true", timeout=90)
 
 
 def test_a_mode_that_can_not_be_had_now_is_not_left_pending(make_cantle):

@@ -17,6 +17,7 @@ use crate::entry::{Entry, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
 use crate::planner::{History, PlanInputs, Planner, fleet};
+use crate::release::{Ended, NOT_YET, RELEASED, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
 use crate::{AgentConfig, AgentError, setup};
@@ -51,6 +52,28 @@ pub async fn daemon(
     mut stop: watch::Receiver<bool>,
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
+    let mut release = Release::listen()?;
+    let mut ended = serve(config.clone(), &mut stop, &mut release, ready).await?;
+    let mut closed = RELEASED;
+    while ended == Ended::Released && !release.wait(&mut stop, closed).await {
+        (ended, closed) = match serve(config.clone(), &mut stop, &mut release, || ()).await {
+            Ok(ended) => (ended, RELEASED),
+            Err(error) => {
+                tracing::error!(%error, "the GPUs can't be served again yet");
+                (Ended::Released, NOT_YET)
+            }
+        };
+    }
+    Ok(())
+}
+
+/// From the opening of the driver to its end.
+async fn serve(
+    config: AgentConfig,
+    stop: &mut watch::Receiver<bool>,
+    release: &mut Release,
+    ready: impl FnOnce(),
+) -> Result<Ended, AgentError> {
     let mut agent = setup::set_up(config).await?;
     let metrics = match &agent.env.config.metrics_listen {
         Some(listen) => Some(agent.env.meter.serve(listen).await?),
@@ -59,12 +82,13 @@ pub async fn daemon(
     agent.adopt()?;
     agent.claims.remove_leftovers(&agent.env).await?;
     ready();
-    agent.run(&mut stop).await;
+    let ended = agent.run(stop, release).await;
     agent.stop_everything().await;
     if let Some(metrics) = metrics {
         metrics.abort();
     }
-    Ok(agent.claim.release(&agent.env.node)?)
+    agent.claim.release(&agent.env.node)?;
+    Ok(ended)
 }
 
 impl Agent {
@@ -80,13 +104,19 @@ impl Agent {
         }
     }
 
-    async fn run(&mut self, stop: &mut watch::Receiver<bool>) {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>, release: &mut Release) -> Ended {
         let mut poll = interval(self.env.config.poll);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop) => return Ended::Stopped,
+                () = release.asked() => {
+                    if self.own_tasks().leases.is_empty() {
+                        return Ended::Released;
+                    }
+                    tracing::warn!("the driver stays open: tasks run here");
+                }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
                 _ = poll.tick() => {}
             }
@@ -103,7 +133,7 @@ impl Agent {
                     // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
                     // disk, as if we had been killed.
                     let _ = timeout(FINISH_PASS, pass).await;
-                    return;
+                    return Ended::Stopped;
                 }
             }
         }

@@ -36,7 +36,7 @@ pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use exit::Exit;
 pub use privileges::is_withheld;
-pub use processes::{alive, end_now, holder_of, leave_terminal, terminate};
+pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, terminate};
 pub use running::{RunningTask, Stopper};
 pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;

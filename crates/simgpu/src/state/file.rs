@@ -21,7 +21,7 @@ use crate::spec::{self, SpecDevice};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 /// Long enough for the directories of tests and people.
 const HOME_LEN: usize = 512;
 
