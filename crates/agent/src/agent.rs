@@ -17,7 +17,7 @@ use crate::entry::{Entry, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
 use crate::planner::{History, PlanInputs, Planner, fleet};
-use crate::release::{Ended, NOT_YET, RELEASED, Release};
+use crate::release::{Ended, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
 use crate::{AgentConfig, AgentError, setup};
@@ -39,6 +39,8 @@ pub(crate) struct Agent {
     backoff: Backoff,
     /// The GPUs are this agent's.
     claim: GpuClaim,
+    /// The driver's libraries on this machine are no longer those that were opened.
+    driver_replaced: bool,
 }
 
 /// Serves queues until `stop` becomes true or its sender is gone; then stops its tasks as ClearML's agent does and
@@ -54,13 +56,15 @@ pub async fn daemon(
 ) -> Result<(), AgentError> {
     let mut release = Release::listen()?;
     let mut ended = serve(config.clone(), &mut stop, &mut release, ready).await?;
-    let mut closed = RELEASED;
-    while ended == Ended::Released && !release.wait(&mut stop, closed).await {
-        (ended, closed) = match serve(config.clone(), &mut stop, &mut release, || ()).await {
-            Ok(ended) => (ended, RELEASED),
+    while let Some(closed) = ended.closed_for() {
+        if release.wait(&mut stop, closed).await {
+            break;
+        }
+        ended = match serve(config.clone(), &mut stop, &mut release, || ()).await {
+            Ok(ended) => ended,
             Err(error) => {
                 tracing::error!(%error, "the GPUs can't be served again yet");
-                (Ended::Released, NOT_YET)
+                Ended::DriverReplaced
             }
         };
     }
@@ -101,6 +105,7 @@ impl Agent {
             reporter: Reporter::default(),
             backoff: Backoff::default(),
             claim,
+            driver_replaced: false,
         }
     }
 
@@ -119,6 +124,14 @@ impl Agent {
                 }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
                 _ = poll.tick() => {}
+            }
+            if let Some(library) = self.env.launcher.replaced_library() {
+                if self.own_tasks().leases.is_empty() {
+                    let library = library.display();
+                    tracing::warn!(%library, "another driver has been installed: it is opened anew");
+                    return Ended::DriverReplaced;
+                }
+                self.meet_replaced_driver();
             }
             // What happened together is handled together, before anything new is planned.
             while let Some((lease, update)) = self.executor.try_next_update() {
@@ -244,8 +257,20 @@ impl Agent {
         Ok(())
     }
 
+    /// Tasks that run keep the old driver loaded. New ones wait for their end.
+    fn meet_replaced_driver(&mut self) {
+        if !std::mem::replace(&mut self.driver_replaced, true) {
+            tracing::warn!(
+                "another driver has been installed: no task is started until those that run have ended"
+            );
+        }
+    }
+
     /// Starts whatever can start now, and asks to stop tasks for those that could start then.
     async fn start_waiting(&mut self) -> Result<(), WireError> {
+        if self.driver_replaced {
+            return Ok(());
+        }
         let fleet = fleet::read_fleet(&self.env).await?;
         self.executor.handle_evictions(&self.env, &fleet).await?;
         let Some(inputs) = self.planner.read(&self.env, fleet).await? else { return Ok(()) };

@@ -10,9 +10,9 @@ use tokio::time::sleep;
 use crate::AgentError;
 
 /// How long the driver is closed: time for a reset, or for a change of MIG mode.
-pub(crate) const RELEASED: Duration = Duration::from_secs(120);
-/// How long until GPUs that can't be served after that are tried again.
-pub(crate) const NOT_YET: Duration = Duration::from_secs(10);
+const RELEASED: Duration = Duration::from_secs(120);
+/// How long until another driver is opened, and until one that can't be is tried again: its installation may not be complete.
+const REPLACED: Duration = Duration::from_secs(10);
 
 /// Why an agent no longer serves its GPUs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,19 @@ pub(crate) enum Ended {
     Stopped,
     /// On request, for a while.
     Released,
+    /// Another driver has been installed.
+    DriverReplaced,
+}
+
+impl Ended {
+    /// How long the driver is to stay closed; `None` if for good.
+    pub(crate) const fn closed_for(self) -> Option<Duration> {
+        match self {
+            Self::Stopped => None,
+            Self::Released => Some(RELEASED),
+            Self::DriverReplaced => Some(REPLACED),
+        }
+    }
 }
 
 /// Requests to close the driver: SIGUSR1.

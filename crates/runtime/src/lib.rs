@@ -29,8 +29,8 @@ mod task_directory;
 
 pub use attached::start_attached;
 pub use container::{
-    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover,
-    slice_edits,
+    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, DriverCopies, Engine, EngineError, EngineInfo,
+    Leftover, slice_edits,
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
