@@ -10,6 +10,7 @@ pub mod clock;
 mod driver_files;
 mod error;
 mod launch;
+mod loaded;
 mod members;
 pub mod mig;
 mod refusals;
