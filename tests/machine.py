@@ -24,10 +24,14 @@ _driver_files = None
 # Who has opened the device keeps it open until his end: a process of its own, that the machine can go away with its test.
 WITNESS = """
 import ctypes, sys
-ask = ctypes.CDLL(sys.argv[1]).cantle_sim_truth_json
+driver = ctypes.CDLL(sys.argv[1])
+ask = driver.cantle_sim_truth_json
 ask.restype = ctypes.c_ssize_t
 text = ctypes.create_string_buffer(1 << 20)
-for _ in sys.stdin:
+for line in sys.stdin:
+    if line.strip() == "reload":
+        print(driver.cantle_sim_reload(sys.argv[2].encode()), flush=True)
+        continue
     length = ask(sys.argv[2].encode(), text, ctypes.c_size_t(len(text)))
     assert 0 < length < len(text), length
     print(text.value.decode(), flush=True)
@@ -52,12 +56,15 @@ class Witness:
         self._child, self._asking = None, threading.Lock()
 
     def truth(self):
+        return self.ask()["gpus"]
+
+    def ask(self, line=""):
         with self._asking:
             if self._child is None:
                 command = [sys.executable, "-c", WITNESS, str(DIST / "lib/cantle/sim/libcuda.so.1"), str(self.outside)]
                 self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            print(file=self._child.stdin, flush=True)
-            return json.loads(self._child.stdout.readline())["gpus"]
+            print(line, file=self._child.stdin, flush=True)
+            return json.loads(self._child.stdout.readline())
 
     def end(self):
         if self._child is not None:
@@ -104,6 +111,10 @@ class Machine:
     def truth(self):
         """What the driver itself holds of each GPU, asked outside of any slice and without anything of cantle's."""
         return self._witness.truth()
+
+    def reload(self):
+        """The driver is loaded again; False if a process uses it."""
+        return self._witness.ask("reload") == 0
 
     def used(self, gpu=0):
         """Bytes that the driver has given out of one GPU."""

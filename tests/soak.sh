@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
-# The long forms of the crash tests, and the fuzzer: more than an hour. `make test` runs the same tests in their short form.
+# The long forms of the crash tests, and the fuzzer: some hours. `make test` runs the same tests in their short form.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export CANTLE_STRESS_KILLS="${CANTLE_STRESS_KILLS:-10000}"
 cargo test --release --locked -p cantle-ledger --test processes
 PROPTEST_CASES=100000 cargo test --release --locked -p cantle-ledger --test hostile
 fuzz/run.sh "${CANTLE_FUZZ_SECONDS:-600}"
-CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-node --lib mig:: -- --nocapture
+CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -p cantle-node --lib mig::tests::tasks_come -- --nocapture
+# Each MIG call is a process here, as in production: some hours.
+CANTLE_STRESS_MIG_PROCESSES="${CANTLE_STRESS_MIG_PROCESSES:-100000}" \
+    cargo test --release --locked -p cantle-node --lib mig::tests::nor_do -- --nocapture
 CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
 CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py

@@ -14,8 +14,11 @@ dockerd_pid() { cat "$dir/docker.pid" 2>/dev/null || echo 0; }
 begin() {
     mkdir -p "$dir"
     # No bridge and no firewall rules: the tests need no network, and the machine's stays as it is.
+    # $CANTLE_TEST_RUNTIME: the default runtime, called nvidia.
+    # shellcheck disable=SC2086  # words, or none
     setsid dockerd --host "unix://$dir/docker.sock" --data-root "$dir/data" --exec-root "$dir/exec" \
         --pidfile "$dir/docker.pid" --bridge none --iptables=false --ip6tables=false --live-restore \
+        ${CANTLE_TEST_RUNTIME:+--add-runtime nvidia=$CANTLE_TEST_RUNTIME --default-runtime nvidia} \
         >>"$dir/dockerd.log" 2>&1 </dev/null &
     for _ in $(seq 300); do
         if docker --host "unix://$dir/docker.sock" version >/dev/null 2>&1; then return 0; fi

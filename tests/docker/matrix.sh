@@ -4,11 +4,14 @@
 #   docker-v2     Debian's Docker and Podman on cgroup v2
 #   moby          Docker 28, which gets slices as CDI devices; the machine's cgroups
 #   moby-v2       the same on cgroup v2
+#   nvidia-legacy Debian's Docker with NVIDIA's container runtime as its default, in legacy mode
+#   nvidia-cdi    the same in CDI mode
 #   rootless      rootless Docker and rootless Podman of an ordinary user; the machine's cgroups
 #   rootless-v2   the same on cgroup v2
 #   rootless-moby rootless Docker 28
 #
-# A cell that can't be run here says why and counts as skipped.
+# A cell that can't be run here says why and counts as skipped. With $CANTLE_TEST_RECORD the results go into the table of
+# docs/containers.md.
 set -eu
 cd "$(dirname "$0")/../.."
 has() { command -v "$1" >/dev/null; }
@@ -30,9 +33,16 @@ inside() {
         ;;
     *)
         trap 'tests/docker/podman.sh stop "$dir/podman"; tests/docker/engine.sh stop "$dir"; rm -rf "$dir"' EXIT
+        tests=tests/docker/test_ways.py
+        case $1 in
+        nvidia-*)
+            runtime=$(tests/docker/nvidia_runtime.sh "$dir/nvidia" "${1#nvidia-}")
+            export CANTLE_TEST_RUNTIME="$runtime"
+            tests="$tests tests/docker/test_toolkit.py"
+            ;;
+        esac
         tests/docker/engine.sh start "$dir"
         export CANTLE_TEST_ENGINE="$dir"
-        tests=tests/docker/test_ways.py
         if [ "$1" = docker-v2 ] && has podman; then
             tests/docker/podman.sh start "$dir/podman"
             export CANTLE_TEST_PODMAN="$dir/podman"
@@ -47,7 +57,7 @@ inside() {
 cell() {
     echo "==> docker: $1"
     case $1 in
-    docker-v2 | moby | moby-v2 | rootless | rootless-v2 | rootless-moby) ;;
+    docker-v2 | moby | moby-v2 | nvidia-legacy | nvidia-cdi | rootless | rootless-v2 | rootless-moby) ;;
     *)
         echo "matrix.sh: there is no cell \"$1\"" >&2
         return 2
@@ -61,6 +71,9 @@ cell() {
             return 77
         }
         ;;
+    esac
+    case $1 in
+    nvidia-*) tests/docker/toolkit.sh >/dev/null || return $? ;;
     esac
     path=$PATH cdi=
     case $1 in
@@ -89,17 +102,22 @@ if [ "$(id -u)" != 0 ]; then
     echo "skipped: container engines of the tests' own need root"
     exit 77
 fi
-[ $# != 0 ] || set -- docker-v2 moby moby-v2 rootless rootless-v2 rootless-moby
+[ $# != 0 ] || set -- docker-v2 moby moby-v2 nvidia-legacy nvidia-cdi rootless rootless-v2 rootless-moby
 tests/rootfs.sh >/dev/null
 tests/setup-venv.sh
 failed=
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 for name in "$@"; do
     code=0
-    cell "$name" || code=$?
+    cell "$name" >"$log" 2>&1 || code=$?
+    cat "$log"
+    [ -z "${CANTLE_TEST_RECORD:-}" ] || tests/docker/modes.py record "$name" "$code" "$log"
     case $code in
     0) ;;
     77) echo "0 passed, 0 failed, 1 skipped" ;;
     *) failed="$failed $name" ;;
     esac
 done
+[ -z "${CANTLE_TEST_RECORD:-}" ] || tests/docker/modes.py write
 [ -z "$failed" ] || { echo "failed:$failed" >&2; exit 1; }

@@ -27,7 +27,7 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
     cargo build --workspace --locked --example start
     # Three for the documented example; one whose instances are asked for.
     tests/docker/on_machine.sh 3xA100-40GB,1xA100-40GB:mig tests/docker/run.sh "$@"
-    cells="docker-v2"
+    cells="docker-v2 nvidia-legacy nvidia-cdi"
     if [ "${CANTLE_TEST_MOBY:-}" = 1 ] || [ -d "${CANTLE_TEST_CACHE:-.cache/docker}/moby-28.5.2" ]; then
         cells="$cells moby moby-v2"
     else

@@ -62,3 +62,26 @@ def test_a_copy_where_nobody_looks_for_it_does_not_start(cantle, engine, image):
     run = cantle.cli("run", "--gpu", "0.5", "--image", image("odd"), *TOOLS, "--", "sh", "-c", "sleep 5; exec python3 /tools/fill.py", code=125)
     assert "/opt/odd/libcuda.so.1" in run.stderr and "where no limit holds" in run.stderr, run.stderr
     assert run.stdout == "" and cantle.used() == [0]
+
+
+def docker_run(cantle, image, *command, code=0):
+    """As stock ClearML agents start their containers."""
+    line = ["docker", "run", "--rm", "--network", "none", "--gpus", "device=0", *TOOLS, image, *command]
+    return cantle.cli("docker-run", "--gpu", "0.5", "--", *line, code=code)
+
+
+@pytest.mark.parametrize(("name", "command"), [("plain", FILL), ("conf", FILL), ("env", FILL), ("plain", EXPORT)])
+def test_a_command_line_of_dockers_covers_copies_too(cantle, engine, image, name, command):
+    assert alone(engine, image(name), *command) > 39 * 1024, "negative control"
+    for _ in range(2):  # the second one remembers what the image has
+        run = docker_run(cantle, image(name), *command)
+        taken, code, shown = map(int, run.stdout.split())
+        assert 19 * 1024 < taken < 20480 and (code, shown) == (2, 20480), (run.stdout, run.stderr)
+        assert f"{COMPAT}/libcuda.so.570.1" in run.stderr
+    assert engine.containers() == [], "what was made to look at the image is gone"
+
+
+def test_a_command_line_with_a_copy_where_nobody_looks_for_it_is_ended(cantle, engine, image):
+    run = docker_run(cantle, image("odd"), "sh", "-c", "sleep 5; exec python3 /tools/fill.py", code=None)
+    assert run.returncode != 0 and "/opt/odd/libcuda.so.1" in run.stderr and "where no limit holds" in run.stderr, run.stderr
+    assert run.stdout == "" and cantle.used() == [0] and engine.containers() == []

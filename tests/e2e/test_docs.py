@@ -1,5 +1,6 @@
 """The documentation holds together: links lead somewhere, to the very heading; the site has every page."""
 
+import importlib.util
 import re
 from pathlib import Path
 
@@ -63,3 +64,11 @@ def test_the_site_has_every_page_once():
     assert sorted(set(listed)) == sorted(listed)
     missing = {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} - set(listed) - {"SUMMARY.md"}
     assert missing == set()
+
+
+def test_the_table_of_container_modes_is_what_the_suite_found():
+    spec = importlib.util.spec_from_file_location("modes", ROOT / "tests/docker/modes.py")
+    modes = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(modes)
+    page = modes.PAGE.read_text()
+    assert page == modes.page_with(page, modes.results()), "tests/docker/modes.py write"

@@ -81,6 +81,11 @@ class Machine:
         assert 0 < length < len(buffer)
         return json.loads(buffer.value)["gpus"]
 
+    def reload(self):
+        """The driver is loaded again, unless a process uses it."""
+        library = ctypes.CDLL(str(LIB / "libcuda.so.1"))
+        return library.cantle_sim_reload(self.env["CANTLE_SIM_DIR"].encode()) == 0
+
     def used(self, gpu=0):
         return self.truth()[gpu]["used_bytes"]
 

@@ -110,3 +110,106 @@ def test_placements_are_told_outside_of_mig_mode_too(machine):
         show([code, count.value])
     """
     assert json.loads(run(machine, script)) == [0, 7]
+
+
+OPENED = """
+    import subprocess
+    uuid = make(19, 0, 1)
+    g, c = instance(uuid)
+    number = n.nvmlGpuInstanceGetInfo(g).id
+    minors = dict(line.split() for line in open(f"{sim}/proc/driver/nvidia-caps/mig-minors"))
+    node = f"{sim}/dev/nvidia-caps/nvidia-cap" + minors[f"gpu0/gi{number}/ci0/access"]
+    monitor = subprocess.Popen(["sleep", "60"], stdin=open(node))
+    opened = code(destroy, uuid)
+    monitor.kill(), monitor.wait()
+    show([opened, code(destroy, uuid) if opened else None])
+"""
+
+
+@pytest.mark.gpus("1xA100-40GB:mig")
+@pytest.mark.parametrize("counted", [1, 0])
+def test_who_has_a_capability_open_keeps_the_instance(machine, counted):
+    run(machine, "show(0)")
+    model(machine, f"open_capability={counted}")
+    script = f"\n    sim = {str(machine.folder / 'sim')!r}" + OPENED
+    assert json.loads(run(machine, script)) == ([19, 0] if counted else [0, None])
+
+
+@pytest.mark.gpus("2xA100-40GB:mig")
+@pytest.mark.parametrize("own", [1, 0])
+def test_each_gpu_numbers_its_instances_in_its_own_way(machine, own):
+    run(machine, "show(0)")
+    model(machine, f"ids_by_gpu={own}")
+    script = "show([n.nvmlGpuInstanceGetInfo(instance(make(9, 4, 4, i=i))[0]).id for i in (0, 1)])"
+    assert json.loads(run(machine, script)) == ([2, 1] if own else [2, 2])
+
+
+@pytest.mark.gpus("1xA100-40GB:mig")
+@pytest.mark.parametrize("by_pipe", [1, 0])
+def test_a_neighbour_changes_the_name_of_a_place(machine, by_pipe):
+    run(machine, "show(0)")
+    model(machine, f"uuid_by_pipe={by_pipe}")
+    alone, again, beside = json.loads(run(machine, """
+        alone = make(19, 0, 1); destroy(alone)
+        again = make(19, 0, 1); destroy(again)
+        make(19, 6, 1)
+        show([alone, again, make(19, 0, 1)])
+    """))
+    assert alone == again and (alone != beside) == bool(by_pipe)
+
+
+SET_MODE = """
+    activation = ctypes.c_int()
+    code = n._nvmlGetFunctionPointer("nvmlDeviceSetMigMode")(gpu({gpu}), 1, ctypes.byref(activation))
+    show([code, activation.value, n.nvmlDeviceGetMigMode(gpu({gpu}))])
+"""
+
+
+@pytest.mark.gpus("1xA100-40GB,1xH100-80GB")
+@pytest.mark.parametrize(("row", "ampere"), [("ampere_reset=1", [0, 19, [0, 1]]), ("ampere_reset=0", [0, 0, [1, 1]]), ("no_reset=1", [0, 16, [0, 1]])])
+def test_before_hopper_a_mode_needs_a_reset(machine, row, ampere):
+    """Another process has NVML open, as every monitor has."""
+    run(machine, "show(0)")
+    model(machine, row)
+    open_elsewhere = "\n    import subprocess, sys\n    subprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
+    for gpu, expected in ((0, ampere), (1, [0, 0, [1, 1]])):
+        child = PRELUDE + textwrap.dedent(SET_MODE.replace("{gpu}", str(gpu)))
+        script = PRELUDE + textwrap.dedent(open_elsewhere)
+        assert json.loads(machine.run(sys.executable, "-c", script, child)) == expected
+
+
+@pytest.mark.gpus("1xA100-40GB")
+def test_alone_an_ampere_changes_its_mode_at_once(machine):
+    assert json.loads(run(machine, SET_MODE.replace("{gpu}", "0"))) == [0, 0, [1, 1]]
+
+
+@pytest.mark.gpus("1xA100-40GB:mig")
+def test_a_driver_that_is_loaded_again(machine):
+    """Instances are gone; the mode that was pending is the mode."""
+    script = "make(9, 0, 4); n.nvmlDeviceSetMigMode(gpu(), 0); show(n.nvmlDeviceGetMigMode(gpu()))"
+    assert json.loads(run(machine, script)) == [1, 0]
+    assert machine.reload()
+    assert machine.truth()[0]["mig"] == []
+    assert json.loads(run(machine, "show(n.nvmlDeviceGetMigMode(gpu()))")) == [0, 0]
+
+
+@pytest.mark.gpus("1xA100-40GB")
+def test_a_driver_in_use_is_not_loaded_again(machine):
+    holder = machine.client()
+    assert holder("context()") == 0
+    assert not machine.reload()
+    holder.kill()
+    assert machine.reload()
+
+
+@pytest.mark.gpus("1xA100-40GB")
+@pytest.mark.parametrize("mps", [1, 0])
+def test_clients_of_mps_have_a_list_of_their_own(machine, mps):
+    holder = machine.client()
+    assert holder("context()") == 0
+    model(machine, f"mps={mps}")
+    lists = json.loads(run(machine, """
+        both = n.nvmlDeviceGetComputeRunningProcesses_v3(gpu()), n.nvmlDeviceGetMPSComputeRunningProcesses_v3(gpu())
+        show([[row.pid for row in rows] for rows in both])
+    """))
+    assert lists == ([[], [holder.pid]] if mps else [[holder.pid], []])

@@ -5,6 +5,7 @@ come from the simulated card."""
 
 import copy
 import json
+import re
 
 import pytest
 
@@ -34,6 +35,37 @@ def differences(report):
     return found
 
 
+def switches(report):
+    """Rows of the table of drivers (crates/simgpu/src/nvml/settings.rs) that the experiments of a report decide."""
+    found = {}
+    if report.get("memory_of_a_process", {}).get("asked"):
+        found["remembered_instances"] = int(report["memory_of_a_process"]["remembers_the_old_profile"])
+    if "names" in report:
+        found["uuid_by_pipe"] = int(not report["names"]["name_is_of_place"])
+    if "another_gpu" in report:
+        times = report["another_gpu"]
+        found["mig_lock"] = int(times["longest_list_meanwhile_ms"] > times["creation_ms"] / 4)
+    return found
+
+
+def defaults():
+    """Of a current driver, as the simulated one has them without a file."""
+    rows = re.findall(r'^    \w+ "(\w+)" (\d+)\.\.=', (ROOT / "crates/simgpu/src/nvml/settings.rs").read_text(), re.M)
+    assert len(rows) > 8
+    return {name: int(value) for name, value in rows}
+
+
+def test_real_drivers_are_as_the_simulated_one_without_a_file():
+    known = defaults()
+    wrong = {
+        (path.name, row): value
+        for path in RESULTS
+        for row, value in switches(json.loads(path.read_text())).items()
+        if known[row] != value
+    }
+    assert wrong == {}
+
+
 def test_real_cards_are_as_their_tables():
     wrong = {path.name: lines for path in RESULTS if (lines := differences(json.loads(path.read_text())))}
     assert wrong == {}
@@ -57,3 +89,14 @@ def test_a_card_that_differs_is_found(report):
     del other["readings"]["table"][2]
     assert len(differences(other)) == 3
     assert differences({**report, "pci_id": "0x00000000"}) != []
+
+
+@pytest.mark.gpus("2xA100-40GB:mig")
+@pytest.mark.parametrize("row", [None, "remembered_instances", "uuid_by_pipe", "mig_lock"])
+def test_a_driver_that_does_otherwise_is_found(machine, python, row):
+    machine.run(python, "-c", "import pynvml; pynvml.nvmlInit()")
+    (machine.folder / "sim/model").write_text(f"{row}=0\n" if row else "")
+    (machine.folder / "sim/faults").write_text("nvmlDeviceCreateGpuInstanceWithPlacement gpu=0 delay_ms=50\n")
+    report = json.loads(machine.run(python, ROOT / "tests/gpu/mig_verify.py", "--i-own-this-card"))
+    expected = defaults() | ({row: 0} if row else {})
+    assert switches(report) == {name: expected[name] for name in ("remembered_instances", "uuid_by_pipe", "mig_lock")}

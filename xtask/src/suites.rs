@@ -89,8 +89,9 @@ const SUITES: &[Suite] = &[
         6,
         &[
             Run("cargo test --workspace --locked --test one_gpu --test quality --test requests"),
+            Run("cargo test --workspace --locked --lib nor_do_instances"),
             Pytest("tests/simgpu -k mig"),
-            Pytest("tests/e2e/test_mig.py tests/e2e/test_mig_as_shipped.py"),
+            Pytest("tests/e2e/test_mig.py tests/e2e/test_mig_as_shipped.py tests/e2e/test_mig_node.py"),
         ],
     ),
     suite("simgpu", 4, &[Pytest("tests/simgpu")]),

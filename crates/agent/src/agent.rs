@@ -17,6 +17,7 @@ use crate::entry::{Entry, OwnTasks};
 use crate::environment::Environment;
 use crate::executor::{Departure, Executor, Update};
 use crate::planner::{History, PlanInputs, Planner, fleet};
+use crate::release::{Ended, Release};
 use crate::reporter::{self, Reporter};
 use crate::task_record::{TaskFiles, TaskRecord};
 use crate::{AgentConfig, AgentError, setup};
@@ -38,6 +39,8 @@ pub(crate) struct Agent {
     backoff: Backoff,
     /// The GPUs are this agent's.
     claim: GpuClaim,
+    /// The driver's libraries on this machine are no longer those that were opened.
+    driver_replaced: bool,
 }
 
 /// Serves queues until `stop` becomes true or its sender is gone. Then it stops its tasks as ClearML's agent does, or leaves them
@@ -51,6 +54,30 @@ pub async fn daemon(
     mut stop: watch::Receiver<bool>,
     ready: impl FnOnce(),
 ) -> Result<(), AgentError> {
+    let mut release = Release::listen()?;
+    let mut ended = serve(config.clone(), &mut stop, &mut release, ready).await?;
+    while let Some(closed) = ended.closed_for() {
+        if release.wait(&mut stop, closed).await {
+            break;
+        }
+        ended = match serve(config.clone(), &mut stop, &mut release, || ()).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                tracing::error!(%error, "the GPUs can't be served again yet");
+                Ended::DriverReplaced
+            }
+        };
+    }
+    Ok(())
+}
+
+/// From the opening of the driver to its end.
+async fn serve(
+    config: AgentConfig,
+    stop: &mut watch::Receiver<bool>,
+    release: &mut Release,
+    ready: impl FnOnce(),
+) -> Result<Ended, AgentError> {
     let mut agent = setup::set_up(config).await?;
     let metrics = match &agent.env.config.metrics_listen {
         Some(listen) => Some(agent.env.meter.serve(listen).await?),
@@ -59,15 +86,16 @@ pub async fn daemon(
     agent.adopt()?;
     agent.claims.remove_leftovers(&agent.env).await?;
     ready();
-    agent.run(&mut stop).await;
+    let ended = agent.run(stop, release).await;
     // Tasks that are kept are left as by an agent that was killed: what the next one needs is on disk.
-    if !agent.env.config.keep_tasks {
+    if !(agent.env.config.keep_tasks && matches!(ended, Ended::Stopped)) {
         agent.stop_everything().await;
     }
     if let Some(metrics) = metrics {
         metrics.abort();
     }
-    Ok(agent.claim.release(&agent.env.node)?)
+    agent.claim.release(&agent.env.node)?;
+    Ok(ended)
 }
 
 impl Agent {
@@ -82,18 +110,33 @@ impl Agent {
             reporter: Reporter::default(),
             backoff: Backoff::default(),
             claim,
+            driver_replaced: false,
         }
     }
 
-    async fn run(&mut self, stop: &mut watch::Receiver<bool>) {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>, release: &mut Release) -> Ended {
         let mut poll = interval(self.env.config.poll);
         poll.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 biased;
-                _ = stop.wait_for(|stop| *stop) => return,
+                _ = stop.wait_for(|stop| *stop) => return Ended::Stopped,
+                () = release.asked() => {
+                    if self.own_tasks().leases.is_empty() {
+                        return Ended::Released;
+                    }
+                    tracing::warn!("the driver stays open: tasks run here");
+                }
                 Some((lease, update)) = self.executor.next_update() => self.handle(&lease, update),
                 _ = poll.tick() => {}
+            }
+            if let Some(library) = self.env.launcher.replaced_library() {
+                if self.own_tasks().leases.is_empty() {
+                    let library = library.display();
+                    tracing::warn!(%library, "another driver has been installed: it is opened anew");
+                    return Ended::DriverReplaced;
+                }
+                self.meet_replaced_driver();
             }
             // What happened together is handled together, before anything new is planned.
             while let Some((lease, update)) = self.executor.try_next_update() {
@@ -108,7 +151,7 @@ impl Agent {
                     // What is half done is finished, unless the server keeps it waiting. What is cut off then is on
                     // disk, as if we had been killed.
                     let _ = timeout(FINISH_PASS, pass).await;
-                    return;
+                    return Ended::Stopped;
                 }
             }
         }
@@ -219,8 +262,20 @@ impl Agent {
         Ok(())
     }
 
+    /// Tasks that run keep the old driver loaded. New ones wait for their end.
+    fn meet_replaced_driver(&mut self) {
+        if !std::mem::replace(&mut self.driver_replaced, true) {
+            tracing::warn!(
+                "another driver has been installed: no task is started until those that run have ended"
+            );
+        }
+    }
+
     /// Starts whatever can start now, and asks to stop tasks for those that could start then.
     async fn start_waiting(&mut self) -> Result<(), WireError> {
+        if self.driver_replaced {
+            return Ok(());
+        }
         let fleet = fleet::read_fleet(&self.env).await?;
         self.executor.handle_evictions(&self.env, &fleet).await?;
         let Some(inputs) = self.planner.read(&self.env, fleet).await? else { return Ok(()) };

@@ -31,6 +31,9 @@ pub enum AgentError {
     /// One queue under its name and its id.
     #[error("--queue {0}: names a queue that is listed already")]
     QueueTwice(String),
+    /// A signal that this process can't be told of.
+    #[error("cannot listen for SIGUSR1: {0}")]
+    Signal(io::Error),
     /// The server.
     #[error(transparent)]
     Server(#[from] cantle_clearml::WireError),
@@ -50,6 +53,7 @@ impl AgentError {
             Self::Listen { .. } => vec!["give a free address, e.g. 127.0.0.1:9401".to_owned()],
             Self::UnknownQueue { .. } => vec!["create it with --create-queue".to_owned()],
             Self::QueueTwice(_) => vec!["give each queue once".to_owned()],
+            Self::Signal(_) => Vec::new(),
         }
     }
 
@@ -61,7 +65,7 @@ impl AgentError {
             Self::UnknownQueue { .. } | Self::QueueTwice(_) => 2,
             Self::Server(cantle_clearml::WireError::Address { .. }) => 2,
             Self::Server(cantle_clearml::WireError::Unauthorized { .. }) => 4,
-            Self::Listen { .. } | Self::Server(_) => 1,
+            Self::Listen { .. } | Self::Server(_) | Self::Signal(_) => 1,
         }
     }
 }

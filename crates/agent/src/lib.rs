@@ -49,6 +49,7 @@ mod journal;
 mod meter;
 mod planner;
 mod queues;
+mod release;
 mod reporter;
 mod setup;
 mod task_record;

@@ -56,7 +56,10 @@ fn fitting_gpus(config: &AgentConfig) -> Result<(Arc<dyn Driver>, Vec<Gpu>), Age
 pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError> {
     let (driver, mut gpus) = fitting_gpus(&config)?;
     let engine = match &config.docker {
-        Some(docker) => Some(Engine::connect(docker.socket.as_deref()).await?.with_devices().await?),
+        Some(docker) => {
+            let engine = Engine::connect(docker.socket.as_deref()).await?.with_devices().await?;
+            Some(engine.remembering(NodeStore::searched_images(&config.node_dir())))
+        }
         None => None,
     };
     let worker = config.worker();

@@ -79,8 +79,31 @@ pub(crate) fn device_nodes(root: &Path, minors: &[u32]) -> Vec<PathBuf> {
     nodes.filter(|node| node.exists()).collect()
 }
 
-/// The other libraries of the driver (compilers, OpenCL, …), which are in libcuda's directory and have its version, under all
-/// the names they have there; and the driver's programs.
+/// Beginnings of the names of the driver's other libraries: compilers, OpenCL, video encoding and more; video decoding, ray tracing,
+/// OpenGL and Vulkan, VDPAU.
+const COMPANIONS: [&str; 9] = [
+    "libnvidia-",
+    "libcuda",
+    "libnvcuvid",
+    "libnvoptix",
+    "libGLX_nvidia",
+    "libEGL_nvidia",
+    "libGLESv1_CM_nvidia",
+    "libGLESv2_nvidia",
+    "libvdpau_nvidia",
+];
+
+/// Files without which some of those are not found, or do nothing: the loaders of Vulkan and EGL read the first ones.
+const COMPANION_DATA: [&str; 5] = [
+    "/usr/share/vulkan/icd.d/nvidia_icd.json",
+    "/etc/vulkan/icd.d/nvidia_icd.json",
+    "/usr/share/vulkan/implicit_layer.d/nvidia_layers.json",
+    "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
+    "/usr/share/nvidia/nvoptix.bin",
+];
+
+/// The other libraries of the driver, which are in libcuda's directory (VDPAU's in one below it) and have its version, under all the
+/// names they have there; what some of them read; and the driver's programs.
 pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<PathBuf> {
     let Some(dir) = libraries.cuda.real.parent() else { return Vec::new() };
     let suffix = format!(".so.{driver_version}");
@@ -88,10 +111,12 @@ pub(crate) fn companions(libraries: &Libraries, driver_version: &str) -> Vec<Pat
         let Some(target) = path.canonicalize().ok() else { return false };
         let name = target.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let hooked = [&libraries.cuda.real, &libraries.nvml.real].contains(&&target);
-        !hooked && name.ends_with(&suffix) && (name.starts_with("libnvidia-") || name.starts_with("libcuda"))
+        !hooked && name.ends_with(&suffix) && COMPANIONS.iter().any(|start| name.starts_with(start))
     };
     let mut files: Vec<PathBuf> = entries(dir).into_iter().filter(belongs).collect();
-    files.extend(Some(PathBuf::from("/usr/bin/nvidia-smi")).filter(|program| program.is_file()));
+    files.extend(entries(&dir.join("vdpau")).into_iter().filter(belongs));
+    let rest = COMPANION_DATA.into_iter().chain(["/usr/bin/nvidia-smi"]).map(PathBuf::from);
+    files.extend(rest.filter(|file| file.is_file()));
     files
 }
 
@@ -233,6 +258,9 @@ mod tests {
             "libnvidia-ptxjitcompiler.so.535.1",
             "libcudadebugger.so.550.1",
             "libcurl.so.550.1",
+            "libnvcuvid.so.550.1",
+            "libGLX_nvidia.so.550.1",
+            "vdpau/libvdpau_nvidia.so.550.1",
         ] {
             file(&root, name);
         }
@@ -247,9 +275,12 @@ mod tests {
         found.retain(|file| file.starts_with(&root));
 
         let expected = [
+            "libGLX_nvidia.so.550.1",
             "libcudadebugger.so.550.1",
+            "libnvcuvid.so.550.1",
             "libnvidia-ptxjitcompiler.so.1",
             "libnvidia-ptxjitcompiler.so.550.1",
+            "vdpau/libvdpau_nvidia.so.550.1",
         ];
         assert_eq!(found, expected.map(|name| root.join(name)));
     }

@@ -15,10 +15,17 @@ impl GpuGeometry {
         let same = busy().filter(|instance| instance.profile == profile).count();
         let taken = busy().fold(0, |taken, instance| taken | self.units_of(instance));
         same < wanted.max_instances as usize
-            && self.table.has_engines_for(busy().map(|instance| instance.profile).chain([profile]))
+            && self.has_engines(profile)
             && wanted.starts.iter().any(|at| {
                 start.is_none_or(|start| start == *at) && taken & self.table.units_at(profile, *at) == 0
             })
+    }
+
+    /// Are the media engines for an instance of the profile at position `profile` left, free instances counting as room?
+    #[must_use]
+    pub fn has_engines(&self, profile: usize) -> bool {
+        let busy = self.instances.iter().filter(|instance| instance.busy);
+        self.table.has_engines_for(busy.map(|instance| instance.profile).chain([profile]))
     }
 
     /// Takes a place. Free instances that are in its way are gone, one that is just right is busy.

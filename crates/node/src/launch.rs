@@ -1,7 +1,7 @@
 //! From a lease to a task that can be started: its accounting region, and what the runtime has to know.
 
 use std::fs::DirBuilder;
-use std::os::unix::fs::DirBuilderExt as _;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use cantle_driver::{ContextCache, Driver};
@@ -24,6 +24,15 @@ pub struct Launcher {
     contexts: ContextCache,
     backend: BackendChoice,
     privileges: Privileges,
+    /// The libraries as they were when they were found.
+    installed: Vec<(PathBuf, Option<Identity>)>,
+}
+
+/// Which file a path leads to, and since when.
+type Identity = (u64, u64, i64);
+
+fn identity(path: &Path) -> Option<Identity> {
+    std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino(), file.mtime()))
 }
 
 impl Launcher {
@@ -38,7 +47,9 @@ impl Launcher {
         let libraries = driver.libraries()?;
         let library =
             |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
+        let files = [&libraries.cuda.real, &libraries.nvml.real];
         Ok(Self {
+            installed: files.map(|file| (file.clone(), identity(file))).into(),
             shim_dir: lib_dir.join("shim"),
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
@@ -51,6 +62,14 @@ impl Launcher {
     #[must_use]
     pub fn with_privileges(self, privileges: Privileges) -> Self {
         Self { privileges, ..self }
+    }
+
+    /// A library of the driver that is not what it was: another driver has been installed. What is started from now on would have the
+    /// libraries of one driver and the kernel modules of another.
+    #[must_use]
+    pub fn replaced_library(&self) -> Option<&Path> {
+        let mut replaced = self.installed.iter().filter(|(path, was)| identity(path) != *was);
+        replaced.next().map(|(path, _)| path.as_path())
     }
 
     /// Measures the memory of a context on each of these GPUs, so that no task has to wait for it.

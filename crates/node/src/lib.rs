@@ -11,6 +11,7 @@ mod compute;
 mod driver_files;
 mod error;
 mod launch;
+mod loaded;
 mod members;
 pub mod mig;
 mod refusals;

@@ -51,7 +51,7 @@ pub struct RunRequest {
     pub backend: BackendChoice,
     /// What the task may do beyond what its user may.
     pub privileges: Privileges,
-    /// The container to run it in, if any.
+    /// The container to run it in, if any; of a command line of docker's the engine only.
     pub image: Option<Docker>,
 }
 
@@ -146,9 +146,19 @@ async fn run_under(
     make_instances(driver, node, gpus, &mut lease, &Stages::default())?;
     launcher.make_region(driver, node, &lease, gpus)?;
     let spec = launcher.spec(node, &lease, &request.command);
-    let mut task = match (docker, &request.image) {
-        (Some(docker), _) => start_attached(&docker_client(spec, docker, &lease, driver)?)?,
-        (None, Some(image)) => start_in(image, spec, &lease, driver, notify).await?,
+    let confinement = spec.confinement.clone();
+    let engine = match docker {
+        Some(_) => {
+            Some(Engine::connect(request.image.as_ref().and_then(|image| image.socket.as_deref())).await?)
+        }
+        None => None,
+    };
+    let engine = engine.map(|engine| engine.remembering(NodeStore::searched_images(node.dir())));
+    let mut task = match (docker.zip(engine.as_ref()), &request.image) {
+        (Some((docker, engine)), _) => {
+            start_attached(&docker_client(engine, spec, docker, &lease, driver, notify).await?)?
+        }
+        (None, Some(image)) => start_in(image, spec, &lease, (driver, node), notify).await?,
         (None, None) => start_attached(&spec)?,
     };
     let backend = if docker.is_some() { &Backend::Container } else { task.backend() };
@@ -173,6 +183,13 @@ async fn run_under(
         refusals: Refusals::of(&node.slice_dir(&lease.id)),
         watchdog: Watchdog::default(),
     };
+    if let Some(engine) = &engine {
+        // The client's end is the container's: then there is nothing to look at any more.
+        tokio::select! {
+            verified = engine.verify_of(&lease.id, &confinement) => verified?,
+            _ = task.wait() => {}
+        }
+    }
     loop {
         let ended = timeout(LOOK_INTERVAL, task.wait()).await;
         if let Ok(exit) = ended {
@@ -233,10 +250,11 @@ async fn start_in(
     image: &Docker,
     spec: TaskSpec,
     lease: &Lease,
-    driver: &dyn Driver,
+    (driver, node): (&dyn Driver, &NodeStore),
     notify: &dyn Fn(&str),
 ) -> Result<RunningTask, NodeError> {
     let engine = Engine::connect(image.socket.as_deref()).await?;
+    let engine = engine.remembering(NodeStore::searched_images(node.dir()));
     let parts = driver.container_parts(&lease.slices)?;
     let container = ContainerSpec {
         task: lease.task.clone(),
@@ -249,15 +267,21 @@ async fn start_in(
 }
 
 /// The slice is put into the container; docker's own client runs without one.
-fn docker_client(
+async fn docker_client(
+    engine: &Engine,
     spec: TaskSpec,
     docker: &DockerRun,
     lease: &Lease,
     driver: &dyn Driver,
+    notify: &dyn Fn(&str),
 ) -> Result<TaskSpec, NodeError> {
     let parts = driver.container_parts(&lease.slices)?;
-    let words =
-        docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files).map_err(StartError::from)?;
+    let copies = engine.copies_in(docker, &lease.id, &lease.task, notify).await.map_err(StartError::from)?;
+    if !copies.paths().is_empty() {
+        notify(&format!("the image has libraries of the driver, which are covered: {}", copies.paths()));
+    }
+    let words = docker.with_slice(&spec, &lease.task, &parts.devices, &parts.files, &copies);
+    let words = words.map_err(StartError::from)?;
     Ok(TaskSpec { argv: words.into_iter().map(Into::into).collect(), slices: Vec::new(), ..spec })
 }
 

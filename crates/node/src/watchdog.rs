@@ -27,6 +27,7 @@ use cantle_model::{Bytes, Gpu, GpuUuid, Lease, LeaseId, Slice};
 use cantle_runtime::{Cgroup, alive, end_now};
 use tokio::time::Instant;
 
+use crate::loaded::other_libcuda;
 use crate::members::{self, Members};
 use crate::store::NodeStore;
 use leases::Remembered;
@@ -333,8 +334,9 @@ impl TaskOnGpu<'_> {
         let held = format!("it holds {} of GPU {index}, its limit is {}", Bytes(actual), Bytes(limit));
         let strangers = self.processes.iter().filter(|process| !knows(self.attached, process.pid));
         let Some(stranger) = strangers.max_by_key(|stranger| stranger.used_bytes) else { return Some(held) };
+        let loaded = other_libcuda(stranger.pid).map_or_else(String::new, |path| format!(", with {path}"));
         Some(format!(
-            "process {} reached GPU {index} past the slice's accounting and holds {} of it; the task: {held}",
+            "process {} reached GPU {index} past the slice's accounting{loaded} and holds {} of it; the task: {held}",
             stranger.pid,
             Bytes(stranger.used_bytes.unwrap_or(0)),
         ))

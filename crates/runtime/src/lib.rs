@@ -32,14 +32,14 @@ mod task_directory;
 pub use attached::start_attached;
 pub use cgroup::Cgroup;
 pub use container::{
-    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, Engine, EngineError, EngineInfo, Leftover,
-    slice_edits,
+    AdmissionError, ContainerOutput, ContainerSpec, DockerRun, DriverCopies, Engine, EngineError, EngineInfo,
+    Leftover, slice_edits,
 };
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use exit::Exit;
 pub use privileges::{Privileges, is_withheld};
-pub use processes::{alive, end_now, holder_of, leave_terminal, terminate};
+pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, terminate};
 pub use running::{RunningTask, Stopper};
 pub use spec::{Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, TaskSpec};
 pub use supervisor::task_init_main;

@@ -83,6 +83,13 @@ pub fn terminate(holder: &Holder) {
     }
 }
 
+/// Sends this very process the signal by which cantle's agents are asked to close the driver for a while, if it still lives.
+pub fn ask_for_release(holder: &Holder) {
+    if alive(holder) {
+        let _ = kill(pid_of(holder), Signal::SIGUSR1);
+    }
+}
+
 /// Ends this very process at once, as `kill -9 PID` does.
 pub fn end_now(holder: &Holder) {
     if alive(holder) {

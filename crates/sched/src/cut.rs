@@ -3,7 +3,7 @@
 use cantle_mig::{GpuGeometry, Planner};
 use cantle_model::{Milli, Share};
 
-use crate::{GpuFree, NodeFree, Shape};
+use crate::{GpuFree, NodeFree, Obstacle, Shape};
 
 /// What is taken of one GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,10 +75,15 @@ impl GpuFree {
         Some(cut.at(decision.start))
     }
 
-    /// Name of the profile of an instance.
-    pub(crate) fn profile_of(&self, cut: Cut) -> Option<String> {
+    /// What keeps an instance that is not too large from being made.
+    pub(crate) fn obstacle_to(&self, cut: Cut) -> Option<Obstacle> {
         let (geometry, instance) = (self.mig.as_ref()?, cut.mig?);
-        Some(geometry.table.profiles[instance.profile].name.clone())
+        let name = geometry.table.profiles[instance.profile].name.clone();
+        Some(if geometry.has_engines(instance.profile) {
+            Obstacle::Place(name)
+        } else {
+            Obstacle::Engines(name)
+        })
     }
 
     /// Takes a cut. What is already over (foreign use may grow under a slice) stays at nothing free.

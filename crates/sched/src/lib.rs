@@ -50,7 +50,7 @@ pub use plan::{Plan, Start, Wait, plan};
 pub use policy::{Order, Placement, Policy};
 pub use project::Project;
 pub use ranking::{NodeOffer, Rank, Ranking};
-pub use reason::{FreePart, Reason, Use, UsedShare};
+pub use reason::{FreePart, Obstacle, Reason, Use, UsedShare};
 pub use snapshot::{Elsewhere, Gang, GpuState, Held, Host, Node, Queue, Running, Snapshot, Waiting};
 pub use standard::Standard;
 pub use stock::allocation_bound;

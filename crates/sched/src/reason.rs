@@ -24,8 +24,17 @@ pub struct FreePart {
     pub node: Option<String>,
     /// NVML index of the GPU.
     pub gpu: u32,
-    /// The MIG profile that would do, if enough is free for it but at no place where it could be.
-    pub no_place_for: Option<String>,
+    /// What keeps the MIG profile that would do from it, if enough is free.
+    pub obstacle: Option<Obstacle>,
+}
+
+/// Why an instance can't be made of a part that is large enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// The part is at no place where an instance of this profile could be.
+    Place(String),
+    /// Others have the media engines that an instance of this profile needs.
+    Engines(String),
 }
 
 impl fmt::Display for FreePart {
@@ -34,9 +43,10 @@ impl fmt::Display for FreePart {
         if let Some(node) = &self.node {
             write!(f, " on {node}")?;
         }
-        match &self.no_place_for {
+        match &self.obstacle {
             None => Ok(()),
-            Some(profile) => write!(f, " but no place for {profile}"),
+            Some(Obstacle::Place(profile)) => write!(f, " but no place for {profile}"),
+            Some(Obstacle::Engines(profile)) => write!(f, " but too few media engines for {profile}"),
         }
     }
 }
@@ -303,8 +313,8 @@ impl Cluster {
                     continue;
                 };
                 let node = (!one_node).then(|| self.node_name(at).to_owned());
-                let no_place_for = if cut.milli <= milli { free.profile_of(cut) } else { None };
-                parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu), no_place_for });
+                let obstacle = if cut.milli <= milli { free.obstacle_to(cut) } else { None };
+                parts.push(FreePart { milli, node, gpu: self.gpu_index(at, gpu), obstacle });
             }
         }
         parts.sort_by_key(|part| std::cmp::Reverse(part.milli));

@@ -5,8 +5,9 @@ use std::sync::Mutex;
 
 use crate::ffi::{Text, TextBuffer};
 use crate::hardware::hardware_json;
+use crate::opened::opened_elsewhere;
 use crate::opening::{open_configured, open_dir};
-use crate::state::Site;
+use crate::state::{SimGpu, Site};
 use crate::truth_json;
 use crate::version::cuda_of;
 
@@ -75,6 +76,21 @@ pub(crate) extern "C" fn cantle_sim_set_driver(dir: Text, version: Text) -> c_in
         }
         _ => -1,
     }
+}
+
+/// `int cantle_sim_reload(const char *dir)`: the driver is loaded again, as when the machine is started. No MIG instance is left, and
+/// a MIG mode that was pending is the mode. 0, or -1 if there is no machine in `dir` or a process uses it.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn cantle_sim_reload(dir: Text) -> c_int {
+    let Ok(dir) = dir.get() else { return -1 };
+    let Ok(sim) = open_dir(dir, None) else { return -1 };
+    let mut state = sim.swept();
+    if opened_elsewhere(&[sim.site().state()]) || state.processes().next().is_some() {
+        return -1;
+    }
+    let count = state.devices().len();
+    state.devices[..count].iter_mut().for_each(SimGpu::reload);
+    0
 }
 
 /// `ssize_t cantle_sim_hardware_json(const char *dir, char *buffer, size_t len)`: what an installed driver would show of the

@@ -30,6 +30,7 @@ pub mod mig;
 pub mod models;
 #[cfg(any(feature = "nvml", test))]
 mod nvml;
+mod opened;
 #[cfg(any(feature = "cuda", feature = "nvml", test))]
 mod opening;
 #[cfg(any(feature = "cuda", feature = "cudart", test))]

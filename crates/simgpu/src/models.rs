@@ -81,6 +81,10 @@ pub const MODELS: &[Model] = models! {
     "H20-96GB" "NVIDIA H20" 97871 520 (9, 0) 78 0x2329_10DE 500 (1980, 2619) 6144 60 Some("H20-96GB");
     "B300-269GB" "NVIDIA B300 SXM6 AC" 275040 580 (10, 3) 148 0x3182_10DE 1100 (2032, 3996) 8192 126 Some("B300-269GB");
     "GB300-278GB" "NVIDIA GB300" 284208 580 (10, 3) 152 0x31C2_10DE 1400 (2062, 3996) 8192 126 Some("GB300-278GB");
+    "RTX-PRO-5000-48GB" "NVIDIA RTX PRO 5000 Blackwell" 48942 480 (12, 0) 110 0x2BB3_10DE 300 (2617, 14001) 384 96
+        Some("RTX-PRO-5000-Blackwell-48GB");
+    // There is no such GPU: what works on it works from what the driver says alone.
+    "INVENTED-60GB" "Invented Accelerator 60GB" 61440 500 (12, 9) 100 0x7FFF_10DE 500 (2000, 2000) 4096 64 Some("INVENTED-60GB");
 };
 
 const fn shared_kib(capability: (i32, i32)) -> (u32, u32) {

@@ -47,7 +47,7 @@ fn mig_json(state: &StateGuard, index: usize) -> String {
         let compute: Vec<usize> =
             device.compute_instances(gi).into_iter().flatten().map(|(ci, ..)| ci).collect();
         for &ci in &compute {
-            entry(&format!("\"{}\"", mig_uuid(index, device.model(), gi, ci)), &ci.to_string());
+            entry(&format!("\"{}\"", mig_uuid(index, device, gi, ci)), &ci.to_string());
         }
         if compute.is_empty() {
             entry("null", "null");

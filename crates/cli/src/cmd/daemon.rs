@@ -38,6 +38,10 @@ pub(crate) struct DaemonArgs {
     /// Stop agents of this machine: those with these worker ids, or the one that was started with the same options
     #[arg(long, value_name = "WORKER", num_args = 0.., conflicts_with_all = ["detached", "status"])]
     stop: Option<Vec<String>>,
+    /// Have agents of this machine without tasks close the driver for two minutes, so that a GPU can be reset or change its MIG mode:
+    /// those with these worker ids, or all
+    #[arg(long, value_name = "WORKER", num_args = 0.., conflicts_with_all = ["detached", "status", "stop"])]
+    release_gpus: Option<Vec<String>>,
     /// List the agents that run on this machine
     #[arg(long, conflicts_with = "detached")]
     status: bool,
@@ -151,6 +155,9 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     let mut config = config(context, args, &conf)?;
     if args.status {
         return running::status(context, &config);
+    }
+    if let Some(workers) = &args.release_gpus {
+        return running::release(context, &config, workers);
     }
     if let Some(workers) = &args.stop {
         let own = [config.worker()];

@@ -47,6 +47,8 @@ pub(crate) struct DockerRunArgs {
     /// Seconds to wait for capacity [default: fail immediately]
     #[arg(long, value_name = "SECONDS")]
     timeout: Option<u64>,
+    #[command(flatten)]
+    socket: SocketArgs,
     /// The whole command line: docker run --gpus device=INDEX … IMAGE CMD
     #[arg(last = true, required = true, value_name = "DOCKER RUN …")]
     command: Vec<String>,
@@ -96,7 +98,7 @@ pub(crate) fn docker_run(context: &Context, args: DockerRunArgs) -> CommandResul
         lib_dir: context.dirs.lib.clone(),
         backend: BackendChoice::Auto,
         privileges: Privileges::default(),
-        image: None,
+        image: Some(Docker { socket: args.socket.resolve()?, ..Docker::default() }),
     };
     let talk = |line: &str| context.printer.say(&format!("cantle: {line}"));
     Ok(exit_code(runtime()?.block_on(run_docker(request, &docker, &talk))?))

@@ -4,7 +4,8 @@
 mod mortal;
 mod world;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,10 +13,13 @@ use world::{Arrival, World};
 
 use crate::NodeError;
 
-/// Arrivals and departures per family; `CANTLE_STRESS_MIG` sets the long form.
+/// Arrivals and departures per family; `CANTLE_STRESS_MIG` and `CANTLE_STRESS_MIG_PROCESSES` set the long forms.
 const EVENTS: usize = 40;
 
-const FAMILIES: [&str; 15] = [
+/// The same where each call is a process: that takes longer.
+const EVENTS_OF_PROCESSES: usize = 12;
+
+const FAMILIES: [&str; 17] = [
     "A30-24GB",
     "A100-40GB",
     "A100-80GB",
@@ -31,6 +35,8 @@ const FAMILIES: [&str; 15] = [
     "H20-96GB",
     "B300-269GB",
     "GB300-278GB",
+    "RTX-PRO-5000-48GB",
+    "INVENTED-60GB",
 ];
 
 /// What may go wrong while a task gets its instance. It is over when the task is tried again.
@@ -49,10 +55,16 @@ const FAULTS: [&str; 12] = [
     "xid gpu=0 code=79 once\nnvmlDeviceGetComputeRunningProcesses_v3 error=16 once\n",
 ];
 
-/// Drivers that differ (crates/simgpu/src/nvml/settings.rs); each family meets one of them. All calls are made in this process, so
-/// none is slow.
-const MODELS: [&str; 4] =
-    ["", "mig_lock=0\n", "remembered_instances=0\n", "mig_lock=0\nremembered_instances=0\n"];
+/// Rows by which drivers differ (crates/simgpu/src/nvml/settings.rs).
+const ROWS: [&str; 5] = ["mig_lock", "remembered_instances", "ids_by_gpu", "uuid_by_pipe", "open_capability"];
+
+/// A driver with each row on or off at random, whose calls take up to `most_ms`.
+fn some_driver(random: &mut Random, most_ms: usize) -> String {
+    let rows: Vec<String> = ROWS.iter().map(|row| format!("{row}={}\n", random.below(2))).collect();
+    rows.concat() + &format!("mig_latency_ms={}\n", random.below(most_ms + 1))
+}
+
+const FAULTS_END: usize = FAULTS.len();
 
 /// An instance that nobody names as its user and that does not go away: seconds until it is given up.
 const STUCK: &str = "nvmlGpuInstanceDestroy error=19\n";
@@ -184,7 +196,11 @@ impl Run<'_> {
             return false;
         }
         let stuck = self.trouble_every > SHORT && self.random.one_in(200);
-        self.world.faults(if stuck { STUCK } else { FAULTS[self.random.below(FAULTS.len())] });
+        match self.random.below(FAULTS.len() + 1) {
+            _ if stuck => self.world.faults(STUCK),
+            FAULTS_END => self.world.monitor(),
+            fault => self.world.faults(FAULTS[fault]),
+        }
         true
     }
 }
@@ -193,34 +209,71 @@ impl Run<'_> {
 const SHORT: usize = 3;
 const LONG: usize = 12;
 
+/// What `make build` makes; the tests need the simulated driver of it, and the second one the program.
+fn built() -> Option<PathBuf> {
+    let dist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist");
+    let is_built =
+        ["lib/cantle/sim/libnvidia-ml.so.1", "bin/cantle"].iter().all(|file| dist.join(file).exists());
+    if !is_built {
+        eprintln!("skipped: no simulated driver or program in {}; run `make build`", dist.display());
+    }
+    is_built.then_some(dist)
+}
+
+/// As many events as `variable` says, and then trouble is as rare as in the long form.
+fn length(variable: &str, short: usize) -> (usize, usize) {
+    let wished = std::env::var_os(variable).and_then(|events| events.to_str()?.parse().ok());
+    wished.map_or((short, SHORT), |events| (events, LONG))
+}
+
+/// The simulated library of a process has one machine at a time.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// One family: tasks come and go, then all of them leave.
+fn run_family(
+    family: &str,
+    seed: u64,
+    (events, trouble_every): (usize, usize),
+    dist: &Path,
+    exe: Option<&Path>,
+) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let began = Instant::now();
+    let mut random = Random(seed);
+    // In this process nothing else goes on while a call lasts.
+    let model = some_driver(&mut random, if exe.is_some() { 2 } else { 0 });
+    let mut world = World::new(&format!("8x{family}:mig"), &dist.join("lib/cantle"), &model, exe);
+    let open_files = world.open_files();
+    let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
+    run.events(events);
+    run.restart();
+    let took = Duration::from_secs(began.elapsed().as_secs());
+    let model = model.replace('\n', " ");
+    println!("8 {family} {model}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}", run.tally);
+    while !world.running.is_empty() {
+        world.leave(0);
+    }
+    world.restart(0);
+    assert_eq!(world.open_files(), open_files, "files are left open");
+}
+
 #[test]
 fn tasks_come_and_go_and_nothing_leaks() {
-    let lib_dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/lib/cantle");
-    if !lib_dir.join("sim/libnvidia-ml.so.1").exists() {
-        eprintln!("skipped: no simulated driver in {}; run `make build`", lib_dir.display());
-        return;
-    }
-    let wished = std::env::var_os("CANTLE_STRESS_MIG").and_then(|events| events.to_str()?.parse().ok());
-    let (events, trouble_every) = wished.map_or((EVENTS, SHORT), |events| (events, LONG));
+    let Some(dist) = built() else { return };
+    let length = length("CANTLE_STRESS_MIG", EVENTS);
     for (seed, family) in (1..).zip(FAMILIES) {
-        let began = Instant::now();
-        let mut random = Random(seed);
-        let model = MODELS[random.below(MODELS.len())];
-        let mut world = World::new(&format!("8x{family}:mig"), &lib_dir, model);
-        let open_files = world.open_files();
-        let mut run = Run { world: &mut world, random: &mut random, tally: Tally::default(), trouble_every };
-        run.events(events);
-        run.restart();
-        let took = Duration::from_secs(began.elapsed().as_secs());
-        let model = model.replace('\n', " ");
-        println!(
-            "8 {family} {model}, seed {seed}: {events} arrivals and departures, {:?}, {took:?}",
-            run.tally
-        );
-        while !world.running.is_empty() {
-            world.leave(0);
-        }
-        world.restart(0);
-        assert_eq!(world.open_files(), open_files, "files are left open");
+        run_family(family, seed, length, &dist, None);
+    }
+}
+
+/// The long form shares its events among the families; the short one takes two of them.
+#[test]
+fn nor_do_instances_that_processes_of_cantle_make() {
+    let Some(dist) = built() else { return };
+    let (events, trouble_every) = length("CANTLE_STRESS_MIG_PROCESSES", 2 * EVENTS_OF_PROCESSES);
+    let families = if trouble_every == SHORT { &FAMILIES[1..3] } else { &FAMILIES };
+    for (seed, family) in (101..).zip(families) {
+        let length = (events.div_ceil(families.len()), trouble_every);
+        run_family(family, seed, length, &dist, Some(&dist.join("bin/cantle")));
     }
 }

@@ -52,6 +52,11 @@ impl GpuClaim {
         cantle_runtime::terminate(&self.holder);
     }
 
+    /// Asks the agent to close the driver for a while; it does so if it has no task.
+    pub fn ask_for_release(&self) {
+        cantle_runtime::ask_for_release(&self.holder);
+    }
+
     /// Gives the GPUs up for another agent.
     ///
     /// # Errors

@@ -62,6 +62,12 @@ impl NodeStore {
         }
     }
 
+    /// What the images that were used here have of the driver's libraries; `dir` is a node directory.
+    #[must_use]
+    pub fn searched_images(dir: &Path) -> PathBuf {
+        dir.join("images.json")
+    }
+
     /// The node directory of agents without GPUs.
     #[must_use]
     pub fn gpuless_dir(installation: &Installation) -> PathBuf {

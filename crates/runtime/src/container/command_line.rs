@@ -1,7 +1,6 @@
 //! A `docker run` command line that somebody else composed, with a slice put into it. Stock ClearML agents start their
 //! containers by such command lines and watch docker's own client, so it stays one.
 
-use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use cantle_model::TaskId;
@@ -9,6 +8,7 @@ use cantle_model::TaskId;
 use super::AdmissionError;
 use super::admission::{self, Host};
 use super::contents;
+use super::copies::DriverCopies;
 use super::engine::Machine;
 use super::flags::{self, Action, Given};
 use super::plan::{self, LABEL_LEASE, LABEL_TASK};
@@ -82,7 +82,8 @@ impl DockerRun {
         })
     }
 
-    /// The command line with the slice of `spec` in it, and no other access to the GPU.
+    /// The command line with the slice of `spec` in it, and no other access to the GPU. What the image has of the driver's libraries,
+    /// `copies`, is covered.
     ///
     /// # Errors
     /// If an option would lift the limit.
@@ -92,16 +93,28 @@ impl DockerRun {
         task: &TaskId,
         devices: &[PathBuf],
         driver_files: &[PathBuf],
+        copies: &DriverCopies,
     ) -> Result<Vec<String>, AdmissionError> {
-        self.compose(spec, task, devices, driver_files, &Machine)
+        self.compose(spec, task, (devices, driver_files), copies, &Machine)
+    }
+
+    /// The image.
+    pub(super) fn image(&self) -> &str {
+        &self.image_and_command[0]
+    }
+
+    /// The platform of the image that is wanted; empty if none was named.
+    pub(super) fn platform(&self) -> String {
+        let named = self.options.iter().find_map(|word| word.strip_prefix("--platform="));
+        named.map(str::to_owned).unwrap_or_default()
     }
 
     fn compose(
         &self,
         spec: &TaskSpec,
         task: &TaskId,
-        devices: &[PathBuf],
-        driver_files: &[PathBuf],
+        (devices, driver_files): (&[PathBuf], &[PathBuf]),
+        copies: &DriverCopies,
         host: &dyn Host,
     ) -> Result<Vec<String>, AdmissionError> {
         let admitted = admission::admit(&self.options, &plan::protected(spec), host)?;
@@ -109,9 +122,7 @@ impl DockerRun {
         words.extend(self.client.iter().cloned());
         words.extend(admitted.options.iter().map(word));
         words.extend(contents::variables(spec).iter().map(|(name, value)| format!("--env={name}={value}")));
-        words.extend(
-            contents::mounts(spec, driver_files, &BTreeSet::new()).iter().map(contents::mount_option),
-        );
+        words.extend(contents::mounts(spec, driver_files, &copies.0).iter().map(contents::mount_option));
         words.extend(devices.iter().map(|device| format!("--device={}", device.display())));
         words.push(format!("--label={LABEL_LEASE}={}", spec.lease));
         words.push(format!("--label={LABEL_TASK}={task}"));

@@ -104,13 +104,24 @@ pub(super) fn mounts(spec: &TaskSpec, driver_files: &[PathBuf], copies: &BTreeSe
         }
     }
     for (file, name) in named(driver_files).filter(|(_, name)| !name.contains(".so")) {
-        mounts.push(bind(file, format!("/usr/bin/{name}"), true));
+        mounts.push(bind(file, format!("{}/{name}", directory_of(&name)), true));
     }
     let taken: BTreeSet<String> = mounts.iter().filter_map(|mount| mount.target.clone()).collect();
     for copy in copies.iter().filter(|copy| !taken.contains(&copy.path)) {
         mounts.push(bind(&confinement.filter(copy.stem), copy.path.clone(), true));
     }
     mounts
+}
+
+/// Where a file of the driver that is no library is looked for. By its name: the file may be a copy, in a directory of cantle's.
+fn directory_of(name: &str) -> &'static str {
+    match name {
+        "nvidia_icd.json" => "/usr/share/vulkan/icd.d",
+        "nvidia_layers.json" => "/usr/share/vulkan/implicit_layer.d",
+        "10_nvidia.json" => "/usr/share/glvnd/egl_vendor.d",
+        "nvoptix.bin" => "/usr/share/nvidia",
+        _ => "/usr/bin",
+    }
 }
 
 fn named(files: &[PathBuf]) -> impl Iterator<Item = (&PathBuf, String)> {

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use bollard::Docker;
 use bollard::query_parameters::ContainerArchiveInfoOptionsBuilder;
@@ -16,6 +16,7 @@ use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat2};
 
 use super::EngineError;
 use super::calls::{CALL_LIMIT, limited};
+use super::searched::Searched;
 use crate::Confinement;
 use crate::processes::FileId;
 
@@ -37,14 +38,40 @@ pub(super) struct DriverCopy {
     pub(super) stem: &'static str,
 }
 
+/// All copies in an image.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DriverCopies(pub(super) BTreeSet<DriverCopy>);
+
+impl DriverCopies {
+    /// Their paths, for people; empty without any.
+    #[must_use]
+    pub fn paths(&self) -> String {
+        self.0.iter().map(|copy| copy.path.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
 /// The copies in a container that was made and not yet started, in the directories that its variables name and in the usual ones.
 ///
 /// # Errors
 /// If the engine does not answer.
-pub(super) async fn find(docker: &Docker, id: &str) -> Result<BTreeSet<DriverCopy>, EngineError> {
+pub(super) async fn find(
+    docker: &Docker,
+    id: &str,
+    searched: &Searched,
+) -> Result<BTreeSet<DriverCopy>, EngineError> {
     let made = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await?;
     let env = made.config.and_then(|config| config.env).unwrap_or_default();
     let dirs = named_dirs(env.iter().map(String::as_str));
+    // A directory that is mounted is not the image's.
+    let mounted: Vec<String> =
+        made.mounts.into_iter().flatten().filter_map(|mount| mount.destination).collect();
+    let is_mounted = |dir: &String| {
+        mounted.iter().any(|at| Path::new(dir).starts_with(at) || Path::new(at).starts_with(dir))
+    };
+    let image = made.image.filter(|_| !dirs.iter().any(is_mounted));
+    if let Some(known) = image.as_ref().and_then(|image| searched.known(image, &dirs)) {
+        return Ok(known);
+    }
     let names = dirs.iter().flat_map(|dir| STEMS.map(|stem| (dir, stem)));
     let places = names.flat_map(|(dir, stem)| {
         [stem.to_owned(), format!("{stem}.1")].map(|name| (format!("{dir}/{name}"), stem))
@@ -57,7 +84,16 @@ pub(super) async fn find(docker: &Docker, id: &str) -> Result<BTreeSet<DriverCop
         let path = if target.starts_with('/') { target } else { path };
         Some(DriverCopy { path, stem })
     }));
-    Ok(found.await.into_iter().flatten().collect())
+    let found = found.await.into_iter().flatten().collect();
+    if let Some(image) = image {
+        searched.keep(&image, &dirs, &found);
+    }
+    Ok(found)
+}
+
+/// What is known of an image with these variables before there is a container of it.
+pub(super) fn known_of(image: &str, env: &[String], searched: &Searched) -> Option<BTreeSet<DriverCopy>> {
+    searched.known(image, &named_dirs(env.iter().map(String::as_str)))
 }
 
 /// The directories in which a program with these variables finds libraries first.

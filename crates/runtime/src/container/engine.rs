@@ -15,6 +15,7 @@ use super::contents::edits_over;
 use super::copies::{self, DriverCopy};
 use super::output::ContainerOutput;
 use super::plan::{self, InjectionMode, LABEL_LEASE, LABEL_TASK, Plan};
+use super::searched::Searched;
 use super::task::Container;
 use super::{ContainerSpec, EngineError};
 use crate::cdi::{self, Published};
@@ -53,6 +54,7 @@ pub struct Engine {
     socket: PathBuf,
     /// Where slices are offered as devices; none: they come by mounts.
     cdi_dir: Option<PathBuf>,
+    pub(super) searched: Searched,
 }
 
 impl Engine {
@@ -71,13 +73,21 @@ impl Engine {
             sockets.find(|path| path.exists()).unwrap_or_else(|| Path::new(Self::DOCKER_SOCKET))
         };
         let socket = socket.unwrap_or_else(usual).to_owned();
-        let engine = Self { docker: calls::client(&socket)?, socket, cdi_dir: None };
+        let engine =
+            Self { docker: calls::client(&socket)?, socket, cdi_dir: None, searched: Searched::default() };
         // No call for its version: an engine runs three programs to find that out.
         match limited("ping", CALL_LIMIT, engine.docker.ping()).await {
             Ok(_) => Ok(engine),
             Err(_) if !engine.socket.exists() => Err(EngineError::NotThere(engine.socket)),
             Err(error) => Err(error),
         }
+    }
+
+    /// Keeps what images have of the driver's libraries in this file, so that each is searched once.
+    #[must_use]
+    pub fn remembering(mut self, file: PathBuf) -> Self {
+        self.searched = Searched(Some(file));
+        self
     }
 
     /// Offers slices as devices from here on, if the engine takes devices by name.
@@ -179,7 +189,11 @@ impl Engine {
 
     /// The image's own copies of the driver's libraries, which a task with a slice must not load.
     async fn copies(&self, id: &str, spec: &TaskSpec) -> Result<BTreeSet<DriverCopy>, EngineError> {
-        if spec.slices.is_empty() { Ok(BTreeSet::new()) } else { copies::find(&self.docker, id).await }
+        if spec.slices.is_empty() {
+            Ok(BTreeSet::new())
+        } else {
+            copies::find(&self.docker, id, &self.searched).await
+        }
     }
 
     async fn run_created(

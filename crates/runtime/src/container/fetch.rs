@@ -37,17 +37,20 @@ impl Engine {
             }
             Pull::Never => false,
         };
-        if !pull {
-            return Ok(());
-        }
+        if pull { self.fetch(image, plan.extra.platform.clone(), notify).await } else { Ok(()) }
+    }
+
+    /// Fetches the image, whether an older one of that name is here or not.
+    pub(super) async fn fetch(
+        &self,
+        image: &str,
+        platform: String,
+        notify: impl Fn(&str),
+    ) -> Result<(), EngineError> {
         // Without a tag the engine would fetch every tag there is.
         let last = image.rsplit('/').next().unwrap_or(image);
         let tagged = if last.contains([':', '@']) { image.to_owned() } else { format!("{image}:latest") };
-        let options = CreateImageOptions {
-            from_image: Some(tagged),
-            platform: plan.extra.platform.clone(),
-            ..Default::default()
-        };
+        let options = CreateImageOptions { from_image: Some(tagged), platform, ..Default::default() };
         notify(&format!("fetching image {image}"));
         let mut progress = Progress::new(Instant::now());
         let mut steps = self.docker().create_image(Some(options), None, None);

@@ -11,12 +11,15 @@ mod engine;
 mod error;
 mod fetch;
 mod flags;
+mod foreign_client;
 mod output;
 mod plan;
+mod searched;
 mod task;
 
 pub use command_line::DockerRun;
 pub use contents::slice_edits;
+pub use copies::DriverCopies;
 pub use engine::{Engine, EngineInfo, Leftover};
 pub use error::{AdmissionError, EngineError};
 pub use output::ContainerOutput;

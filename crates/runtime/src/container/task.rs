@@ -186,7 +186,7 @@ async fn pass_on(docker: &Docker, id: &str, signal: Signal) {
     let _ = tokio::time::timeout(CALL_LIMIT, docker.kill_container(id, Some(options))).await;
 }
 
-async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
+pub(super) async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
     let mut retries = 0;
     let found = loop {
         let call = limited("inspect", CALL_LIMIT, docker.inspect_container(id, None)).await;
@@ -205,7 +205,7 @@ async fn pid_of(docker: &Docker, id: &str) -> Result<u32, StartError> {
 
 /// The container must really see its own slice. An image with clever links could make a harmless-looking mount of the
 /// task land on top of cantle's, or bring a library along that knows no limit.
-fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartError> {
+pub(super) fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartError> {
     let slice_dir = &confinement.slice_dir;
     for (name, _) in confinement.slice_files() {
         let root = PathBuf::from(format!("/proc/{pid}/root/"));

@@ -73,9 +73,9 @@ fn resolve(state: &StateGuard, there: &[usize], entry: &str) -> Option<Visible> 
 fn names_mig_device(state: &StateGuard, device: &Visible, entry: &str) -> bool {
     let gpu = &state.devices()[device.index];
     gpu.mig_devices().into_iter().any(|(gi, ci, ..)| {
-        let new = mig_uuid(device.index, device.model, gi, ci);
+        let new = mig_uuid(device.index, gpu, gi, ci);
         let old = format!("MIG-{}/{gi}/{ci}", gpu_uuid(device.index, device.model));
-        let same = mig_uuid_bytes(device.index, device.model, gi, ci) == device.uuid;
+        let same = mig_uuid_bytes(device.index, gpu, gi, ci) == device.uuid;
         same && (entry.eq_ignore_ascii_case(&new) || entry.eq_ignore_ascii_case(&old))
     })
 }
@@ -117,7 +117,7 @@ fn mig_devices(state: &StateGuard, index: usize) -> Vec<Visible> {
             model,
             name: format!("{} MIG {}", model.name, compute.name),
             gpu_uuid: gpu_uuid_bytes(index, model),
-            uuid: mig_uuid_bytes(index, model, gi, ci),
+            uuid: mig_uuid_bytes(index, device, gi, ci),
             total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
             multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
         }

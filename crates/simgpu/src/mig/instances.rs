@@ -1,7 +1,7 @@
 //! Creating and destroying GPU instances and compute instances.
 
-use super::{ComputeInstanceProfile, GpuInstanceProfile, ProfileTable, memory_mib, table};
-use crate::state::{MAX_INSTANCES, SimComputeInstance, SimGpu, SimGpuInstance, WHOLE_GPU};
+use super::{ComputeInstanceProfile, GpuInstanceProfile, Names, ProfileTable, memory_mib, table};
+use crate::state::{SimComputeInstance, SimGpu, SimGpuInstance, WHOLE_GPU};
 
 /// Why the driver refuses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -59,16 +59,30 @@ impl SimGpu {
         found.map(|(_, profile, instance)| (profile, instance)).ok_or(MigRefusal::InvalidArgument)
     }
 
-    /// Turns MIG mode on or off, if no process uses the GPU.
-    pub fn set_mig_mode(&mut self, on: bool) -> Result<ModeChange, MigRefusal> {
+    /// Turns MIG mode on or off, if no process uses the GPU; `opened` says that one has it open.
+    pub fn set_mig_mode(&mut self, on: bool, opened: bool) -> Result<ModeChange, MigRefusal> {
         table(self.model()).ok_or(MigRefusal::NotSupported)?;
         self.mig_pending = u32::from(on);
         let busy = self.used_granules.iter().any(|&used| used > 0) || self.instances().next().is_some();
-        if busy && self.mig_pending != self.mig_enabled {
+        if (busy || opened) && self.mig_pending != self.mig_enabled {
             return Ok(ModeChange::Pending);
         }
         self.mig_enabled = self.mig_pending;
         Ok(ModeChange::Done)
+    }
+
+    /// Does a change of MIG mode reset the GPU? Hopper and newer do without.
+    pub fn resets_for_mig(&self) -> bool {
+        self.model().capability.0 < 9
+    }
+
+    /// The driver is loaded again: there are no instances, and the mode that was asked for last is the mode.
+    pub fn reload(&mut self) {
+        for id in 0..self.instances.len() {
+            self.instances[id] = SimGpuInstance::NONE;
+            self.capacity_granules[id + 1] = 0;
+        }
+        self.mig_enabled = self.mig_pending;
     }
 
     /// Whether an instance of `profile` can start at `start` now.
@@ -107,7 +121,12 @@ impl SimGpu {
     }
 
     /// Creates a GPU instance, at a given placement or at the driver's choice; returns its id.
-    pub fn create_instance(&mut self, profile_id: u32, start: Option<u32>) -> Result<usize, MigRefusal> {
+    pub fn create_instance(
+        &mut self,
+        profile_id: u32,
+        start: Option<u32>,
+        names: Names,
+    ) -> Result<usize, MigRefusal> {
         let table = self.mig()?;
         let profile = self.profile(profile_id)?;
         if start.is_some_and(|start| !profile.starts.contains(&start)) {
@@ -121,9 +140,9 @@ impl SimGpu {
         };
         let is_left = existing < profile.max_instances && self.has_engines_for(profile);
         let start = place.filter(|_| is_left).ok_or(MigRefusal::InsufficientResources)?;
-        let id = instance_id(table, profile, start);
+        let (id, pipe) = (names.id(table, profile, start), names.pipe(self));
         let number = table.profiles.iter().position(|p| p.id == profile_id).unwrap_or_default() as u32 + 1;
-        self.instances[id] = SimGpuInstance { profile: number, start, ..SimGpuInstance::NONE };
+        self.instances[id] = SimGpuInstance { profile: number, start, pipe, ..SimGpuInstance::NONE };
         self.capacity_granules[id + 1] = memory_mib(self.model(), table, profile) / 2;
         Ok(id)
     }
@@ -228,13 +247,6 @@ impl SimGpu {
     }
 }
 
-/// Ids number the placements of each size: the whole is 0, halves 1 and 2, quarters 3 to 6, eighths 7 to 14.
-fn instance_id(table: &ProfileTable, profile: &GpuInstanceProfile, start: u32) -> usize {
-    let places = table.units / profile.size;
-    let id = (places.next_power_of_two() - 1 + start / profile.size) as usize;
-    id.min(MAX_INSTANCES - 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,13 +269,14 @@ mod tests {
         for model in MODELS.iter().filter(|m| m.mig.is_some()) {
             let mut d = device(model.key);
             let profiles = table(model).unwrap().profiles;
+            let names = Names { backwards: profiles.len().is_multiple_of(2), by_pipe: true };
             for _ in 0..3000 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let profile = &profiles[(random >> 33) as usize % profiles.len()];
                 let start = profile.starts[(random >> 45) as usize % profile.starts.len()];
                 let before = d.remaining(profile);
                 let (free, engines) = (d.free_at(profile, start), d.has_engines_for(profile));
-                match d.create_instance(profile.id, Some(start)) {
+                match d.create_instance(profile.id, Some(start), names) {
                     Ok(_) => assert!(free && before > 0 && engines),
                     Err(MigRefusal::InsufficientResources) => {
                         let same = d.instances().filter(|(_, p, _)| p.id == profile.id).count() as u32;
@@ -288,27 +301,55 @@ mod tests {
     #[test]
     fn default_places_are_the_drivers() {
         let mut d = device("A100-40GB");
-        let ids: Vec<usize> = (0..7).map(|_| d.create_instance(19, None).unwrap()).collect();
+        let ids: Vec<usize> =
+            (0..7).map(|_| d.create_instance(19, None, Names::default()).unwrap()).collect();
         assert_eq!(ids, [13, 11, 12, 7, 8, 9, 10]);
-        assert_eq!(d.create_instance(19, None), Err(MigRefusal::InsufficientResources));
+        assert_eq!(d.create_instance(19, None, Names::default()), Err(MigRefusal::InsufficientResources));
+    }
+
+    #[test]
+    fn ids_and_names_are_the_gpus_own() {
+        let (mut one, mut other) = (device("A100-40GB"), device("A100-40GB"));
+        let backwards = Names { backwards: true, ..Names::default() };
+        assert_eq!(one.create_instance(9, Some(4), Names::default()), Ok(2));
+        assert_eq!(other.create_instance(9, Some(4), backwards), Ok(1));
+        let by_pipe = Names { by_pipe: true, ..Names::default() };
+        let mut gpu = device("A100-40GB");
+        let name = |gpu: &SimGpu, id| crate::mig::mig_uuid(0, gpu, id, 0);
+        let alone = gpu.create_instance(19, Some(0), by_pipe).map(|id| (id, name(&gpu, id))).unwrap();
+        gpu.destroy_instance(alone.0).unwrap();
+        gpu.create_instance(19, Some(6), by_pipe).unwrap();
+        let beside = gpu.create_instance(19, Some(0), by_pipe).map(|id| (id, name(&gpu, id))).unwrap();
+        assert!(alone.0 == beside.0 && alone.1 != beside.1, "one place, two names");
+    }
+
+    #[test]
+    fn a_driver_that_is_loaded_again_has_the_mode_that_was_asked_for() {
+        let mut d = device("A100-40GB");
+        d.create_instance(9, Some(4), Names::default()).unwrap();
+        assert_eq!(d.set_mig_mode(false, false), Ok(ModeChange::Pending));
+        d.reload();
+        assert_eq!((d.mig_enabled, d.instances().count()), (0, 0));
+        assert_eq!(d.set_mig_mode(true, true), Ok(ModeChange::Pending));
+        assert_eq!(d.set_mig_mode(true, false), Ok(ModeChange::Done));
     }
 
     #[test]
     fn engines_run_out() {
         let mut d = device("RTX-PRO-6000-96GB");
-        d.create_instance(14, Some(0)).unwrap();
+        d.create_instance(14, Some(0), Names::default()).unwrap();
         assert_eq!(
-            d.create_instance(65, Some(3)),
+            d.create_instance(65, Some(3), Names::default()),
             Err(MigRefusal::InsufficientResources),
             "all four decoders"
         );
-        assert!(d.create_instance(67, Some(3)).is_ok(), "it has none");
+        assert!(d.create_instance(67, Some(3), Names::default()).is_ok(), "it has none");
     }
 
     #[test]
     fn a_gpu_instance_is_cut_into_compute_instances() {
         let mut d = device("A100-40GB");
-        let gi = d.create_instance(9, Some(4)).unwrap();
+        let gi = d.create_instance(9, Some(4), Names::default()).unwrap();
         assert_eq!((d.create_compute(gi, 1), d.create_compute(gi, 0)), (Ok(0), Ok(1)));
         assert_eq!(d.create_compute(gi, 0), Err(MigRefusal::InsufficientResources));
         assert_eq!(d.destroy_instance(gi), Err(MigRefusal::InUse));
@@ -316,6 +357,6 @@ mod tests {
         assert_eq!(d.create_compute(gi, 2), Ok(0));
         d.used_granules[SimGpu::domain_of(gi)] = 1;
         assert_eq!(d.destroy_compute(gi, 0), Err(MigRefusal::InUse));
-        assert_eq!(d.set_mig_mode(false), Ok(ModeChange::Pending));
+        assert_eq!(d.set_mig_mode(false, false), Ok(ModeChange::Pending));
     }
 }

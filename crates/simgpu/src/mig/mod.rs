@@ -1,14 +1,15 @@
 //! MIG: profiles of the models that have it, and the instances of a GPU.
 //!
-//! Refusals are the driver's: no overlap, no more of a profile than it allows, and nothing that is in use is destroyed. Instance
-//! ids and UUIDs are a function of the placement, as on real GPUs: an instance made there again has the same name.
+//! Refusals are the driver's: no overlap, no more of a profile than it allows, and nothing that is in use is destroyed. How
+//! instances are named is in [`Names`].
 
 mod instances;
+mod names;
 pub mod nodes;
 
 pub use instances::{MigRefusal, ModeChange};
+pub use names::{Names, mig_uuid, mig_uuid_bytes};
 
-use crate::identity::{DeviceUuid, gpu_uuid, uuid_of};
 use crate::models::Model;
 
 /// The profiles of one kind of GPU.
@@ -91,16 +92,6 @@ pub fn multiprocessors(model: &Model, profile: &GpuInstanceProfile) -> u32 {
         0 => model.multiprocessors as u32 * profile.compute_slices / 8,
         known => known,
     }
-}
-
-/// The UUID of a compute instance, as bytes.
-pub fn mig_uuid_bytes(gpu: usize, model: &Model, gpu_instance: usize, compute_instance: usize) -> DeviceUuid {
-    uuid_of(&format!("{}/{gpu_instance}/{compute_instance}", gpu_uuid(gpu, model)))
-}
-
-/// The UUID of a compute instance, as text.
-pub fn mig_uuid(gpu: usize, model: &Model, gpu_instance: usize, compute_instance: usize) -> String {
-    format!("MIG-{}", mig_uuid_bytes(gpu, model, gpu_instance, compute_instance))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::io;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::opened::opened_elsewhere;
 use crate::spec::MAX_DEVICES;
 use crate::state::{MAX_COMPUTE_INSTANCES, MAX_INSTANCES, Site};
 
@@ -68,6 +69,12 @@ fn make_directory(path: &Path) -> io::Result<()> {
 pub fn can_open(site: &Site, gpu: usize, instance: usize, compute: usize) -> bool {
     let of = [None, Some(compute)].map(|compute| minor(gpu, instance, compute));
     of.into_iter().all(|minor| File::open(node(site.root(), minor)).is_ok())
+}
+
+/// Whether a process other than this one has a node of a GPU instance open, or of one of its compute instances.
+pub fn is_open_elsewhere(site: &Site, gpu: usize, instance: usize) -> bool {
+    let own = [None].into_iter().chain((0..MAX_COMPUTE_INSTANCES).map(Some)).map(|c| minor(gpu, instance, c));
+    opened_elsewhere(&own.map(|minor| node(site.root(), minor)).collect::<Vec<_>>())
 }
 
 /// The names of all nodes of a machine's first `gpus` GPUs, and the table that says which instance each of them opens.

@@ -168,7 +168,7 @@ nvml_api! {
         match target(device)? {
             Target::Gpu(gpu) => write(text, length, &gpu_uuid(gpu.index, gpu.model)),
             Target::Mig(MigTarget { gpu, instance, compute }) => {
-                write(text, length, &mig_uuid(gpu.index, gpu.model, instance, compute))
+                write(text, length, &mig_uuid(gpu.index, &gpu.device(), instance, compute))
             }
         }
     }

@@ -1,12 +1,14 @@
 //! MIG mode and GPU instances.
 
-use super::handle::{Handle, gpu, gpu_instance, of_gpu, of_gpu_instance};
+use super::handle::{Gpu, Handle, MigTarget, gpu, gpu_instance, of_gpu, of_gpu_instance};
 use super::process::list;
 use super::settings::{Setting, is_on};
 use super::versions::needs_profile_names;
-use super::{NvmlError, NvmlResult, nvml_api, remembered, version_word};
+use super::{NvmlError, NvmlResult, nvml_api, remembered, session, version_word};
 use crate::ffi::{In, Out};
-use crate::mig::{GpuInstanceProfile, MigRefusal, ModeChange, memory_mib, multiprocessors, nodes, table};
+use crate::mig::{
+    GpuInstanceProfile, MigRefusal, ModeChange, Names, memory_mib, multiprocessors, nodes, table,
+};
 use crate::models::Model;
 
 /// `nvmlGpuInstancePlacement_t`; that of compute instances looks the same.
@@ -145,7 +147,11 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
         return Err(NvmlError::INVALID_ARGUMENT);
     }
     let mut state = gpu.swept();
-    let id = state.devices[gpu.index].create_instance(profile_id, start)?;
+    let names = Names {
+        backwards: is_on(Setting::IdsByGpu) && gpu.index % 2 == 1,
+        by_pipe: is_on(Setting::UuidByPipe),
+    };
+    let id = state.devices[gpu.index].create_instance(profile_id, start, names)?;
     if nodes::make(gpu.sim.site(), gpu.index, id).is_err() {
         state.devices[gpu.index].destroy_instance(id)?;
         return Err(NvmlError::OPERATING_SYSTEM);
@@ -156,6 +162,30 @@ fn create(device: Handle, profile_id: u32, start: Option<u32>, out: Out<Handle>)
     Ok(out.set(of_gpu_instance(gpu.index, id))?)
 }
 
+/// Nobody else has a node of the instance open.
+pub(super) fn not_subscribed(place: &MigTarget) -> NvmlResult {
+    let MigTarget { gpu, instance, .. } = place;
+    let opened =
+        is_on(Setting::OpenCapability) && nodes::is_open_elsewhere(gpu.sim.site(), gpu.index, *instance);
+    if opened { Err(NvmlError::IN_USE) } else { Ok(()) }
+}
+
+/// At once on a GPU that nobody uses; else, or where a reset is needed that can't be had, it stays pending for the reason returned.
+fn set_mode(gpu: &Gpu, on: bool) -> NvmlResult<i32> {
+    let resets = gpu.device().resets_for_mig();
+    if resets && is_on(Setting::NoReset) {
+        let device = &mut gpu.swept().devices[gpu.index];
+        device.mig_pending = u32::from(on);
+        return Ok(if device.mig_pending == device.mig_enabled { 0 } else { RESET_REQUIRED });
+    }
+    let opened = resets && is_on(Setting::AmpereReset) && session::is_open_elsewhere(gpu.sim);
+    let result = gpu.swept().devices[gpu.index].set_mig_mode(on, opened)?;
+    Ok(if result == ModeChange::Done { 0 } else { NvmlError::IN_USE.0 })
+}
+
+/// `NVML_ERROR_RESET_REQUIRED`
+const RESET_REQUIRED: i32 = 16;
+
 nvml_api! {
     fn nvmlDeviceGetMigMode(device: Handle, current: Out<u32>, pending: Out<u32>) {
         let gpu = gpu(device)?;
@@ -165,7 +195,6 @@ nvml_api! {
         Ok(pending.set(state.mig_pending)?)
     }
 
-    /// On an idle GPU the mode changes at once, whatever the model; on a busy one it stays pending.
     fn nvmlDeviceSetMigMode(device: Handle, mode: u32, activation: Out<i32>) {
         let gpu = gpu(device)?;
         if mode > 1 {
@@ -175,8 +204,8 @@ nvml_api! {
             gpu.swept().devices[gpu.index].mig_pending = mode;
             return Ok(activation.set(reason)?);
         }
-        let result = gpu.swept().devices[gpu.index].set_mig_mode(mode == 1)?;
-        Ok(activation.set(if result == ModeChange::Done { 0 } else { NvmlError::IN_USE.0 })?)
+        table(gpu.model).ok_or(NvmlError::NOT_SUPPORTED)?;
+        Ok(activation.set(set_mode(&gpu, mode == 1)?)?)
     }
 
     fn nvmlDeviceGetGpuInstanceProfileInfo(device: Handle, kind: u32, info: Out<ProfileInfo>) {
@@ -225,6 +254,7 @@ nvml_api! {
     fn nvmlGpuInstanceDestroy(instance: Handle) {
         let place = gpu_instance(instance)?;
         privileged()?;
+        not_subscribed(&place)?;
         place.gpu.swept().devices[place.gpu.index].destroy_instance(place.instance)?;
         remembered::forget(&place.gpu, place.instance);
         Ok(())

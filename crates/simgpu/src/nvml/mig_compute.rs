@@ -4,7 +4,7 @@ use super::handle::{
     Handle, MigTarget, compute_instance, gpu_instance, of_compute_instance, of_gpu, of_gpu_instance,
     of_mig_device,
 };
-use super::mig::{Placement, name_field, privileged};
+use super::mig::{Placement, name_field, not_subscribed, privileged};
 use super::process::list;
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::{In, Out};
@@ -159,8 +159,10 @@ nvml_api! {
     }
 
     fn nvmlComputeInstanceDestroy(instance: Handle) {
-        let MigTarget { gpu, instance, compute } = compute_instance(instance)?;
+        let place = compute_instance(instance)?;
         privileged()?;
+        not_subscribed(&place)?;
+        let MigTarget { gpu, instance, compute } = place;
         Ok(gpu.swept().devices[gpu.index].destroy_compute(instance, compute)?)
     }
 

@@ -31,7 +31,7 @@ pub(super) fn by_uuid(sim: &'static Sim, wanted: &str) -> NvmlResult<Handle> {
         for (instance, compute, ..) in
             device.mig_devices().into_iter().filter(|(gi, ci, ..)| can_open(*gi, *ci))
         {
-            let new = mig_uuid(index, device.model(), instance, compute);
+            let new = mig_uuid(index, device, instance, compute);
             let old = format!("MIG-{gpu}/{instance}/{compute}");
             if wanted.eq_ignore_ascii_case(&new) || wanted.eq_ignore_ascii_case(&old) {
                 return Ok(of_mig_device(index, instance, compute));

@@ -93,6 +93,16 @@ pub(super) fn running(target: &Target) -> Vec<Process> {
     found
 }
 
+/// Those that are no clients of MPS.
+fn computing(target: &Target) -> Vec<Process> {
+    if is_on(Setting::Mps) { Vec::new() } else { running(target) }
+}
+
+/// Clients of MPS.
+fn clients(target: &Target) -> Vec<Process> {
+    if is_on(Setting::Mps) { running(target) } else { Vec::new() }
+}
+
 /// NVML's protocol for lists: the count is read and written, and a buffer that is too small gets only the count that it needs.
 pub(super) fn list<T>(count: Out<u32>, buffer: Out<T>, items: Vec<T>) -> NvmlResult {
     let capacity = count.get()? as usize;
@@ -112,10 +122,15 @@ fn permitted(target: &Target) -> NvmlResult {
     if is_parent && is_on(Setting::Unprivileged) { Err(NvmlError::NO_PERMISSION) } else { Ok(()) }
 }
 
-fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
+fn earlier<T: From<Process>>(
+    device: Handle,
+    count: Out<u32>,
+    buffer: Out<T>,
+    rows: fn(&Target) -> Vec<Process>,
+) -> NvmlResult {
     let target = target(device)?;
     permitted(&target)?;
-    list(count, buffer, running(&target).into_iter().map(T::from).collect())
+    list(count, buffer, rows(&target).into_iter().map(T::from).collect())
 }
 
 /// The third version of a list, as this driver has it.
@@ -138,7 +153,7 @@ fn third(
     }
 }
 
-/// No process draws, and none uses MPS.
+/// No process draws.
 fn list_none<T>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
     target(device)?;
     list(count, buffer, Vec::new())
@@ -146,13 +161,13 @@ fn list_none<T>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
 
 nvml_api! {
     fn nvmlDeviceGetComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
-        list_running(device, count, buffer)
+        earlier(device, count, buffer, computing)
     }
     fn nvmlDeviceGetComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_running(device, count, buffer)
+        earlier(device, count, buffer, computing)
     }
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        third(device, count, buffer, running)
+        third(device, count, buffer, computing)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
@@ -164,13 +179,13 @@ nvml_api! {
         third(device, count, buffer, |_| Vec::new())
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
-        list_none(device, count, buffer)
+        earlier(device, count, buffer, clients)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_none(device, count, buffer)
+        earlier(device, count, buffer, clients)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        third(device, count, buffer, |_| Vec::new())
+        third(device, count, buffer, clients)
     }
     fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<DetailList>) {
         let mut asked = list.get()?;

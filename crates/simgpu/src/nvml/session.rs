@@ -1,8 +1,10 @@
 //! Initialisation and its count.
 
+use std::fs::File;
 use std::sync::Mutex;
 
 use super::{NvmlError, NvmlResult, nvml_api, remembered, settings};
+use crate::opened::opened_elsewhere;
 use crate::opening::open_configured;
 use crate::state::{Sim, SimOpenError};
 
@@ -10,9 +12,11 @@ struct Session {
     /// `nvmlInit` calls not yet matched by `nvmlShutdown`.
     count: u32,
     sim: Option<&'static Sim>,
+    /// The device, open as long as the session is, as the real library has it.
+    _device: Option<File>,
 }
 
-static SESSION: Mutex<Session> = Mutex::new(Session { count: 0, sim: None });
+static SESSION: Mutex<Session> = Mutex::new(Session { count: 0, sim: None, _device: None });
 
 fn init() -> NvmlResult {
     let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -22,10 +26,16 @@ fn init() -> NvmlResult {
             _ => NvmlError::INVALID_ARGUMENT,
         })?;
         settings::read(sim.home()).map_err(|why| complain(&why))?;
+        session._device = File::open(sim.site().state()).ok();
         session.sim = Some(sim);
     }
     session.count += 1;
     Ok(())
+}
+
+/// Does another process use NVML?
+pub(crate) fn is_open_elsewhere(sim: &Sim) -> bool {
+    opened_elsewhere(&[sim.site().state()])
 }
 
 /// A driver library has no other place for a sentence.
@@ -53,6 +63,7 @@ nvml_api! {
         session.count = session.count.checked_sub(1).ok_or(NvmlError::UNINITIALIZED)?;
         if session.count == 0 {
             session.sim = None;
+            session._device = None;
             remembered::forget_all();
         }
         Ok(())

@@ -64,6 +64,8 @@ pub struct SimGpuInstance {
     pub profile: u32,
     /// The first memory slice.
     pub start: u32,
+    /// Which of the GPU's pipes it has, plus 1; 0 if its name does not depend on that.
+    pub pipe: u32,
     /// Compute instances, by id.
     pub compute: [SimComputeInstance; MAX_COMPUTE_INSTANCES],
 }
@@ -81,7 +83,7 @@ pub struct SimComputeInstance {
 impl SimGpuInstance {
     /// No instance.
     pub const NONE: Self =
-        Self { profile: 0, start: 0, compute: [SimComputeInstance::NONE; MAX_COMPUTE_INSTANCES] };
+        Self { profile: 0, start: 0, pipe: 0, compute: [SimComputeInstance::NONE; MAX_COMPUTE_INSTANCES] };
 }
 
 impl SimComputeInstance {

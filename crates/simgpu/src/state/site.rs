@@ -36,7 +36,8 @@ impl Site {
         }
     }
 
-    pub(super) fn state(&self) -> PathBuf {
+    /// The file or node that is the machine's state.
+    pub fn state(&self) -> PathBuf {
         match self {
             Self::Directory(dir) => dir.join("state"),
             Self::Nodes(name) => name.into(),

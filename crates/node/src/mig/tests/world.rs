@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
 
 use cantle_driver::{Driver as _, Installation, Mig as _, simulated};
 use cantle_mig::Table;
@@ -59,16 +60,29 @@ pub(super) struct World {
     foreign: Vec<Found>,
     /// A GPU that does not answer.
     pub(super) lost: Option<usize>,
+    /// Has a device node of an instance open, and so keeps it from being destroyed.
+    monitor: Option<Child>,
     started: usize,
 }
 
+impl Drop for World {
+    fn drop(&mut self) {
+        self.end_monitor();
+    }
+}
+
 impl World {
-    pub(super) fn new(spec: &str, lib_dir: &Path, model: &str) -> Self {
+    /// MIG calls are made in this process, or where there is `exe` in processes of that program, as cantle makes them.
+    pub(super) fn new(spec: &str, lib_dir: &Path, model: &str, exe: Option<&Path>) -> Self {
         let state = tempfile::tempdir().unwrap();
         simulated::create(state.path(), spec, lib_dir).unwrap();
         std::fs::write(state.path().join("model"), model).unwrap();
         let source = Installation::in_directory(state.path().to_owned(), lib_dir.to_owned());
-        let driver = Mortal::new(cantle_driver::open_in_process(&source).unwrap());
+        let opened = match exe {
+            None => cantle_driver::open_in_process(&source),
+            Some(exe) => cantle_driver::open_with_probe(&source, exe.to_owned()),
+        };
+        let driver = Mortal::new(opened.unwrap());
         let node = NodeStore::open(&NodeStore::dir_for(&source)).unwrap();
         let gpus = driver.gpus().unwrap();
         let table = |gpu: &Gpu| driver.mig_table(&gpu.uuid).unwrap().unwrap();
@@ -87,6 +101,7 @@ impl World {
             running: Vec::new(),
             foreign: Vec::new(),
             lost: None,
+            monitor: None,
             started: 0,
         };
         world.foreign = world.truth();
@@ -110,13 +125,39 @@ impl World {
     }
 
     /// What the driver does wrong from now on. Without a file it needn't read one at each call.
-    pub(super) fn faults(&self, script: &str) {
+    pub(super) fn faults(&mut self, script: &str) {
+        self.end_monitor();
         let path = self.state.path().join("faults");
         if !script.is_empty() {
             std::fs::write(path, script).unwrap();
         } else if path.exists() {
             std::fs::remove_file(path).unwrap();
         }
+    }
+
+    fn end_monitor(&mut self) {
+        if let Some(mut monitor) = self.monitor.take() {
+            monitor.kill().unwrap();
+            monitor.wait().unwrap();
+        }
+    }
+
+    /// Somebody looks at an instance that no task has, for a moment.
+    pub(super) fn monitor(&mut self) {
+        self.faults("");
+        let in_use = self.in_use();
+        let idle = self.truth().into_iter().find(|found| {
+            !in_use.iter().any(|(gpu, gi)| gpu.0 == found.gpu && *gi == found.gi) && found.uuid.is_some()
+        });
+        let Some(idle) = idle else { return };
+        let gpu = self.gpus.iter().position(|gpu| gpu.uuid.0 == idle.gpu).unwrap();
+        let minors = self.state.path().join("proc/driver/nvidia-caps/mig-minors");
+        let minors = std::fs::read_to_string(minors).unwrap();
+        let name = format!("gpu{gpu}/gi{}/access ", idle.gi);
+        let minor = minors.lines().find_map(|line| line.strip_prefix(&name)).unwrap();
+        let node = self.state.path().join(format!("dev/nvidia-caps/nvidia-cap{minor}"));
+        let node = std::fs::File::open(node).unwrap();
+        self.monitor = Some(Command::new("sleep").arg("0.3").stdin(node).spawn().unwrap());
     }
 
     /// One task: planned and given its instance as the agent does it. The agent dies at step `dies_at` of that, if it comes

@@ -1,0 +1,90 @@
+//! Containers that docker's own client starts, by a command line of somebody else: what is known of the image before, and whether the
+//! slice is what the container has after.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bollard::models::{ContainerCreateBody, HostConfig};
+use bollard::query_parameters::CreateContainerOptions;
+use cantle_model::{LeaseId, TaskId};
+use tokio::time::sleep;
+
+use super::EngineError;
+use super::calls::{CALL_LIMIT, limited};
+use super::command_line::DockerRun;
+use super::copies::{self, DriverCopies};
+use super::engine::Engine;
+use super::plan::{LABEL_LEASE, LABEL_TASK};
+use super::task::{pid_of, verify};
+use crate::{Confinement, StartError};
+
+/// How often the engine is asked whether the container runs.
+const LOOK_INTERVAL: Duration = Duration::from_millis(50);
+
+impl Engine {
+    /// The image's own copies of the driver's libraries. An image that is not here is fetched first, as the client would do.
+    ///
+    /// # Errors
+    /// If the engine does not answer, or the image can't be had.
+    pub async fn copies_in(
+        &self,
+        run: &DockerRun,
+        lease: &LeaseId,
+        task: &TaskId,
+        notify: impl Fn(&str),
+    ) -> Result<DriverCopies, EngineError> {
+        let image = run.image();
+        if limited("image", CALL_LIMIT, self.docker().inspect_image(image)).await.is_err() {
+            self.fetch(image, run.platform(), notify).await?;
+        }
+        let found = limited("image", CALL_LIMIT, self.docker().inspect_image(image)).await?;
+        let env = found.config.and_then(|config| config.env).unwrap_or_default();
+        if let Some(known) = copies::known_of(&found.id.unwrap_or_default(), &env, &self.searched) {
+            return Ok(DriverCopies(known));
+        }
+        let body = ContainerCreateBody {
+            image: Some(image.to_owned()),
+            entrypoint: Some(vec!["true".to_owned()]),
+            labels: Some(
+                [(LABEL_LEASE, &lease.0), (LABEL_TASK, &task.0)]
+                    .map(|(name, value)| (name.to_owned(), value.clone()))
+                    .into(),
+            ),
+            host_config: Some(HostConfig { network_mode: Some("none".to_owned()), ..Default::default() }),
+            ..Default::default()
+        };
+        let call = self.docker().create_container(None::<CreateContainerOptions>, body);
+        let id = limited("create", CALL_LIMIT, call).await?.id;
+        let copies = copies::find(self.docker(), &id, &self.searched).await;
+        self.remove(&id).await?;
+        Ok(DriverCopies(copies?))
+    }
+
+    /// Waits until the container of `lease` runs, and ends it if it does not see its slice, or could pass it by. Returns when that is
+    /// certain.
+    ///
+    /// # Errors
+    /// Says why the container was ended.
+    pub async fn verify_of(&self, lease: &LeaseId, confinement: &Confinement) -> Result<(), StartError> {
+        loop {
+            let all: BTreeSet<String> = self
+                .leftovers()
+                .await?
+                .into_iter()
+                .filter(|one| one.lease == *lease)
+                .map(|one| one.id)
+                .collect();
+            for id in all {
+                let pid = pid_of(self.docker(), &id).await.unwrap_or(0);
+                if pid > 0 {
+                    let verified = verify(pid, confinement);
+                    if verified.is_err() {
+                        self.remove(&id).await?;
+                    }
+                    return verified;
+                }
+            }
+            sleep(LOOK_INTERVAL).await;
+        }
+    }
+}
