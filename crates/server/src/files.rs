@@ -101,7 +101,12 @@ async fn download(
     State(app): State<Arc<App>>,
     path: axum::extract::Path<String>,
 ) -> Result<Response, Failure> {
-    let file = File::open(place(&app.files_dir, &path)?).await.map_err(|error| failed(&error))?;
+    object(&app.files_dir, &path).await
+}
+
+/// The object of this path, as bytes of no particular type.
+pub(crate) async fn object(files_dir: &Path, path: &str) -> Result<Response, Failure> {
+    let file = File::open(place(files_dir, path)?).await.map_err(|error| failed(&error))?;
     let about = file.metadata().await.map_err(|error| failed(&error))?;
     if !about.is_file() {
         return Err((StatusCode::NOT_FOUND, format!("{} is not an object", path.escape_default())));
