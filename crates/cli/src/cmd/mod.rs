@@ -7,6 +7,7 @@ mod checkup;
 pub(crate) mod controller;
 pub(crate) mod credentials;
 pub(crate) mod daemon;
+pub(crate) mod delete;
 pub(crate) mod doctor;
 pub(crate) mod explain;
 pub(crate) mod image;
