@@ -7,6 +7,6 @@ const server = process.env["CANTLE_SERVER"] ?? "http://127.0.0.1:8008";
 export default defineConfig({
   base: "/ui/",
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
-  build: { target: "es2023", assetsInlineLimit: 0, reportCompressedSize: true },
+  build: { target: "es2024", assetsInlineLimit: 0, reportCompressedSize: false, chunkSizeWarningLimit: 6000, rolldownOptions: { input: ["index.html", "plots.html"] } },
   server: { proxy: { "/ui/-/": { target: server } } },
 });

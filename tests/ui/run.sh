@@ -21,6 +21,7 @@ fi
 # Without these only the tests that need them are skipped.
 command -v promtool >/dev/null || apt-get install -y -qq --no-install-recommends prometheus >/dev/null 2>&1 || true
 command -v tmux >/dev/null || apt-get install -y -qq tmux >/dev/null 2>&1 || true
+(cd ../.. && tests/venv.sh .venv-clearml tests/clearml/requirements.txt) >/dev/null 2>&1 || true
 [ -d node_modules/playwright-core ] || npm ci --silent --no-audit --no-fund || skip "npm ci failed"
 [ "${1:-}" != --setup ] || exit 0
 [ -x "$CANTLE" ] || skip "$CANTLE is not there; make build makes it"

@@ -2,6 +2,7 @@ import { render } from "preact";
 import { useEffect } from "preact/hooks";
 import { resume, session } from "./api";
 import { connect, connection } from "./live";
+import { Compare } from "./pages/Compare";
 import { Events } from "./pages/Events";
 import { Gpus } from "./pages/Gpus";
 import { Nodes } from "./pages/Nodes";
@@ -17,8 +18,8 @@ import "./style.css";
 import { applyTheme } from "./theme";
 
 function Page() {
-  const [page = "", id] = path.value.split("/");
-  if (page === "tasks" && id) return <TaskPage key={id} id={id} />;
+  const [page = "", id, tab = ""] = path.value.split("/");
+  if (page === "tasks" && id) return <TaskPage key={id} id={id} tab={tab} />;
   switch (page) {
     case "":
     case "gpus":
@@ -27,6 +28,8 @@ function Page() {
       return <Queues />;
     case "tasks":
       return <Tasks />;
+    case "compare":
+      return <Compare />;
     case "nodes":
       return <Nodes />;
     case "projects":

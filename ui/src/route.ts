@@ -40,7 +40,7 @@ export function listen(): void {
   document.addEventListener("click", (event) => {
     const anchor = (event.target as Element).closest("a");
     const plain = event.button === 0 && !event.metaKey && !event.ctrlKey && !event.shiftKey && !event.altKey;
-    if (!anchor || !plain || anchor.target || anchor.origin !== location.origin || !anchor.pathname.startsWith(BASE)) return;
+    if (!anchor || !plain || anchor.target || anchor.hasAttribute("download") || anchor.origin !== location.origin || !anchor.pathname.startsWith(BASE)) return;
     event.preventDefault();
     go(anchor.pathname + anchor.search);
   });

@@ -390,6 +390,12 @@ pub struct Delete {
     pub task: String,
     /// Even while it is queued or runs.
     pub force: bool,
+    /// Answer with the addresses of the files that it left.
+    pub return_file_urls: bool,
+    /// Also those of its output models that are not published and that no other task uses.
+    pub delete_output_models: bool,
+    /// Also its files on the server's own file store. ClearML's SDK deletes them itself.
+    pub delete_external_artifacts: bool,
 }
 endpoint!("tasks.delete", Delete => Deleted);
 
@@ -403,8 +409,27 @@ pub struct Deleted {
     pub updated_children: u64,
     /// How many models lost their task.
     pub updated_models: u64,
+    /// How many of its output models were deleted.
+    pub deleted_models: u64,
     /// What was deleted of its output.
     pub events: Map<String, Value>,
+    /// The files that it left, if they were asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub urls: Option<FileUrls>,
+    /// How many files were deleted.
+    pub deleted_files: u64,
+}
+
+/// Addresses of files that a task left.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FileUrls {
+    /// Of its output models.
+    pub model_urls: Vec<String>,
+    /// Of its debug samples.
+    pub event_urls: Vec<String>,
+    /// Of its artifacts.
+    pub artifact_urls: Vec<String>,
 }
 
 /// `tasks.ping`: it is still alive.

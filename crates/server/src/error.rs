@@ -6,6 +6,8 @@ use std::sync::Arc;
 use cantle_clearml::subcode;
 use cantle_store::StoreError;
 
+use crate::services::refused::reason;
+
 /// A refusal or failure, as it goes into the envelope. The source stays on the server.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{message}")]
@@ -59,7 +61,8 @@ impl ApiError {
 
     /// No such endpoint. Stock agents check for this code and text.
     pub(crate) fn unknown_endpoint(name: &str) -> Self {
-        Self::new(400, 0, format!("Unsupported endpoint: {name}"))
+        let why = reason(name).map(|reason| format!(" ({reason})")).unwrap_or_default();
+        Self::new(400, 0, format!("Unsupported endpoint: {name}{why}"))
     }
 }
 

@@ -14,6 +14,7 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use futures_util::stream::try_unfold;
+use percent_encoding::percent_decode_str;
 use tokio::fs::{self, File};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -101,7 +102,12 @@ async fn download(
     State(app): State<Arc<App>>,
     path: axum::extract::Path<String>,
 ) -> Result<Response, Failure> {
-    let file = File::open(place(&app.files_dir, &path)?).await.map_err(|error| failed(&error))?;
+    object(&app.files_dir, &path).await
+}
+
+/// The object of this path, as bytes of no particular type.
+pub(crate) async fn object(files_dir: &Path, path: &str) -> Result<Response, Failure> {
+    let file = File::open(place(files_dir, path)?).await.map_err(|error| failed(&error))?;
     let about = file.metadata().await.map_err(|error| failed(&error))?;
     if !about.is_file() {
         return Err((StatusCode::NOT_FOUND, format!("{} is not an object", path.escape_default())));
@@ -127,6 +133,37 @@ async fn remove(
     let target = place(&app.files_dir, &path)?;
     fs::remove_file(&target).await.map_err(|error| failed(&error))?;
     Ok(axum::Json(path.0))
+}
+
+/// Deletes the objects that a task left, as far as these addresses name objects of this file store and of that task. Returns
+/// how many there were.
+pub(crate) async fn erase(files_dir: &Path, task: &str, urls: &[String]) -> u64 {
+    let mut erased = 0;
+    for object in urls.iter().filter_map(|url| object_of(task, url)) {
+        let Ok(path) = place(files_dir, &object) else { continue };
+        match fs::remove_file(&path).await {
+            Ok(()) => erased += 1,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(%task, %object, "a file of a deleted task stays: {error}"),
+        }
+        // Directories that are empty now; the first one that is not ends it.
+        let parents = path.ancestors().skip(1).take_while(|parent| *parent != files_dir);
+        for parent in parents {
+            if fs::remove_dir(parent).await.is_err() {
+                break;
+            }
+        }
+    }
+    erased
+}
+
+/// The object that an address means, if it is in the directory of this task, which clients call `NAME.ID`: another task's
+/// files, which a task may name as its own, are not its to delete.
+fn object_of(task: &str, url: &str) -> Option<String> {
+    let (_, path) = url.split_once("://")?.1.split_once('/')?;
+    let path = percent_decode_str(path.strip_prefix("files/")?).decode_utf8().ok()?;
+    let is_of_task = |part: &str| part.strip_suffix(task).is_some_and(|name| name.ends_with('.'));
+    path.split('/').any(is_of_task).then(|| path.into_owned())
 }
 
 /// Made of names alone: it leads nowhere else.
@@ -168,6 +205,25 @@ fn failed(error: &std::io::Error) -> Failure {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_task_owns_what_is_in_its_directory() {
+        let of = |url| object_of("0a1b", url);
+        assert_eq!(
+            of("http://h:8008/files/P%201/train.0a1b/artifacts/x").unwrap(),
+            "P 1/train.0a1b/artifacts/x"
+        );
+        for other in [
+            "http://h/files/P1/train.ffff/artifacts/x",
+            "http://h/files/P1/0a1b/x",
+            "http://h/P1/train.0a1b/x",
+            "s3://bucket/P1/train.0a1b/x",
+            "file:///files/train.0a1b/x",
+            "train.0a1b/x",
+        ] {
+            assert_eq!(of(other), None, "{other}");
+        }
+    }
 
     #[test]
     fn objects_stay_inside() {

@@ -81,13 +81,28 @@ impl Role {
         let action = endpoint.split_once('.').map_or("", |(_, action)| action);
         let reads = action.starts_with("get_") && endpoint != TAKES;
         let known = [
+            "auth.fixed_users_mode",
             "auth.login",
+            "auth.logout",
+            "auth.validate_token",
             "cantle.explain_task",
+            "debug.ping",
+            "events.clear_scroll",
             "events.debug_images",
             "events.multi_task_scalar_metrics_iter_histogram",
+            "events.next_debug_image_sample",
+            "events.next_plot_sample",
+            "events.plots",
             "events.scalar_metrics_iter_histogram",
+            "events.scalar_metrics_iter_raw",
+            "events.vector_metrics_iter_histogram",
+            "login.logout",
+            "login.supported_modes",
+            "projects.validate_delete",
+            "queues.peek_task",
             "server.info",
             "server.endpoints",
+            "tasks.validate",
         ];
         self == Self::Full || reads || known.contains(&endpoint)
     }

@@ -38,6 +38,9 @@ pub use backup::{Contents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
 
+/// How long events are kept by default.
+const KEEP_EVENTS_DAYS: u64 = 90;
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -56,6 +59,10 @@ pub struct ServerConfig {
     pub start_within: Duration,
     /// A connection on which nothing comes or goes for so long is closed.
     pub silence: Duration,
+    /// How long events are kept; `None`: forever. Those of tasks that have not ended stay.
+    pub keep_events: Option<Duration>,
+    /// How long the output of tasks that ended is kept; `None`: forever.
+    pub keep_logs: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
@@ -71,6 +78,8 @@ impl Default for ServerConfig {
             open_source: false,
             start_within: Duration::from_secs(60),
             silence: Duration::from_secs(60),
+            keep_events: Some(Duration::from_secs(KEEP_EVENTS_DAYS * 24 * 3600)),
+            keep_logs: None,
             usage_half_life: None,
         }
     }
@@ -85,6 +94,7 @@ pub struct Server {
     file: CredentialsFile,
     service: api::Service,
     start_within: Duration,
+    kept: sweep::Kept,
     /// Until it has ended.
     _lock: StateLock,
 }
@@ -204,6 +214,7 @@ impl Server {
             file,
             service,
             start_within: config.start_within,
+            kept: sweep::Kept { events: config.keep_events, logs: config.keep_logs },
             _lock: lock,
         })
     }
@@ -227,7 +238,7 @@ impl Server {
     pub async fn serve(self, shutdown: impl Future<Output = ()> + Send + 'static) -> Result<(), ServerError> {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;
-        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within));
+        let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let served = axum::serve(door::Door::new(self.listener, self.silence), service)

@@ -16,9 +16,19 @@ const SILENT_US: i64 = 2 * 3600 * 1_000_000;
 /// ClearML's words for it.
 const SILENT: &str = "Forced stop (non-responsive)";
 
+/// How many events, and how many pieces of output, one round takes away at most: others wait no longer than for that.
+const PRUNED_AT_ONCE: i64 = 5000;
+
+/// How long events are kept, and the output of tasks that ended; `None`: forever.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kept {
+    pub(crate) events: Option<Duration>,
+    pub(crate) logs: Option<Duration>,
+}
+
 /// Polls without end. A task that was taken and not started within `start_within` goes back to its queue; an agent that
 /// starts it later is refused.
-pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
+pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
     let start_within_us = i64::try_from(start_within.as_micros()).unwrap_or(i64::MAX);
     let mut ticks = tokio::time::interval(EVERY.min(start_within));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -32,6 +42,7 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration) {
             Err(error) => tracing::error!("tasks that never started can't be found: {error}"),
         }
         stop_silent(&app, now_us).await;
+        prune(&app, kept, now_us).await;
         if let Some(half_life_ms) = app.usage_half_life_ms
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
         {
@@ -57,5 +68,18 @@ async fn stop_silent(app: &App, now_us: i64) {
             );
         }
         Err(error) => tracing::error!("silent tasks can't be stopped: {error}"),
+    }
+}
+
+/// Takes away what is older than it is to be kept.
+async fn prune(app: &App, kept: Kept, now_us: i64) {
+    let before = |kept: Option<Duration>| {
+        let kept = kept.and_then(|kept| i64::try_from(kept.as_micros()).ok());
+        kept.map_or(i64::MIN, |kept_us| now_us.saturating_sub(kept_us))
+    };
+    match app.store.prune(before(kept.events), before(kept.logs), PRUNED_AT_ONCE).await {
+        Ok((0, 0)) => {}
+        Ok((events, logs)) => tracing::debug!(events, logs, "what was too old is pruned"),
+        Err(error) => tracing::error!("what is too old can't be pruned: {error}"),
     }
 }

@@ -167,7 +167,7 @@ async fn refusals_have_the_documented_codes() {
     let remove = queues::RemoveTask { queue: "other".into(), task: id.clone() };
     assert_eq!(server.refused(&remove).await, (400, 703));
     start(&server, &id).await;
-    assert_eq!(server.refused(&Delete { task: id.clone(), force: false }).await, (400, 110));
+    assert_eq!(server.refused(&Delete { task: id.clone(), ..Delete::default() }).await, (400, 110));
     let project = Map::from_iter([("project".to_owned(), json!("nope"))]);
     assert_eq!(server.refused(&Edit { task: id.clone(), force: true, fields: project }).await, (400, 401));
     assert_eq!(server.refused(&Edit { task: id, force: false, fields: Map::new() }).await, (400, 110));
@@ -327,7 +327,7 @@ async fn dequeue_reset_delete() {
     server.client.call(&Reset { task: id.clone(), force: true, ..Reset::default() }).await.unwrap();
     let log = GetTaskLog { task: id.clone(), ..GetTaskLog::default() };
     assert_eq!(server.client.call(&log).await.unwrap().total, 0);
-    assert!(server.client.call(&Delete { task: id.clone(), force: false }).await.unwrap().deleted);
+    assert!(server.client.call(&Delete { task: id.clone(), ..Delete::default() }).await.unwrap().deleted);
     assert_eq!(server.refused(&GetById { task: id }).await, (400, 101));
 }
 

@@ -2,7 +2,7 @@
 
 use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued};
 use serde_json::{Map, Value};
-use sqlx::SqliteConnection;
+use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::Change;
 use crate::flow::{about, forget_run, leave_queue, refusal};
@@ -58,6 +58,77 @@ impl Store {
         self.record(&mut write.tx, about(&old, "delete", change, "deleted".to_owned())).await?;
         write.commit().await?;
         Ok(children)
+    }
+
+    /// Deletes all that a task or a model reported.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn delete_reports(&self, id: &str) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        delete_output(&mut write.tx, id).await?;
+        write.commit().await
+    }
+
+    /// Deletes a task's output, that from before a moment if one is given. Returns how many pieces there were.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn delete_logs(&self, task: &str, before_ms: Option<i64>) -> Result<u64, StoreError> {
+        let mut write = self.write().await?;
+        let sql = sqlx::query("DELETE FROM logs WHERE task = $1 AND timestamp_ms < $2");
+        let sql = sql.bind(task).bind(before_ms.unwrap_or(i64::MAX));
+        let deleted = sql.execute(&mut *write.tx).await?.rows_affected();
+        write.commit().await?;
+        Ok(deleted)
+    }
+
+    /// Deletes the oldest events and pieces of output from before these times, at most `limit` of each; what belongs to a task that
+    /// has not ended stays. Returns how many events and pieces there were.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn prune(
+        &self,
+        events_before_us: i64,
+        logs_before_us: i64,
+        limit: i64,
+    ) -> Result<(u64, u64), StoreError> {
+        let mut pruned = [0, 0];
+        // Ids are times of arrival. What goes is looked up first: nobody has to wait for a reader.
+        for (table, before_us, count) in [("happenings", events_before_us, 0), ("logs", logs_before_us, 1)] {
+            let ended =
+                "task NOT IN (SELECT id FROM tasks WHERE status IN ('created', 'queued', 'in_progress'))";
+            let mut old = QueryBuilder::<Sqlite>::new(format!("SELECT id FROM {table} WHERE id < "));
+            old.push_bind(before_us).push(format_args!(" AND (task IS NULL OR {ended}) ORDER BY id LIMIT "));
+            let ids: Vec<i64> = old.push_bind(limit).build_query_scalar().fetch_all(&self.readers).await?;
+            if ids.is_empty() {
+                continue;
+            }
+            let mut write = self.write_bulk().await?;
+            let mut sql = QueryBuilder::<Sqlite>::new(format!("DELETE FROM {table} WHERE id IN "));
+            sql.push_tuples(&ids, |mut row, id| {
+                row.push_bind(*id);
+            });
+            pruned[count] = sql.build().execute(&mut *write.tx).await?.rows_affected();
+            write.commit().await?;
+        }
+        Ok((pruned[0], pruned[1]))
+    }
+
+    /// Those of these models that a task other than this one names.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn models_in_use(&self, task: &str, models: &[String]) -> Result<Vec<String>, StoreError> {
+        let mut used = Vec::new();
+        for model in models {
+            let found = sqlx::query("SELECT 1 FROM tasks WHERE instr(doc, $2) > 0 AND id <> $1 LIMIT 1");
+            if found.bind(task).bind(model).fetch_optional(&self.readers).await?.is_some() {
+                used.push(model.clone());
+            }
+        }
+        Ok(used)
     }
 }
 

@@ -27,6 +27,7 @@ mod row;
 mod samples;
 mod tasks;
 mod usage;
+mod values;
 mod workers;
 
 use std::path::Path;
@@ -49,6 +50,7 @@ pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use tasks::{NewTask, TaskEdit};
+pub use values::{ParentTask, TaskValue};
 
 /// The database.
 #[derive(Debug)]

@@ -306,6 +306,27 @@ async fn a_task_waits_in_one_place_or_in_none() {
 }
 
 #[tokio::test]
+async fn what_is_old_is_pruned_unless_its_task_has_not_ended() {
+    let f = open().await;
+    f.queued("waits", S).await;
+    f.queued("ended", S).await;
+    f.store.set_status("ended", TaskStatus::Stopped, &at(2 * S)).await.unwrap();
+    let line = |task: &str, msg: &str| LogLine { task: task.into(), msg: msg.into(), ..LogLine::default() };
+    f.store.add_logs(&[line("waits", "a"), line("ended", "b"), line("ended", "c")], 3 * S).await.unwrap();
+    f.store.add_logs(&[line("ended", "new")], 50 * S).await.unwrap();
+    let of = async |task: &str| f.store.events(Some(task), None, 100).await.unwrap().len();
+    let (before_waits, before_ended) = (of("waits").await, of("ended").await);
+    assert_eq!(f.store.prune(i64::MIN, i64::MIN, 100).await.unwrap(), (0, 0), "forever");
+    assert_eq!(f.store.prune(i64::MIN, 10 * S, 1).await.unwrap(), (0, 1), "no more than asked for");
+    let (events, logs) = f.store.prune(10 * S, 10 * S, 100).await.unwrap();
+    assert_eq!((events, logs), (u64::try_from(before_ended).unwrap(), 1));
+    assert_eq!((of("waits").await, of("ended").await), (before_waits, 0));
+    let left = f.store.logs_after("ended", 0, 10).await.unwrap();
+    assert_eq!(left.iter().map(|line| line.msg.as_str()).collect::<Vec<_>>(), ["new"]);
+    assert_eq!(f.store.logs_after("waits", 0, 10).await.unwrap().len(), 1);
+}
+
+#[tokio::test]
 async fn events_are_ordered_also_within_a_microsecond_and_over_a_restart() {
     let f = open().await;
     let one = |n: i64| EventRow { time_us: 5, kind: n.to_string(), ..EventRow::default() };

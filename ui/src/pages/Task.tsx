@@ -9,6 +9,12 @@ import { ActionButton, usePageCli } from "../parts/Controls";
 import { Log } from "../parts/Log";
 import { useHistory } from "../parts/QueueChart";
 import { Says } from "../parts/Says";
+import { Artifacts } from "../results/Artifacts";
+import { Configuration } from "../results/Configuration";
+import { Images } from "../results/Images";
+import { Plots } from "../results/Plots";
+import { Scalars } from "../results/Scalars";
+import type { ReportedTask } from "../results/wire";
 import { link } from "../route";
 import type { EventView, Explanation, History, TaskView } from "../types";
 import { State } from "./Tasks";
@@ -151,16 +157,89 @@ function Facts({ task }: { task: TaskView }) {
   );
 }
 
-export function TaskPage({ id }: { id: string }) {
+const TABS: [tab: string, text: string][] = [
+  ["", "Overview"],
+  ["scalars", "Scalars"],
+  ["plots", "Plots"],
+  ["images", "Debug samples"],
+  ["artifacts", "Artifacts and models"],
+  ["configuration", "Configuration"],
+];
+
+function Tabs({ id, tab }: { id: string; tab: string }) {
+  return (
+    <div class="tabs" role="navigation" aria-label="Of this task">
+      {TABS.map(([name, text]) => (
+        <a key={name} href={link(name ? `tasks/${id}/${name}` : `tasks/${id}`)} aria-current={name === tab ? "page" : undefined}>
+          {text}
+        </a>
+      ))}
+    </div>
+  );
+}
+
+/** What the task reported, by the last part of the address. */
+function Reported({ id, tab, wire, live }: { id: string; tab: string; wire: WireTask | null; live: boolean }) {
+  switch (tab) {
+    case "scalars":
+      return <Scalars task={id} live={live} />;
+    case "plots":
+      return <Plots task={id} live={live} />;
+    case "images":
+      return <Images task={id} live={live} />;
+  }
+  if (!wire) return <p class="muted">…</p>;
+  const reported = wire as unknown as ReportedTask;
+  switch (tab) {
+    case "artifacts":
+      return <Artifacts task={reported} />;
+    case "configuration":
+      return <Configuration task={reported} />;
+    default:
+      return <p>A task has no page “{tab}”.</p>;
+  }
+}
+
+function Overview({ task, explanation, events }: { task: TaskView; explanation: Explanation | null; events: EventView[] }) {
+  const history = useHistory(`history/task/${task.id}`, task.state === "in_progress");
+  return (
+    <>
+      <Timeline task={task} events={events} history={history} />
+      <div class="columns">
+        <div>
+          {explanation && <Why explanation={explanation} />}
+          <Facts task={task} />
+        </div>
+        <Memory task={task} history={history} />
+      </div>
+      <section class="card" aria-labelledby="output">
+        <h2 id="output">Output</h2>
+        <Log task={task.id} live={!FINAL.includes(task.state)} />
+      </section>
+      {events.length > 0 && (
+        <section class="card" aria-labelledby="happened">
+          <h2 id="happened">Events</h2>
+          <ul class="eventlist">
+            {events.map((event) => (
+              <li key={event.id}>
+                <time dateTime={event.time}>{clock(event.time)}</time> <span class="badge">{event.kind}</span> <Says text={event.message} />
+              </li>
+            ))}
+          </ul>
+        </section>
+      )}
+    </>
+  );
+}
+
+export function TaskPage({ id, tab }: { id: string; tab: string }) {
   const task = tasks.value.get(id);
   const [problem, setProblem] = useState("");
-  const final = task ? FINAL.includes(task.state) : false;
   usePageCli(cantle(task?.state === "queued" ? "why" : "logs", ...(task?.state === "in_progress" ? ["-f"] : []), id));
   useEffect(() => {
     if (!task) fetchTask(id).then(() => setProblem(tasks.value.has(id) ? "" : `There is no task ${id}.`), (error) => setProblem(error instanceof ApiError ? error.message : String(error)));
   }, [id]);
   const { explanation, wire, events } = useDetails(task);
-  const history = useHistory(`history/task/${id}`, task?.state === "in_progress");
   if (!task) return problem ? <h1>{problem}</h1> : <h1 class="muted">…</h1>;
   return (
     <>
@@ -182,31 +261,12 @@ export function TaskPage({ id }: { id: string }) {
           {wire?.hyperparams?.["cantle"] && <ActionButton action={clone(task, wire)}>Run again</ActionButton>}
         </div>
       </div>
-      <Timeline task={task} events={events} history={history} />
-      <div class="columns">
-        <div>
-          {explanation && <Why explanation={explanation} />}
-          <Facts task={task} />
-        </div>
-        <Memory task={task} history={history} />
-      </div>
-      <section class="card" aria-labelledby="output">
-        <h2 id="output">Output</h2>
-        <Log task={id} live={!final} />
-      </section>
-      {events.length > 0 && (
-        <section class="card" aria-labelledby="happened">
-          <h2 id="happened">Events</h2>
-          <ul class="eventlist">
-            {events.map((event) => (
-              <li key={event.id}>
-                <time dateTime={event.time}>{clock(event.time)}</time> <span class="badge">{event.kind}</span> <Says text={event.message} />
-              </li>
-            ))}
-          </ul>
-        </section>
+      <Tabs id={id} tab={tab} />
+      {tab === "" ? (
+        <Overview task={task} explanation={explanation} events={events} />
+      ) : (
+        <Reported id={id} tab={tab} wire={wire} live={!FINAL.includes(task.state)} />
       )}
     </>
   );
 }
-

@@ -5,7 +5,8 @@ import { age, bytes, clock, gpus, plural, stateWord } from "../format";
 import { now, queues, taskList } from "../live";
 import { type Column, Rows } from "../parts/Rows";
 import { Says } from "../parts/Says";
-import { link, param } from "../route";
+import { MAX_COMPARED } from "../results/compared";
+import { link, param, setParam } from "../route";
 import type { TaskView } from "../types";
 
 const STATES: [string, string][] = ["queued", "in_progress", "completed", "failed", "stopped", "created"].map((state) => [state, stateWord(state)]);
@@ -19,7 +20,18 @@ function lasted(task: TaskView): number {
   return (task.ended ? Date.parse(task.ended) : now.value) - Date.parse(task.started);
 }
 
+/** Ids of the tasks that were picked to be compared; the address keeps them. */
+const picked = (): string[] => param("compare").split(",").filter(Boolean);
+
+function Pick({ task }: { task: TaskView }) {
+  const chosen = picked();
+  const on = chosen.includes(task.id);
+  const toggle = () => setParam("compare", (on ? chosen.filter((id) => id !== task.id) : [...chosen, task.id]).join());
+  return <input type="checkbox" aria-label={`Compare ${task.name}`} checked={on} disabled={!on && chosen.length >= MAX_COMPARED} onChange={toggle} />;
+}
+
 const COLUMNS: Column<TaskView>[] = [
+  { id: "pick", head: "", width: "1.1rem", narrow: "hidden", cell: (task) => <Pick task={task} /> },
   { id: "name", head: "Task", width: "minmax(8rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
   { id: "state", head: "State", width: "5.8rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
   { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.queue ?? "", cell: (task) => task.queue },
@@ -98,6 +110,11 @@ export function Tasks() {
           <Select name="status" label="State" options={[["", "all"], ...STATES]} />
           <Select name="queue" label="Queue" options={[["", "all"], ...named(queues.value.map((queue) => queue.name))]} />
           <Select name="project" label="Project" options={[["", "all"], ...named(projects)]} />
+          {picked().length > 1 && (
+            <a class="button" href={link("compare", { tasks: picked().join() })}>
+              Compare {picked().length} tasks
+            </a>
+          )}
           <button type="button" onClick={() => saveCsv(shown)}>
             CSV
           </button>

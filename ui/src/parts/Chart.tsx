@@ -12,7 +12,7 @@ export interface Line {
 }
 
 /** A colour of style.css, as the canvas wants it. */
-function resolved(color: string, element: HTMLElement): string {
+export function resolved(color: string, element: HTMLElement): string {
   element.style.color = color;
   const value = getComputedStyle(element).color;
   element.style.color = "";

@@ -6,20 +6,24 @@ use cantle_clearml::cantle::{
     EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
 };
 use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
-use clap::Args;
+use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
 use serde::Serialize;
 
 use super::cluster::{self, ClusterArg};
+use super::delete::{self, DeleteArgs};
 use crate::complete;
 use crate::connect::{Connection, no_task};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
-use crate::out::Column;
+use crate::out::{Column, Printer};
 
 /// `cantle tasks`
 #[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct TasksArgs {
+    #[command(subcommand)]
+    command: Option<TasksCommand>,
     /// Only tasks of this queue
     #[arg(long, value_name = "Q", add = ArgValueCompleter::new(complete::queues))]
     queue: Option<String>,
@@ -35,6 +39,13 @@ pub(crate) struct TasksArgs {
     /// Maximum number of tasks, newest first
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u32,
+}
+
+/// What can be done with many tasks.
+#[derive(Subcommand, Debug)]
+enum TasksCommand {
+    /// Delete tasks that ended, with their output, their files on the server and their unpublished models
+    Delete(DeleteArgs),
 }
 
 /// `cantle events`
@@ -63,6 +74,9 @@ const TASK_COLUMNS: [Column<TaskView>; 10] = [
 
 /// Tasks, newest first.
 pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
+    if let Some(TasksCommand::Delete(args)) = &args.command {
+        return delete::delete(context, args);
+    }
     let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
     let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
     let request = GetTasks {
@@ -76,8 +90,13 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
         return Err(no_task(missing));
     }
-    context.printer.items(&found, |t| t.id.clone(), &TASK_COLUMNS);
+    print_tasks(&context.printer, &found);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Tasks, as `cantle tasks` lists them.
+pub(super) fn print_tasks(printer: &Printer, tasks: &[TaskView]) {
+    printer.items(tasks, |t| t.id.clone(), &TASK_COLUMNS);
 }
 
 /// A GPU with the node it is in.

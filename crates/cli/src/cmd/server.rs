@@ -37,6 +37,12 @@ pub(super) struct ListenArgs {
     /// [default: past use does not count]
     #[arg(long, value_name = "TIME", value_parser = values::duration)]
     usage_half_life: Option<Duration>,
+    /// Keep events for this time (7d), or `forever`; those of tasks that have not ended stay
+    #[arg(long, value_name = "TIME", default_value = "90d", value_parser = values::kept)]
+    keep_events: values::Kept,
+    /// Keep the output of tasks that ended for this time (365d), or `forever`
+    #[arg(long, value_name = "TIME", default_value = "forever", value_parser = values::kept)]
+    keep_logs: values::Kept,
 }
 
 /// Serves until a signal ends it.
@@ -63,6 +69,8 @@ pub(super) async fn bind(
         state_dir: context.dirs.state.clone(),
         open_source,
         usage_half_life: listen.usage_half_life,
+        keep_events: listen.keep_events.0,
+        keep_logs: listen.keep_logs.0,
         ..cantle_server::ServerConfig::default()
     };
     Ok(Server::bind(&config).await?)

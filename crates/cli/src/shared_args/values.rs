@@ -72,6 +72,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs).ok_or_else(wrong)
 }
 
+/// A length of time, or `None` for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept(pub(crate) Option<Duration>);
+
+/// As [`duration`], or `forever`.
+pub(crate) fn kept(text: &str) -> Result<Kept, String> {
+    if text == "forever" { Ok(Kept(None)) } else { duration(text).map(|time| Kept(Some(time))) }
+}
+
 /// CPU cores.
 pub(crate) fn cores(text: &str) -> Result<Milli, String> {
     text.parse().map_err(|_| format!("\"{text}\" is not a number of CPU cores; write a decimal such as 0.5"))
@@ -96,6 +105,9 @@ mod tests {
 
     #[test]
     fn lengths_of_time() {
+        assert_eq!(kept("forever"), Ok(Kept(None)));
+        assert_eq!(kept("7d"), Ok(Kept(Some(Duration::from_secs(7 * 86_400)))));
+        assert!(kept("never").is_err());
         assert_eq!(duration("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(duration("7d"), Ok(Duration::from_secs(7 * 86_400)));
         for wrong in ["", "7", "0h", "-1h", "1.5h", "7w", "d"] {

@@ -22,7 +22,8 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(get_task_log);
     routes.on("events.get_task_events", get_task_events);
     routes.on("events.get_task_plots", |call, r| reports_of_task(call, r, "plot", "plots"));
-    routes.on("events.debug_images", debug_images);
+    routes.on("events.debug_images", |call, r| by_iteration(call, r, "training_debug_image", "events"));
+    routes.on("events.plots", |call, r| by_iteration(call, r, "plot", "plots"));
 }
 
 /// A batch, by table.
@@ -147,7 +148,7 @@ pub(super) async fn must_exist(call: &Call, id: &str, model_events: bool) -> Res
     Ok(())
 }
 
-fn page_size(asked: Option<u64>) -> i64 {
+pub(super) fn page_size(asked: Option<u64>) -> i64 {
     asked.and_then(|size| i64::try_from(size).ok()).unwrap_or(PAGE).clamp(1, MAX_PAGE)
 }
 
@@ -228,7 +229,7 @@ async fn get_task_events(call: Call, request: GetTaskEvents) -> Result<Value, Ap
     Ok(json!({ "returned": events.len(), "total": total, "scroll_id": scroll_id, "events": events }))
 }
 
-fn scalar_event(scalar: &Scalar) -> Value {
+pub(super) fn scalar_event(scalar: &Scalar) -> Value {
     json!({
         "type": SCALAR, "task": scalar.task, "metric": scalar.metric, "variant": scalar.variant,
         "iter": scalar.iter, "timestamp": scalar.timestamp_ms, "value": scalar.value,
@@ -260,17 +261,21 @@ struct ImagesOf {
 }
 
 /// Newest iterations first, as many as `iters` says.
-async fn debug_images(call: Call, request: DebugImages) -> Result<Value, ApiError> {
-    const IMAGE: &str = "training_debug_image";
+async fn by_iteration(
+    call: Call,
+    request: DebugImages,
+    kind: &'static str,
+    answer: &'static str,
+) -> Result<Value, ApiError> {
     if let (Some(task), true) = (&request.task, request.metrics.is_empty()) {
         let request = OfTask { task: task.clone(), iters: request.iters };
-        return reports_of_task(call, request, IMAGE, "events").await;
+        return reports_of_task(call, request, kind, answer).await;
     }
     let mut metrics = Vec::new();
     for ImagesOf { task, metric, variants } in request.metrics {
         call.store.task(&task).await?;
         let mut iterations: BTreeMap<i64, Vec<Value>> = BTreeMap::new();
-        for report in call.store.reports(&task, IMAGE).await? {
+        for report in call.store.reports(&task, kind).await? {
             let is_meant = metric.as_ref().is_none_or(|metric| *metric == report.metric)
                 && (variants.is_empty() || variants.contains(&report.variant));
             if is_meant {

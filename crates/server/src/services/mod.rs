@@ -3,9 +3,12 @@
 pub(crate) mod auth;
 mod cantle;
 mod compare;
+mod edits;
+mod erase;
 pub(crate) mod events;
 mod explain;
 mod history;
+mod many;
 mod metrics;
 mod models;
 mod nodes;
@@ -13,11 +16,15 @@ mod params;
 mod projects;
 mod queues;
 mod quotas;
+pub(crate) mod refused;
+mod samples;
 mod shares;
 mod task_list;
 mod task_order;
 mod tasks;
 mod tasks_flow;
+mod users;
+mod values;
 mod workers;
 
 pub(crate) use nodes::gpus_alive_milli;
@@ -30,6 +37,8 @@ pub(crate) fn routes() -> Routes {
     auth::add(&mut routes);
     cantle::add(&mut routes);
     compare::add(&mut routes);
+    edits::add(&mut routes);
+    erase::add(&mut routes);
     events::add(&mut routes);
     history::add(&mut routes);
     metrics::add(&mut routes);
@@ -38,9 +47,12 @@ pub(crate) fn routes() -> Routes {
     projects::add(&mut routes);
     queues::add(&mut routes);
     quotas::add(&mut routes);
+    samples::add(&mut routes);
     tasks::add(&mut routes);
     task_list::add(&mut routes);
     tasks_flow::add(&mut routes);
+    users::add(&mut routes);
+    values::add(&mut routes);
     workers::add(&mut routes);
     auth::add_endpoints(&mut routes);
     routes

@@ -6,6 +6,7 @@ use cantle_store::ModelRow;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::many::{Many, for_each};
 use super::projects::with_subprojects;
 use super::tasks_flow::ARCHIVED;
 use crate::app::{COMPANY, Call, USER};
@@ -22,14 +23,27 @@ const DOC_FIELDS: [&str; 10] =
 pub(super) fn add(routes: &mut Routes) {
     routes.on("models.create", create);
     routes.on("models.get_by_id", get_by_id);
+    routes.on("models.get_by_id_ex", get_by_id);
+    routes.on("models.get_by_task_id", get_by_task_id);
     routes.on("models.get_all", get_all);
     routes.on("models.get_all_ex", get_all);
     routes.on("models.edit", edit);
     routes.on("models.update", edit);
     routes.on("models.set_ready", set_ready);
-    routes.on("models.archive_many", |call, r| archive(call, r, true));
-    routes.on("models.unarchive_many", |call, r| archive(call, r, false));
+    routes.on("models.archive_many", |call, many: Many| async move {
+        for_each(&call, "model", many, |call, r| archive(call, r, true)).await
+    });
+    routes.on("models.unarchive_many", |call, many: Many| async move {
+        for_each(&call, "model", many, |call, r| archive(call, r, false)).await
+    });
     routes.on("models.delete", delete);
+    routes.on("models.delete_many", |call, many: Many| async move {
+        for_each(&call, "model", many, delete).await
+    });
+    routes.on("models.publish_many", |call, many: Many| async move {
+        for_each(&call, "model", many, set_ready).await
+    });
+    routes.on("models.update_for_task", update_for_task);
     routes.on("models.add_or_update_metadata", add_metadata);
     routes.on("models.delete_metadata", delete_metadata);
     routes.on("tasks.add_or_update_model", add_to_task);
@@ -105,30 +119,70 @@ async fn set_ready(call: Call, request: OneModel) -> Result<Updated, ApiError> {
 }
 
 async fn delete(call: Call, request: OneModel) -> Result<Value, ApiError> {
+    let uri = call.store.model(&request.model).await?.doc.remove("uri");
     call.store.delete_model(&request.model).await?;
-    Ok(json!({"deleted": true, "url": ""}))
+    Ok(json!({"deleted": true, "url": uri}))
+}
+
+async fn archive(call: Call, OneModel { model }: OneModel, archived: bool) -> Result<Value, ApiError> {
+    let doc = call.store.model(&model).await?.doc;
+    let mut tags: Vec<Value> = doc.get("system_tags").and_then(Value::as_array).cloned().unwrap_or_default();
+    tags.retain(|tag| tag != ARCHIVED);
+    if archived {
+        tags.push(json!(ARCHIVED));
+    }
+    let doc = Map::from_iter([("system_tags".to_owned(), Value::Array(tags))]);
+    call.store.update_model(&model, None, None, doc, call.now_us).await?;
+    Ok(json!({ "archived": archived }))
 }
 
 #[derive(Deserialize)]
-struct Many {
-    ids: Vec<String>,
+struct OfTask {
+    task: String,
 }
 
-async fn archive(call: Call, request: Many, archived: bool) -> Result<Value, ApiError> {
-    let mut succeeded = Vec::new();
-    for id in &request.ids {
-        let doc = call.store.model(id).await?.doc;
-        let mut tags: Vec<Value> =
-            doc.get("system_tags").and_then(Value::as_array).cloned().unwrap_or_default();
-        tags.retain(|tag| tag != ARCHIVED);
-        if archived {
-            tags.push(json!(ARCHIVED));
+/// The newest model that a task made.
+async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
+    let made = call.store.models(&[], &[task.clone()]).await?;
+    let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
+    Ok(json!({ "model": model(newest) }))
+}
+
+#[derive(Deserialize)]
+struct UpdateForTask {
+    task: String,
+    name: Option<String>,
+    override_model_id: Option<String>,
+    #[serde(flatten)]
+    fields: Map<String, Value>,
+}
+
+/// The output model of this name, made if there is none: how early SDKs report a model.
+async fn update_for_task(call: Call, request: UpdateForTask) -> Result<Value, ApiError> {
+    let UpdateForTask { task, name, override_model_id, mut fields } = request;
+    let owner = call.store.task(&task).await?.index;
+    fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
+    let name = name.unwrap_or_else(|| owner.name.clone());
+    let known = match override_model_id {
+        Some(id) => Some(call.store.model(&id).await?.id),
+        None => {
+            let made = call.store.models(&[], &[task.clone()]).await?;
+            made.into_iter().find(|model| model.name == name).map(|model| model.id)
         }
-        let doc = Map::from_iter([("system_tags".to_owned(), Value::Array(tags))]);
-        call.store.update_model(id, None, None, doc, call.now_us).await?;
-        succeeded.push(json!({ "id": id, "archived": archived }));
-    }
-    Ok(json!({ "succeeded": succeeded, "failed": [] }))
+    };
+    let created = known.is_none();
+    let id = match known {
+        Some(id) => {
+            call.store.update_model(&id, None, None, fields, call.now_us).await?;
+            id
+        }
+        None => {
+            let (task, project) = (Some(task.clone()), owner.project);
+            create(call.clone(), Create { name: name.clone(), id: None, task, project, fields }).await?.id
+        }
+    };
+    add_to_task(call, AddToTask { task, name, side: Side::Output, model: id.clone() }).await?;
+    Ok(json!({ "id": id, "created": created, "updated": u64::from(!created) }))
 }
 
 #[derive(Deserialize)]

@@ -76,7 +76,7 @@ async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
     Ok(json!({ "project": project(&call.store.project(&request.project).await?) }))
 }
 
-async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
+pub(super) async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     if request.name.trim().is_empty() {
         return Err(ApiError::invalid("a project needs a name"));
     }

@@ -2,7 +2,7 @@
 
 use cantle_clearml::Updated;
 use cantle_clearml::projects::Created;
-use cantle_clearml::tasks::{Create, Delete, Deleted, Edit, GetById};
+use cantle_clearml::tasks::{Create, Edit, GetById};
 use cantle_store::{NewTask, TaskEdit};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -21,7 +21,6 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(edit);
     routes.on("tasks.update", update);
     routes.on("tasks.clone", clone);
-    routes.typed(delete);
     routes.on("tasks.set_requirements", set_requirements);
     routes.on("tasks.add_or_update_artifacts", add_artifacts);
     routes.on("tasks.delete_artifacts", delete_artifacts);
@@ -68,12 +67,6 @@ fn echo(edit: &TaskEdit) -> Map<String, Value> {
         }
     }
     fields
-}
-
-async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
-    let change = call.change(request.force, None, None);
-    let updated_children = call.store.delete_task(&request.task, &change).await?;
-    Ok(Deleted { deleted: true, updated_children, ..Deleted::default() })
 }
 
 #[derive(Default, Deserialize)]

@@ -10,6 +10,7 @@ use cantle_store::{StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::many::{Many, for_each};
 use super::nodes;
 use super::queues::queue_name;
 use crate::app::Call;
@@ -37,13 +38,27 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(|call, r: Close| {
         become_status(call, TaskStatus::Closed, r.task, r.force, r.status_reason, r.status_message)
     });
-    routes.typed(|call, r: Publish| {
-        become_status(call, TaskStatus::Published, r.task, r.force, r.status_reason, r.status_message)
-    });
+    routes.typed(publish);
     routes.on("tasks.archive", |call, r| archive(call, r, true));
     routes.on("tasks.unarchive", |call, r| archive(call, r, false));
-    routes.on("tasks.enqueue_many", enqueue_many);
-    routes.on("tasks.stop_many", stop_many);
+    routes.on("tasks.enqueue_many", |call, many: Many| async move {
+        for_each(&call, "task", many, enqueue).await
+    });
+    routes.on("tasks.stop_many", |call, many: Many| async move { for_each(&call, "task", many, stop).await });
+    routes.on("tasks.dequeue_many", |call, many: Many| async move {
+        for_each(&call, "task", many, dequeue).await
+    });
+    routes
+        .on("tasks.reset_many", |call, many: Many| async move { for_each(&call, "task", many, reset).await });
+    routes.on("tasks.publish_many", |call, many: Many| async move {
+        for_each(&call, "task", many, publish).await
+    });
+    routes.on("tasks.archive_many", |call, many: Many| async move {
+        for_each(&call, "task", many, |call, r| archive_one(call, r, true)).await
+    });
+    routes.on("tasks.unarchive_many", |call, many: Many| async move {
+        for_each(&call, "task", many, |call, r| archive_one(call, r, false)).await
+    });
 }
 
 fn status_field(status: TaskStatus) -> Map<String, Value> {
@@ -191,58 +206,28 @@ pub(super) const ARCHIVED: &str = "archived";
 async fn archive(call: Call, request: Archive, archived: bool) -> Result<Value, ApiError> {
     let mut changed = 0;
     for task in request.tasks.or(request.ids).unwrap_or_default() {
-        let mut system_tags = call.store.task(&task).await?.index.system_tags;
-        system_tags.retain(|tag| tag != ARCHIVED);
-        if archived {
-            system_tags.push(ARCHIVED.to_owned());
-        }
-        let edit = TaskEdit { system_tags: Some(system_tags), ..TaskEdit::default() };
-        call.store.edit_task(&task, &edit, false, call.now_us).await?;
+        archive_one(call.clone(), OneTask { task }, archived).await?;
         changed += 1;
     }
     Ok(if archived { json!({ "archived": changed }) } else { json!({ "unarchived": changed }) })
 }
 
 #[derive(Deserialize)]
-struct Many {
-    ids: Vec<String>,
-    #[serde(flatten)]
-    rest: Map<String, Value>,
+struct OneTask {
+    task: String,
 }
 
-/// One result per task; a failure does not affect the other tasks.
-async fn for_each<R, F, Fut, T>(call: &Call, many: Many, act: F) -> Result<Value, ApiError>
-where
-    R: serde::de::DeserializeOwned,
-    F: Fn(Call, R) -> Fut,
-    Fut: Future<Output = Result<T, ApiError>>,
-    T: serde::Serialize,
-{
-    let (mut succeeded, mut failed) = (Vec::new(), Vec::new());
-    for id in many.ids {
-        let mut fields = many.rest.clone();
-        fields.insert("task".to_owned(), json!(id));
-        let request = serde_json::from_value(Value::Object(fields));
-        let request = request.map_err(ApiError::unreadable)?;
-        match act(call.clone(), request).await {
-            Ok(answer) => {
-                let mut answer = serde_json::to_value(answer).unwrap_or_else(|_| json!({}));
-                answer["id"] = json!(id);
-                succeeded.push(answer);
-            }
-            Err(error) => {
-                let codes = json!([error.code, error.subcode]);
-                failed.push(json!({"id": id, "error": {"codes": codes, "msg": error.message}}));
-            }
-        }
+async fn archive_one(call: Call, OneTask { task }: OneTask, archived: bool) -> Result<Value, ApiError> {
+    let mut system_tags = call.store.task(&task).await?.index.system_tags;
+    system_tags.retain(|tag| tag != ARCHIVED);
+    if archived {
+        system_tags.push(ARCHIVED.to_owned());
     }
-    Ok(json!({ "succeeded": succeeded, "failed": failed }))
+    let edit = TaskEdit { system_tags: Some(system_tags), ..TaskEdit::default() };
+    call.store.edit_task(&task, &edit, false, call.now_us).await?;
+    Ok(if archived { json!({ "archived": true }) } else { json!({ "unarchived": true }) })
 }
 
-async fn enqueue_many(call: Call, request: Many) -> Result<Value, ApiError> {
-    for_each(&call, request, enqueue).await
-}
-
-async fn stop_many(call: Call, request: Many) -> Result<Value, ApiError> {
-    for_each(&call, request, stop).await
+async fn publish(call: Call, r: Publish) -> Result<Updated, ApiError> {
+    become_status(call, TaskStatus::Published, r.task, r.force, r.status_reason, r.status_message).await
 }

@@ -15,6 +15,12 @@ const NOT_BUILT: &str = "this build has no web page: Node.js was not there when 
 /// Only what this server sends is loaded or run, and no other site may frame the page.
 const POLICY: &str =
     "default-src 'self'; img-src 'self' data:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'";
+/// The frame that draws what tasks send: it has no origin, hence no session, and it can ask nobody for anything. Its
+/// library writes styles of its own.
+const PLOTS: &str = "plots.html";
+const PLOTS_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; \
+    img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'self'; \
+    sandbox allow-scripts allow-downloads";
 
 pub(crate) async fn index() -> Response {
     serve(INDEX)
@@ -24,13 +30,23 @@ pub(crate) async fn index() -> Response {
 pub(crate) async fn file(Path(path): Path<String>) -> Response {
     match Dist::get(&path) {
         Some(_) => serve(&path),
+        None if Dist::get(&packed(&path)).is_some() => serve(&path),
         None if path.starts_with("assets/") => StatusCode::NOT_FOUND.into_response(),
         None => serve(INDEX),
     }
 }
 
+/// What the build made of a big file. Every browser that can show the page takes it.
+fn packed(path: &str) -> String {
+    format!("{path}.gz")
+}
+
 fn serve(path: &str) -> Response {
-    let Some(file) = Dist::get(path) else {
+    let (file, is_packed) = match Dist::get(path) {
+        Some(file) => (Some(file), false),
+        None => (Dist::get(&packed(path)), true),
+    };
+    let Some(file) = file else {
         return (StatusCode::NOT_FOUND, NOT_BUILT).into_response();
     };
     // Names under `assets/` contain a hash of the content; everything else may change with the next version.
@@ -40,7 +56,14 @@ fn serve(path: &str) -> Response {
     let mut set = |name, value| headers.insert(name, HeaderValue::from_static(value));
     set(header::CONTENT_TYPE, content_type(path));
     set(header::CACHE_CONTROL, cache);
-    set(header::CONTENT_SECURITY_POLICY, POLICY);
+    set(header::CONTENT_SECURITY_POLICY, if path == PLOTS { PLOTS_POLICY } else { POLICY });
+    if is_packed {
+        set(header::CONTENT_ENCODING, "gzip");
+    }
+    if path.starts_with("assets/") {
+        // For the frame without an origin. These files are the same everywhere; there is nothing to learn from them.
+        set(header::ACCESS_CONTROL_ALLOW_ORIGIN, "*");
+    }
     set(header::X_CONTENT_TYPE_OPTIONS, "nosniff");
     set(header::REFERRER_POLICY, "same-origin");
     response

@@ -7,6 +7,7 @@ mod assets;
 mod feed;
 mod forward;
 mod history;
+mod objects;
 mod session;
 mod stream;
 
@@ -61,12 +62,39 @@ impl Ui {
     }
 }
 
-async fn task_page(Path((_, _, task, _)): Path<(String, String, String, String)>) -> Response {
+async fn task_page(Path((_, _, task, rest)): Path<(String, String, String, String)>) -> Response {
     // Only an id may become a part of an address.
     if !task.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return StatusCode::NOT_FOUND.into_response();
     }
-    Redirect::temporary(&format!("/ui/tasks/{task}")).into_response()
+    Redirect::temporary(&format!("/ui/tasks/{task}{}", tab(&rest))).into_response()
+}
+
+/// The part of our page of a task that shows what a part of ClearML's page does.
+fn tab(rest: &str) -> &'static str {
+    for (theirs, ours) in [
+        ("output/metrics/scalar", "/scalars"),
+        ("output/metrics/plots", "/plots"),
+        ("output/debugImages", "/images"),
+        ("artifacts", "/artifacts"),
+        ("hyper-params", "/configuration"),
+        ("execution", "/configuration"),
+    ] {
+        if rest.starts_with(theirs) {
+            return ours;
+        }
+    }
+    ""
+}
+
+/// ClearML's address of a comparison: `ids=a,b`.
+async fn compare_page(Path((_, ids, _)): Path<(String, String, String)>) -> Response {
+    match ids.strip_prefix("ids=") {
+        Some(ids) if ids.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b',') => {
+            Redirect::temporary(&format!("/ui/compare?tasks={ids}")).into_response()
+        }
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
 }
 
 /// Everything under `/ui`. What is below `/ui/-/` is for the page, the rest is for the address bar.
@@ -76,12 +104,14 @@ pub(crate) fn router(ui: Ui) -> Router {
         // The address that ClearML's SDK prints for each task.
         .route("/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
         .route("/ui/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
+        .route("/projects/{project}/compare-experiments;{ids}/{*rest}", get(compare_page))
         .route("/ui", get(assets::index))
         .route("/ui/", get(assets::index))
         .route("/ui/{*path}", get(assets::file))
         .route("/ui/-/session", get(session::show).post(session::log_in).delete(session::log_out))
         .route("/ui/-/stream", get(stream::events))
         .route("/ui/-/history/{kind}/{id}", get(stream::history))
+        .route("/ui/-/files/{*path}", get(objects::object))
         .route("/ui/-/call/{endpoint}", post(forward::call))
         .with_state(ui)
 }

@@ -1,0 +1,79 @@
+//! `tasks.delete`: a task, what it reported, and what it left elsewhere.
+
+use cantle_clearml::tasks::{Delete, Deleted, FileUrls};
+use cantle_store::ModelRow;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::many::{Many, for_each};
+use crate::app::Call;
+use crate::error::ApiError;
+use crate::files;
+use crate::routes::Routes;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(delete);
+    routes.on(
+        "tasks.delete_many",
+        |call, many: Many| async move { for_each(&call, "task", many, delete).await },
+    );
+}
+
+/// Like ClearML's, with one difference: files and models are deleted only when the request says so. ClearML's SDK deletes them
+/// itself and reports a failure for each one that is gone already.
+async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
+    let (urls, models) = belongings(&call, &request.task).await?;
+    let change = call.change(request.force, None, None);
+    let updated_children = call.store.delete_task(&request.task, &change).await?;
+    let mut answer = Deleted { deleted: true, updated_children, ..Deleted::default() };
+    let mut left: Vec<String> = urls.artifact_urls.iter().chain(&urls.event_urls).cloned().collect();
+    if request.delete_output_models {
+        for model in deletable(&call, &request.task, models).await? {
+            call.store.delete_model(&model.id).await?;
+            answer.deleted_models += 1;
+            left.extend(uri(&model));
+        }
+    }
+    if request.delete_external_artifacts {
+        answer.deleted_files = files::erase(&call.files_dir, &request.task, &left).await;
+    }
+    answer.urls = request.return_file_urls.then_some(urls);
+    Ok(answer)
+}
+
+#[derive(Deserialize)]
+struct Artifact {
+    uri: Option<String>,
+    mode: Option<String>,
+}
+
+/// The files that a task left, and its output models.
+async fn belongings(call: &Call, task: &str) -> Result<(FileUrls, Vec<ModelRow>), ApiError> {
+    let doc = call.store.task(task).await?.doc;
+    let artifacts = doc.get("execution").and_then(|execution| execution.get("artifacts")).cloned();
+    let artifacts: Vec<Artifact> =
+        artifacts.and_then(|list| serde_json::from_value(list).ok()).unwrap_or_default();
+    let is_output = |artifact: &Artifact| artifact.mode.as_deref() != Some("input");
+    let samples = call.store.reports(task, "training_debug_image").await?;
+    let url = |doc: &Value| doc.get("url").and_then(Value::as_str).map(str::to_owned);
+    let models = call.store.models(&[], &[task.to_owned()]).await?;
+    let urls = FileUrls {
+        model_urls: models.iter().filter_map(uri).collect(),
+        event_urls: samples.iter().filter_map(|sample| url(&sample.doc)).collect(),
+        artifact_urls: artifacts.into_iter().filter(is_output).filter_map(|artifact| artifact.uri).collect(),
+    };
+    Ok((urls, models))
+}
+
+fn uri(model: &ModelRow) -> Option<String> {
+    model.doc.get("uri").and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Those of a task's models that nobody would miss: not published, and not used by another task.
+async fn deletable(call: &Call, task: &str, models: Vec<ModelRow>) -> Result<Vec<ModelRow>, ApiError> {
+    let drafts: Vec<ModelRow> =
+        models.into_iter().filter(|model| model.doc.get("ready") != Some(&Value::Bool(true))).collect();
+    let ids: Vec<String> = drafts.iter().map(|model| model.id.clone()).collect();
+    let used = call.store.models_in_use(task, &ids).await?;
+    Ok(drafts.into_iter().filter(|model| !used.contains(&model.id)).collect())
+}
