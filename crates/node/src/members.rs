@@ -138,6 +138,7 @@ pub(crate) mod tests {
             leader: None,
             kept: false,
             enforcement: None,
+            compute: None,
             cgroup: None,
         }
     }
