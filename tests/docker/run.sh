@@ -26,7 +26,12 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
     # fewer packages mean other features, and with them all dependencies once more.
     cargo build --workspace --locked --example start
     # Three for the documented example; one whose instances are asked for.
-    tests/docker/on_machine.sh 3xA100-40GB,1xA100-40GB:mig tests/docker/run.sh "$@"
+    log=$(mktemp)
+    trap 'rm -f "$log" "$log.code"' EXIT
+    { tests/docker/on_machine.sh 3xA100-40GB,1xA100-40GB:mig tests/docker/run.sh "$@" 2>&1 || echo $? >"$log.code"; } | tee "$log"
+    code=$(cat "$log.code" 2>/dev/null || echo 0)
+    [ -z "${CANTLE_TEST_RECORD:-}" ] || tests/docker/modes.py record docker "$code" "$log"
+    [ "$code" = 0 ] || exit "$code"
     cells="docker-v2 nvidia-legacy nvidia-cdi"
     if [ "${CANTLE_TEST_MOBY:-}" = 1 ] || [ -d "${CANTLE_TEST_CACHE:-.cache/docker}/moby-28.5.2" ]; then
         cells="$cells moby moby-v2"
@@ -35,7 +40,8 @@ if [ -z "${CANTLE_TEST_MACHINE:-}" ]; then
         echo "0 passed, 0 failed, 3 skipped"
     fi
     # shellcheck disable=SC2086  # they are words
-    exec tests/docker/matrix.sh $cells
+    tests/docker/matrix.sh $cells
+    exit
 fi
 
 dir=$(mktemp -d)

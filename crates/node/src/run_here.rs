@@ -183,15 +183,20 @@ async fn run_under(
         refusals: Refusals::of(&node.slice_dir(&lease.id)),
         watchdog: Watchdog::default(),
     };
+    // Never begun again: what a wait for a container has found out, and removed, the next one would look for in vain.
+    let mut ended = std::pin::pin!(task.wait());
     if let Some(engine) = &engine {
-        // The client's end is the container's: then there is nothing to look at any more.
         tokio::select! {
             verified = engine.verify_of(&lease.id, &confinement) => verified?,
-            _ = task.wait() => {}
+            // The client's end is the container's.
+            exit = &mut ended => {
+                monitor.final_report(notify);
+                return Ok(exit.code());
+            }
         }
     }
     loop {
-        let ended = timeout(LOOK_INTERVAL, task.wait()).await;
+        let ended = timeout(LOOK_INTERVAL, &mut ended).await;
         if let Ok(exit) = ended {
             monitor.final_report(notify);
             return Ok(exit.code());

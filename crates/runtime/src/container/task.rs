@@ -219,7 +219,9 @@ pub(super) fn verify(pid: u32, confinement: &Confinement) -> Result<(), StartErr
             ));
         }
     }
-    if let Some(copy) = uncovered(pid, confinement) {
+    // Of a task that ended while it was looked at the mounts are gone, and what they covered is seen.
+    let lives = || FileId::of(&PathBuf::from(format!("/proc/{pid}/root/"))).is_some();
+    if let Some(copy) = uncovered(pid, confinement).filter(|_| lives()) {
         let path = copy.display();
         return Err(StartError::setup(
             "container",
