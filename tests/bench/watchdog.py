@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""How long a task has more than its slice: from the first byte over the limit to the end of its last byte, with 200 other processes on the GPU.
+"""How long a task has more than its slice: from the first byte over the limit to the end of its last byte, with other processes on the GPU.
 
 The task brings its own copy of the driver, which no filter sees. Needs root. `watchdog.py [TRIALS]`
 """
@@ -20,7 +20,8 @@ sys.path.insert(0, str(ROOT / "tests"))
 from machine import CANTLE, Machine  # noqa: E402
 
 GPU = "1xH200-141GB"
-PROCESSES = 200
+# With 200 the simulated driver needs more than 3 s to find their pids in other namespaces, and the GPU counts as not answering.
+PROCESSES = 40
 LIMIT_MS = 1500
 MIB, GIB = 1 << 20, 1 << 30
 LIBRARY = ROOT / "dist/lib/cantle/sim/libcuda.so.1"

@@ -1,6 +1,7 @@
 """A task that tries to have more than its slice: what it tries is prevented, or the watchdog sees it in the driver's figures and ends
 the task in time. Its neighbour does not notice."""
 
+import json
 import os
 import pathlib
 import shutil
@@ -170,6 +171,43 @@ def test_who_tries(machine, copy, neighbour, outsider, accomplice, way):
     assert_ended_in_time(running, machine)
 
 
+def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, neighbour):
+    """Its `cantle run` is killed from outside; the neighbour's sees to it."""
+    running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
+    assert running.record() == {"waiting": True}
+    running.child.kill()
+    running.child.wait()
+    running.child.stdin.write("\n")
+    running.child.stdin.flush()
+    assert running.record()["granted"] == 2 * LIMIT
+    assert_is_gone_in_time(machine)
+
+
+@pytest.mark.parametrize("hidden", ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"])
+def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbour, hidden):
+    """A machine with version 1 only, and one where no group can be made: there the kernel's other signs count. (On a machine with version 2
+    only, the first case is the second.)"""
+    subprocess.run(machine.command("mount", "-t", "tmpfs", "tmpfs", hidden), check=True)
+    running = machine.start([sys.executable, HERE / "evade.py", "deep_chroot", copy, 2 * LIMIT])
+    assert running.record().get("granted")
+    assert_ended_in_time(running, machine)
+
+
+def test_a_spoiled_lease_hides_no_task(machine, copy, neighbour):
+    """Somebody who may write the store spoils the task's lease."""
+    running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
+    assert running.record() == {"waiting": True}
+    leases = machine.path("/run/cantle/node/leases")
+    (lease,) = [path for path in leases.glob("*.json") if json.loads(path.read_text())["owner"]["pid"] == running.child.pid]
+    time.sleep(1)
+    lease.write_text("{")
+    running.child.stdin.write("\n")
+    running.child.stdin.flush()
+    assert running.record()["granted"] == 2 * LIMIT
+    assert_is_gone_in_time(machine)
+    running.child.wait(timeout=60)
+
+
 def neighbours_task(neighbour):
     """The first process of the neighbour's task: below its `cantle run`."""
     found = subprocess.run(["pgrep", "-f", "holder.py"], capture_output=True, text=True, check=True).stdout.split()
@@ -186,8 +224,12 @@ def descends_from(pid, ancestor):
 
 
 def assert_ended_in_time(running, machine):
+    assert_is_gone_in_time(machine)
+    assert running.child.wait(timeout=60) == 137, running.child.stderr.read()
+
+
+def assert_is_gone_in_time(machine):
     began = time.monotonic()
     while machine.used() > LIMIT + (CONTEXT_MIB + HELD + TOLERATED) * MIB:
         assert time.monotonic() - began < WITHIN_S, "it keeps more than its slice"
         time.sleep(0.02)
-    assert running.child.wait(timeout=60) == 137, running.child.stderr.read()

@@ -34,8 +34,7 @@ pub struct Cgroup {
 }
 
 impl Cgroup {
-    /// A new group called `name`; `None` if this process may make none. One that an earlier task of that name left is taken over,
-    /// empty.
+    /// A new group called `name`; `None` if this process may make none.
     pub(crate) fn make(name: &str) -> Option<Self> {
         let hierarchies = Hierarchy::all(&read("/proc/self/mountinfo"), &read("/proc/self/cgroup"));
         hierarchies.iter().flat_map(Hierarchy::parents).find_map(|parent| make_below(&parent, name))
@@ -184,10 +183,10 @@ impl Hierarchy {
 
 fn make_below(parent: &Path, name: &str) -> Option<Cgroup> {
     let dir = parent.join(name);
-    let made = fs::create_dir(parent).or_else(exists).and_then(|()| fs::create_dir(&dir).or_else(exists));
+    let made = fs::create_dir(parent).or_else(exists).and_then(|()| fs::create_dir(&dir));
     let group = Cgroup { dir };
     let is_ours = made.is_ok() && fs::OpenOptions::new().write(true).open(group.door()).is_ok();
-    (is_ours && group.members().is_empty()).then_some(group)
+    is_ours.then_some(group)
 }
 
 fn exists(why: io::Error) -> io::Result<()> {

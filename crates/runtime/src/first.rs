@@ -198,9 +198,8 @@ impl Orders {
                 .filter_map(kind_and_place)
                 .filter(|(kind, at)| *kind == "proc" && !at.starts_with("/proc"));
             for at in std::iter::once("/proc".into()).chain(others.map(|(_, at)| at)) {
-                step(&format!("mount the task's own {}", at.display()), || {
-                    namespace::plain_mount(Some(Path::new("proc")), &at, Some("proc"), of_kernel)
-                })?;
+                let own = || namespace::plain_mount(Some(Path::new("proc")), &at, Some("proc"), of_kernel);
+                step(&format!("mount the task's own {}", at.display()), || unless_hidden(own()))?;
             }
             for part in ["sys", "sysrq-trigger", "irq", "bus", "fs"].map(|part| Path::new("/proc").join(part))
             {
@@ -216,10 +215,20 @@ impl Orders {
         for (kind, at) in mounts.lines().filter_map(kind_and_place) {
             let is_kernels = at.starts_with("/sys") && self.privileges != Privileges::Machine;
             if is_kernels || matches!(kind, "cgroup" | "cgroup2") {
-                step(&format!("make {} read-only", at.display()), || namespace::read_only(&at, of_kernel))?;
+                step(&format!("make {} read-only", at.display()), || {
+                    unless_hidden(namespace::read_only(&at, of_kernel))
+                })?;
             }
         }
         Ok(())
+    }
+}
+
+/// A mount below another one can't be reached by its path, and so not by the task either.
+fn unless_hidden(done: io::Result<()>) -> io::Result<()> {
+    match done {
+        Err(why) if matches!(why.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput) => Ok(()),
+        done => done,
     }
 }
 

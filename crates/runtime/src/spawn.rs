@@ -42,13 +42,14 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     if spec.slices.is_empty() {
         return spawn_alone(spec, stdio, group);
     }
-    // Made and removed here: in the task's namespace the hierarchy is read-only.
+    // This thread sees the machine. In the task's namespaces the groups are read-only, and `/proc` has other pids.
     let cgroup = Cgroup::make(&spec.lease.0);
-    let spawned = if spec.confinement.backend == BackendChoice::Preload {
+    let first = if spec.confinement.backend == BackendChoice::Preload {
         spawn_preloaded(spec, cgroup.as_ref(), stdio, group, "preload was asked for".to_owned())
     } else {
         spawn_in_namespace(spec, cgroup.as_ref(), stdio, group)
     };
+    let spawned = first.and_then(|first| first.started(spec, cgroup.clone()));
     if let (Err(_), Some(cgroup)) = (&spawned, &cgroup) {
         cgroup.remove();
     }
@@ -98,7 +99,7 @@ fn spawn_in_namespace(
     cgroup: Option<&Cgroup>,
     stdio: Stdio3,
     group: Group,
-) -> Result<Spawned, StartError> {
+) -> Result<FirstProcess, StartError> {
     let outcome = thread::scope(|scope| {
         let maker = scope.spawn(|| {
             if let Err(why) = namespace::enter(&spec.confinement) {
@@ -128,36 +129,48 @@ fn spawn_preloaded(
     stdio: Stdio3,
     group: Group,
     why: String,
-) -> Result<Spawned, StartError> {
+) -> Result<FirstProcess, StartError> {
     spawn_first(spec, cgroup, Backend::Preload { why }, stdio, group)
 }
 
-/// Starts the task below a first process of cantle's, which enters the task's control group and gives up privileges.
+/// A first process of cantle's, which enters the task's control group, gives up privileges and starts the task.
+struct FirstProcess {
+    pid: u32,
+    reports: Reports,
+    backend: Backend,
+}
+
 fn spawn_first(
     spec: &TaskSpec,
     cgroup: Option<&Cgroup>,
     backend: Backend,
     stdio: Stdio3,
     group: Group,
-) -> Result<Spawned, StartError> {
+) -> Result<FirstProcess, StartError> {
     let setup = |what: &'static str| move |why: io::Error| StartError::setup(what, why);
     let is_apart = !matches!(backend, Backend::Preload { .. });
-    let (mut reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
+    let (reports, theirs) = Reports::pipe().map_err(setup("pipe"))?;
     let orders = Orders::new(&theirs, cgroup, is_apart, spec.confinement.privileges);
     let command = orders.command(&spec.argv).map_err(setup("first process"))?;
     let first = execute(command, spec, &backend, stdio, group)?.map_err(setup("start the first process"))?;
-    drop(theirs);
-    let program =
-        spec.argv.first().map_or_else(String::new, |program| program.to_string_lossy().into_owned());
-    let root = or_nobody(first.id());
-    if let Err(error) = reports.started(&program) {
-        let _ = nix::sys::wait::waitpid(pid_of(&root), None);
-        return Err(error);
+    Ok(FirstProcess { pid: first.id(), reports, backend })
+}
+
+impl FirstProcess {
+    /// Waits until it has started the task.
+    fn started(mut self, spec: &TaskSpec, cgroup: Option<Cgroup>) -> Result<Spawned, StartError> {
+        let program = spec.argv.first().map(|program| program.to_string_lossy().into_owned());
+        let root = or_nobody(self.pid);
+        if let Err(error) = self.reports.started(&program.unwrap_or_default()) {
+            let _ = nix::sys::wait::waitpid(pid_of(&root), None);
+            return Err(error);
+        }
+        let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
+        let is_apart = !matches!(self.backend, Backend::Preload { .. });
+        let usage = is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
+        let scope = Scope { cgroup, ..Scope::below(root, leader, usage) };
+        Ok(Spawned { scope, backend: self.backend, reports: Some(self.reports) })
     }
-    let leader = child_of(&root).unwrap_or_else(|| or_nobody(root.pid));
-    let usage = is_apart.then(|| FileId::of(&spec.confinement.slice_dir.join("usage"))).flatten();
-    let scope = Scope { cgroup: cgroup.cloned(), ..Scope::below(root, leader, usage) };
-    Ok(Spawned { scope, backend, reports: Some(reports) })
 }
 
 /// A child that has ended already, but was not waited for, has no holder; no other process may be mistaken for it.

@@ -87,7 +87,8 @@ impl Bench {
         let cuda = ["real/libcuda.so.1", "real/libcuda.so.550", "compat/libcuda.so.1"];
         let nvml = ["real/libnvidia-ml.so.1", "real/libnvidia-ml.so.550"];
         TaskSpec {
-            lease: LeaseId::from("lease-1"),
+            // Each test has its own; the control group of a task has this name.
+            lease: LeaseId(self.dir.path().file_name().unwrap().to_string_lossy().into_owned()),
             slices: vec![Slice {
                 gpu: GpuUuid::from("GPU-a"),
                 milli: Milli(500),
@@ -138,6 +139,30 @@ pub fn stdout(output: &Output) -> String {
 
 pub fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).trim().to_owned()
+}
+
+/// The pid on this machine of a process that wrote its own into the file `note`, which is among its words; `None` if it has ended. A
+/// task has pids of its own.
+pub fn pid_here(note: &Path) -> Option<u32> {
+    let told = read(note);
+    let is_it = |pid: &u32| {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+        pids.split_whitespace().next_back() == Some(told.trim())
+    };
+    with_word(note).into_iter().find(is_it)
+}
+
+/// The processes of this machine whose words contain this path.
+pub fn with_word(path: &Path) -> Vec<u32> {
+    let path = path.to_string_lossy();
+    let has_it = |pid: &u32| {
+        let words = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&words).contains(&*path)
+    };
+    let entries = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(has_it).collect()
 }
 
 /// Mount namespaces need root; where there is none the test says so and ends.
