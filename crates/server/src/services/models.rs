@@ -146,7 +146,7 @@ struct OfTask {
 
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
-    let made = call.store.models(&[], &[task.clone()]).await?;
+    let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
     Ok(json!({ "model": model(newest) }))
 }
@@ -169,7 +169,7 @@ async fn update_for_task(call: Call, request: UpdateForTask) -> Result<Value, Ap
     let known = match override_model_id {
         Some(id) => Some(call.store.model(&id).await?.id),
         None => {
-            let made = call.store.models(&[], &[task.clone()]).await?;
+            let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
             made.into_iter().find(|model| model.name == name).map(|model| model.id)
         }
     };
