@@ -30,7 +30,8 @@ docker-matrix: build setup
 
 bench: build
 	tests/bench/run.sh
-	@dir=$$(mktemp -d) && cargo run --release --locked -q -p cantle-server --example many_tasks $$dir 100000; rm -rf $$dir
+	cargo build --release --locked -q -p cantle-server --examples
+	@dir=$$(mktemp -d) && target/release/examples/many_tasks $$dir $${CANTLE_BENCH_TASKS:-100000}; rm -rf $$dir
 
 # What users install, into target/packages: tarball, .deb, .rpm, wheel, chart, SBOM, checksums (packaging/build.py).
 packages: build

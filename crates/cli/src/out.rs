@@ -122,6 +122,18 @@ pub(crate) fn on_terminal() -> bool {
     std::io::stdout().is_terminal()
 }
 
+/// Is there a terminal at which somebody can answer?
+pub(crate) fn has_somebody_to_ask() -> bool {
+    std::io::stdin().is_terminal()
+}
+
+/// Asks for a yes; anything else is a no.
+pub(crate) fn ask(question: &str) -> bool {
+    eprint!("{question} [y/N] ");
+    let mut answer = String::new();
+    std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
+}
+
 fn line(text: &str) {
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));

@@ -1,5 +1,6 @@
 //! From HTTP to a call and back. Any method is accepted, bodies on GET included, and versions in the path.
 
+use std::num::NonZero;
 use std::sync::Arc;
 
 use axum::Router;
@@ -11,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
 use cantle_clearml::{Envelope, Meta, MetaEndpoint, Request, without_nulls};
 use serde_json::{Map, Value, json};
+use tokio::sync::Semaphore;
 use tracing::Instrument as _;
 
 use crate::app::{App, Call};
@@ -61,17 +63,25 @@ impl Service {
     }
 }
 
+/// Lists may read and write out many records. Agents, which ask for one task, must not wait for a core until all of them are made.
+const LISTS: [&str; 5] =
+    ["cantle.get_tasks", "models.get_all", "models.get_all_ex", "tasks.get_all", "tasks.get_all_ex"];
+
 /// The endpoints and the state that they share.
 #[derive(Clone)]
 pub(crate) struct Api {
     pub(crate) app: Arc<App>,
     routes: Arc<Routes>,
     service: Service,
+    /// How many lists are made at once; the others wait in line.
+    lists: Arc<Semaphore>,
 }
 
 impl Api {
     pub(crate) fn new(app: Arc<App>, service: Service) -> Self {
-        Self { app, routes: Arc::new(services::routes()), service }
+        let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let lists = Arc::new(Semaphore::new((cores / 2).max(1)));
+        Self { app, routes: Arc::new(services::routes()), service, lists }
     }
 
     /// A call from within the server, answered as one from outside.
@@ -164,6 +174,8 @@ async fn dispatch(
         _ => {
             let mut body = object(&body)?;
             api.service.strip(endpoint, &mut body);
+            // It is never closed, so there is always a turn.
+            let _turn = if LISTS.contains(&endpoint) { api.lists.acquire().await.ok() } else { None };
             api.routes.call(endpoint, call, body).await
         }
     }

@@ -156,6 +156,26 @@ async fn samples_and_their_neighbours() {
 }
 
 #[tokio::test]
+async fn pages_of_images_come_to_an_end() {
+    let World { server, task, .. } = world().await;
+    let (mut seen, mut scroll) = (Vec::new(), Value::Null);
+    // `Task.get_debug_samples` asks until a page is empty.
+    for page in 0.. {
+        assert!(page < 4, "no end");
+        let lines = json!([{"task": task, "metric": "pictures", "variants": ["one"]}]);
+        let body = json!({"metrics": lines, "iters": 2, "scroll_id": scroll});
+        let answer = call(&server, "events.debug_images", body).await;
+        let iterations = answer["metrics"][0]["iterations"].as_array().unwrap().clone();
+        if iterations.is_empty() {
+            break;
+        }
+        seen.extend(iterations.into_iter().map(|iteration| iteration["iter"].clone()));
+        scroll = answer["scroll_id"].clone();
+    }
+    assert_eq!(json!(seen), json!([2, 1, 0]));
+}
+
+#[tokio::test]
 async fn raw_scalars_come_in_pages_and_none_is_left_out() {
     let World { server, task, .. } = world().await;
     let (mut seen, mut scroll) = (Vec::new(), json!(""));

@@ -61,6 +61,7 @@ impl Store {
         id: &str,
         name: Option<&str>,
         project: Option<&str>,
+        task: Option<&str>,
         doc: Map<String, Value>,
         now_us: i64,
     ) -> Result<(), StoreError> {
@@ -72,10 +73,12 @@ impl Store {
         };
         let mut merged = old.doc;
         merged.extend(doc);
-        sqlx::query("UPDATE models SET name = $2, project = $3, doc = $4, last_update_us = $5 WHERE id = $1")
+        let set = "UPDATE models SET name = $2, project = $3, task = $4, doc = $5, last_update_us = $6 WHERE id = $1";
+        sqlx::query(set)
             .bind(id)
             .bind(name.unwrap_or(&old.name))
             .bind(project.or(old.project.as_deref()))
+            .bind(task.or(old.task.as_deref()))
             .bind(row::to_json(&merged)?)
             .bind(now_us)
             .execute(&mut *write.tx)

@@ -1,6 +1,5 @@
 //! `cantle tasks delete`: tasks that ended, with all that they left.
 
-use std::io::{BufRead as _, IsTerminal as _};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -16,6 +15,7 @@ use crate::complete;
 use crate::connect::{Connection, no_task};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
+use crate::out;
 use crate::shared_args::values;
 
 /// How many tasks one call deletes at most.
@@ -52,7 +52,7 @@ pub(crate) struct DeleteArgs {
 
 impl DeleteArgs {
     fn names_none(&self) -> bool {
-        let DeleteArgs { tasks, queue, project, status, older_than, .. } = self;
+        let Self { tasks, queue, project, status, older_than, .. } = self;
         tasks.is_empty() && queue.is_none() && project.is_none() && status.is_empty() && older_than.is_none()
     }
 }
@@ -150,8 +150,7 @@ fn refusal(task: &TaskView) -> CliError {
 
 /// Asks whoever sits there.
 fn confirm(context: &Context, chosen: &[TaskView]) -> Result<(), CliError> {
-    let stdin = std::io::stdin();
-    if !stdin.is_terminal() {
+    if !out::has_somebody_to_ask() {
         let error = CliError::new(
             ErrorKind::Usage,
             format!("tasks delete: {} tasks, and nobody to ask", chosen.len()),
@@ -159,10 +158,7 @@ fn confirm(context: &Context, chosen: &[TaskView]) -> Result<(), CliError> {
         return Err(error.with_hint("see them with --dry-run; delete them with --yes"));
     }
     print_tasks(&context.printer, chosen);
-    eprint!("Delete {} tasks with their output and files? [y/N] ", chosen.len());
-    let mut answer = String::new();
-    let read = stdin.lock().read_line(&mut answer);
-    if read.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes") {
+    if out::ask(&format!("Delete {} tasks with their output and files?", chosen.len())) {
         return Ok(());
     }
     Err(CliError::new(ErrorKind::Failed, "nothing was deleted"))

@@ -68,7 +68,7 @@ async fn move_tasks(call: Call, request: Move) -> Result<Value, ApiError> {
 async fn move_models(call: Call, request: Move) -> Result<Value, ApiError> {
     let project = request.target(&call).await?;
     for id in &request.ids {
-        call.store.update_model(id, None, Some(&project), Map::new(), call.now_us).await?;
+        call.store.update_model(id, None, Some(&project), None, Map::new(), call.now_us).await?;
     }
     Ok(json!({"moved": request.ids.len(), "project_id": project}))
 }
@@ -103,7 +103,7 @@ async fn tag_models(call: Call, request: Tags) -> Result<Updated, ApiError> {
         let old = call.store.model(id).await?.doc.remove("tags");
         let old: Vec<String> = old.and_then(|tags| serde_json::from_value(tags).ok()).unwrap_or_default();
         let doc = Map::from_iter([("tags".to_owned(), json!(request.apply(old)))]);
-        call.store.update_model(id, None, None, doc, call.now_us).await?;
+        call.store.update_model(id, None, None, None, doc, call.now_us).await?;
     }
     Ok(updated(request.ids.len()))
 }

@@ -3,7 +3,7 @@
 use cantle_clearml::tasks::{Delete, Deleted, FileUrls};
 use cantle_store::ModelRow;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::many::{Many, for_each};
 use crate::app::Call;
@@ -56,13 +56,27 @@ async fn belongings(call: &Call, task: &str) -> Result<(FileUrls, Vec<ModelRow>)
     let is_output = |artifact: &Artifact| artifact.mode.as_deref() != Some("input");
     let samples = call.store.reports(task, "training_debug_image").await?;
     let url = |doc: &Value| doc.get("url").and_then(Value::as_str).map(str::to_owned);
-    let models = call.store.models(&[], &[task.to_owned()]).await?;
+    let models = made(call, task, &doc).await?;
     let urls = FileUrls {
         model_urls: models.iter().filter_map(uri).collect(),
         event_urls: samples.iter().filter_map(|sample| url(&sample.doc)).collect(),
         artifact_urls: artifacts.into_iter().filter(is_output).filter_map(|artifact| artifact.uri).collect(),
     };
     Ok((urls, models))
+}
+
+/// The models that a task made: those that say so, and those that it calls its output and that belong to no other task.
+async fn made(call: &Call, task: &str, doc: &Map<String, Value>) -> Result<Vec<ModelRow>, ApiError> {
+    let mut models = call.store.models(&[], &[task.to_owned()]).await?;
+    let output = doc.get("models").and_then(|models| models.get("output")).and_then(Value::as_array);
+    let named = output.into_iter().flatten().filter_map(|entry| entry.get("model")?.as_str());
+    let named: Vec<String> =
+        named.filter(|id| !models.iter().any(|model| model.id == **id)).map(str::to_owned).collect();
+    if !named.is_empty() {
+        let rows = call.store.models(&named, &[]).await?;
+        models.extend(rows.into_iter().filter(|model| model.task.is_none()));
+    }
+    Ok(models)
 }
 
 fn uri(model: &ModelRow) -> Option<String> {

@@ -249,6 +249,24 @@ struct DebugImages {
     task: Option<String>,
     metrics: Vec<ImagesOf>,
     iters: Option<usize>,
+    /// How many iterations a reader has seen.
+    scroll_id: Option<String>,
+    /// The page after those that were seen, which is the default, or the one before the last.
+    navigate_earlier: Option<bool>,
+    /// From the newest one again.
+    refresh: bool,
+}
+
+impl DebugImages {
+    /// How many iterations to skip, and how many to answer with.
+    fn page(&self) -> Result<(usize, usize), ApiError> {
+        let size = self.iters.unwrap_or(1);
+        let seen = self.scroll_id.as_deref().filter(|id| !id.is_empty() && !self.refresh).map(str::parse);
+        let bad = |_: std::num::ParseIntError| ApiError::invalid("scroll_id is none of ours");
+        let seen: usize = seen.transpose().map_err(bad)?.unwrap_or(0);
+        let earlier = self.navigate_earlier.unwrap_or(true);
+        Ok((if earlier { seen } else { seen.saturating_sub(size.saturating_mul(2)) }, size))
+    }
 }
 
 /// Images of a task: all, or those of one graph or of some lines in it.
@@ -260,7 +278,7 @@ struct ImagesOf {
     variants: Vec<String>,
 }
 
-/// Newest iterations first, as many as `iters` says.
+/// Newest iterations first, page by page, as many on each as `iters` says.
 async fn by_iteration(
     call: Call,
     request: DebugImages,
@@ -271,6 +289,7 @@ async fn by_iteration(
         let request = OfTask { task: task.clone(), iters: request.iters };
         return reports_of_task(call, request, kind, answer).await;
     }
+    let (skip, size) = request.page()?;
     let mut metrics = Vec::new();
     for ImagesOf { task, metric, variants } in request.metrics {
         call.store.task(&task).await?;
@@ -282,12 +301,13 @@ async fn by_iteration(
                 iterations.entry(report.iter).or_default().push(report.doc);
             }
         }
-        let newest = iterations.into_iter().rev().take(request.iters.unwrap_or(1));
+        let newest = iterations.into_iter().rev().skip(skip).take(size);
         let newest: Vec<Value> =
             newest.map(|(iter, events)| json!({"iter": iter, "events": events})).collect();
         metrics.push(json!({"task": task, "iterations": newest}));
     }
-    Ok(json!({"metrics": metrics, "scroll_id": ""}))
+    // The SDK goes on until a page is empty.
+    Ok(json!({"metrics": metrics, "scroll_id": skip.saturating_add(size).to_string()}))
 }
 
 async fn reports_of_task(

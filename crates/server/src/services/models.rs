@@ -101,20 +101,23 @@ struct Edit {
     model: String,
     name: Option<String>,
     project: Option<String>,
+    /// The SDK makes a model first, and says later whose it is.
+    task: Option<String>,
     #[serde(flatten)]
     fields: Map<String, Value>,
 }
 
 async fn edit(call: Call, request: Edit) -> Result<Updated, ApiError> {
-    let Edit { model, name, project, mut fields } = request;
+    let Edit { model, name, project, task, mut fields } = request;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
-    call.store.update_model(&model, name.as_deref(), project.as_deref(), fields, call.now_us).await?;
+    let (name, project, task) = (name.as_deref(), project.as_deref(), task.as_deref());
+    call.store.update_model(&model, name, project, task, fields, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
 async fn set_ready(call: Call, request: OneModel) -> Result<Updated, ApiError> {
     let ready = Map::from_iter([("ready".to_owned(), json!(true))]);
-    call.store.update_model(&request.model, None, None, ready, call.now_us).await?;
+    call.store.update_model(&request.model, None, None, None, ready, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 
@@ -132,7 +135,7 @@ async fn archive(call: Call, OneModel { model }: OneModel, archived: bool) -> Re
         tags.push(json!(ARCHIVED));
     }
     let doc = Map::from_iter([("system_tags".to_owned(), Value::Array(tags))]);
-    call.store.update_model(&model, None, None, doc, call.now_us).await?;
+    call.store.update_model(&model, None, None, None, doc, call.now_us).await?;
     Ok(json!({ "archived": archived }))
 }
 
@@ -143,7 +146,7 @@ struct OfTask {
 
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
-    let made = call.store.models(&[], &[task.clone()]).await?;
+    let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
     Ok(json!({ "model": model(newest) }))
 }
@@ -166,14 +169,14 @@ async fn update_for_task(call: Call, request: UpdateForTask) -> Result<Value, Ap
     let known = match override_model_id {
         Some(id) => Some(call.store.model(&id).await?.id),
         None => {
-            let made = call.store.models(&[], &[task.clone()]).await?;
+            let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
             made.into_iter().find(|model| model.name == name).map(|model| model.id)
         }
     };
     let created = known.is_none();
     let id = match known {
         Some(id) => {
-            call.store.update_model(&id, None, None, fields, call.now_us).await?;
+            call.store.update_model(&id, None, None, None, fields, call.now_us).await?;
             id
         }
         None => {
@@ -223,7 +226,7 @@ async fn delete_metadata(call: Call, request: DeleteMetadata) -> Result<Updated,
 
 async fn set_metadata(call: &Call, model: &str, metadata: Map<String, Value>) -> Result<Updated, ApiError> {
     let doc = Map::from_iter([("metadata".to_owned(), Value::Object(metadata))]);
-    call.store.update_model(model, None, None, doc, call.now_us).await?;
+    call.store.update_model(model, None, None, None, doc, call.now_us).await?;
     Ok(Updated { updated: 1, fields: Map::new() })
 }
 

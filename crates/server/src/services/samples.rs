@@ -103,7 +103,7 @@ async fn first(call: Call, request: First, kind: &'static str) -> Result<Value, 
     let First { task, metric, variant, iteration, scroll_id, navigate_current_metric: one_graph, .. } =
         request;
     let from = scroll_id.filter(|id| !id.is_empty()).map(|id| place(&id)).transpose()?;
-    let iter = iteration.or(from.map(|from| from.iter)).unwrap_or(i64::MAX);
+    let iter = iteration.or_else(|| from.map(|from| from.iter)).unwrap_or(i64::MAX);
     let variant = if kind == PLOT { String::new() } else { variant };
     let wanted = Place { iter, metric, variant, one_graph };
     let found = samples(&call, &task, kind, &wanted).await?;

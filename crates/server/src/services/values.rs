@@ -46,7 +46,7 @@ pub(super) async fn scope(
         (None, None) => Vec::new(),
         _ => return Err(ApiError::invalid("projects: a list of ids")),
     };
-    let below = body.get("include_subprojects").cloned().unwrap_or(json!(deep));
+    let below = body.get("include_subprojects").cloned().unwrap_or_else(|| json!(deep));
     let mut asked =
         Map::from_iter([("project".to_owned(), json!(named)), ("include_subprojects".to_owned(), below)]);
     with_subprojects(call, &mut asked).await?;

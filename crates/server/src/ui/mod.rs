@@ -105,6 +105,7 @@ pub(crate) fn router(ui: Ui) -> Router {
         .route("/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
         .route("/ui/projects/{project}/{kind}/{task}/{*rest}", get(task_page))
         .route("/projects/{project}/compare-experiments;{ids}/{*rest}", get(compare_page))
+        .route("/ui/projects/{project}/compare-experiments;{ids}/{*rest}", get(compare_page))
         .route("/ui", get(assets::index))
         .route("/ui/", get(assets::index))
         .route("/ui/{*path}", get(assets::file))
