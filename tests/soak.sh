@@ -18,3 +18,5 @@ CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/sim
 CANTLE_TEST_CHURN_S=600 CANTLE_TEST_PENDING_S=5 CANTLE_TEST_AWAY_S=120 tests/cluster/run.sh -s \
     -k "nobody_waits_in_vain or without_the_api_server" || [ $? = 77 ]
 CANTLE_TEST_REPLICAS=5 CANTLE_TEST_TASKS=1000 tests/cluster/run.sh -k "max_pods or many_tasks" || [ $? = 77 ]
+# A log that a death lost once in a thousand runs.
+CANTLE_TEST_ATTEMPTS=20 tests/cluster/run.sh -k killed_controller || [ $? = 77 ]

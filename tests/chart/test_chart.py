@@ -321,3 +321,27 @@ def test_reservations_are_for_the_classic_path(render):
     assert one(things, "PriorityClass", "cantle-reservation")["preemptionPolicy"] == "Never"
     with pytest.raises(helm_python.HelmError, match="reservation.enabled needs path=classic"):
         render({"reservation": {"enabled": True}})
+
+
+def test_monitoring_is_opt_in_and_each_alert_has_a_runbook(render):
+    """Rendered and read; Prometheus and its operator are not run."""
+    kinds = ("PodMonitor", "PrometheusRule")
+    assert not [thing for thing in render() if thing["kind"] in kinds]
+    things = render({"monitoring": {"podMonitor": True, "rules": True, "interval": "15s", "labels": {"release": "stack"}}})
+    monitor, rules = (one(things, kind, "cantle") for kind in kinds)
+    assert all(thing["metadata"]["labels"]["release"] == "stack" for thing in (monitor, rules))
+    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "observe", "honorLabels": True, "interval": "15s"}
+    selected = monitor["spec"]["selector"]["matchLabels"].items()
+    parts = of_kind(things, "Deployment") + of_kind(things, "DaemonSet")
+    for part in parts:
+        template = part["spec"]["template"]
+        assert selected <= template["metadata"]["labels"].items()
+        assert "observe" in [port["name"] for c in template["spec"]["containers"] for port in c.get("ports", [])]
+    runbooks, metrics = ((ROOT / "docs" / name).read_text() for name in ("alerts.md", "metrics.md"))
+    [group] = rules["spec"]["groups"]
+    for rule in group["rules"]:
+        assert f"\n## {rule['alert']}\n" in runbooks, rule["alert"]
+        assert rule["annotations"]["runbook_url"].endswith(f"docs/alerts.md#{rule['alert'].lower()}")
+        used = re.findall(r"cantle_[a-z_]+", rule["expr"])
+        assert used and all(f"`{name}`" in metrics for name in used), used

@@ -1,6 +1,9 @@
 """Quotas of projects across a real cluster: what is idle is lent, and taken back from running pods when its owner needs it."""
 
+import os
 import time
+
+import pytest
 
 from api import pod
 from processes import wait_until
@@ -93,7 +96,8 @@ def test_what_was_lent_is_taken_back(make_queues, server, injector, start):
     stop(server, queues, [*lent, more])
 
 
-def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injector, start, plane, namespace):
+@pytest.mark.parametrize("attempt", range(int(os.environ.get("CANTLE_TEST_ATTEMPTS", "1"))))
+def test_a_stranger_a_limit_and_a_killed_controller(make_queues, server, injector, start, plane, namespace, attempt):
     start("2xH100-80GB")
     path = f"/api/v1/namespaces/{namespace}/pods"
     stranger = pod("stranger", ["sleep", "600"])

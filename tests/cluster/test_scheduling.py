@@ -5,6 +5,7 @@ import json
 import pytest
 
 from api import RESOURCE, ApiError, pod
+from bench_cluster import whole_pool
 from processes import wait_until
 
 SLEEP = ["sleep", "600"]
@@ -42,6 +43,8 @@ class Pods:
 
 def test_a_nodes_devices_are_published_and_kept(plane, hand_made, make_driver):
     driver = make_driver(hand_made, "1xH100-80GB:mig,1xA100-40GB,1xA100-80GB:mig")
+    # Slices are published one by one.
+    wait_until(lambda: whole_pool(driver), 60, driver.log)
     devices = driver.devices()
     # Hopper changes its mode by itself; Ampere is what its administrator has made it.
     assert {"gpu-0-shared", "gpu-0-mig-1g-10gb-6", "gpu-1-shared"} <= set(devices)

@@ -54,7 +54,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{- /* "true" on the classic path. */}}
 {{- define "cantle.classic" -}}
-{{- if eq .Values.path "classic" }}true{{ else if semverCompare "<1.34.0-0" .Capabilities.KubeVersion.Version }}{{ fail (printf "Kubernetes %s has no claims on devices: set path=classic, or use 1.34 or newer" .Capabilities.KubeVersion.Version) }}{{ end }}
+{{- if eq .Values.path "classic" }}true{{ else if semverCompare "<1.35.0-0" .Capabilities.KubeVersion.Version }}{{ fail (printf "Kubernetes %s cannot share all GPUs of a node by claims: set path=classic, or use 1.35 or newer" .Capabilities.KubeVersion.Version) }}{{ end }}
 {{- end }}
 
 {{- /* "true" where GPUs are taken from NVIDIA's device plugin. */}}

@@ -17,8 +17,12 @@ pub struct Version {
 }
 
 impl Version {
-    /// The first with `resource.k8s.io/v1`.
-    pub const FLOOR: Self = Self { major: 1, minor: 34, patch: 0 };
+    /// The first whose kubelet prepares claims of `resource.k8s.io/v1`.
+    pub const KUBELET: Self = Self { major: 1, minor: 34, patch: 0 };
+
+    /// The first whose scheduler shares every GPU of a node. That of 1.34 gives out no other GPU of a slice once the first one is
+    /// full: it checks the name of the request's first device, not that of the candidate.
+    pub const FLOOR: Self = Self { major: 1, minor: 35, patch: 0 };
 
     /// The first with all that the classic path needs: CDI devices from device plugins (1.29), admission policies, and tokens
     /// that say which node their pod is on.
@@ -29,9 +33,6 @@ impl Version {
 
     /// The first where devices can be tainted without a feature gate.
     pub const TAINTS: Self = Self { major: 1, minor: 36, patch: 0 };
-
-    /// The first where counters have a slice of their own, and where sharing and partitioning need no feature gate.
-    pub const COUNTERS: Self = Self { major: 1, minor: 35, patch: 0 };
 }
 
 impl fmt::Display for Version {

@@ -16,7 +16,10 @@ pub enum KubeError {
     #[error("Kubernetes API: {0}")]
     Api(#[from] Box<kube::Error>),
     /// A version that has not what cantle needs.
-    #[error("Kubernetes {found} has no resource.k8s.io/v1; cantle needs at least {}", Version::FLOOR)]
+    #[error(
+        "Kubernetes {found} can't share all GPUs of a node by claims, which takes {} or newer; use the classic path",
+        Version::FLOOR
+    )]
     TooOld {
         /// The server's version.
         found: Version,

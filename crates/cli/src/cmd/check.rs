@@ -89,7 +89,7 @@ fn path(survey: &Survey) -> Checkup {
     if version < Version::FLOOR || !survey.has_dra {
         let hint = "install the chart with path=classic (docs/kubernetes-classic.md)";
         let severity = if survey.parts.is_empty() { Severity::Warning } else { Severity::Bad };
-        return not(severity, "path", said("no claims on devices; the classic path fits"), hint);
+        return not(severity, "path", said("no claims on shares of GPUs; the classic path fits"), hint);
     }
     if version < Version::MIXED {
         let hint =
@@ -153,7 +153,7 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Checkup> {
 
 /// A kubelet may be older than its API server.
 fn kubelets(survey: &Survey) -> Option<Checkup> {
-    let floor = if survey.is_classic { Version::CLASSIC } else { Version::FLOOR };
+    let floor = if survey.is_classic { Version::CLASSIC } else { Version::KUBELET };
     let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|version| version < floor);
     let old = survey.nodes.iter().filter(is_old).count();
     let hint = format!("their pods can't have slices: upgrade them to {floor} or newer");
@@ -315,7 +315,8 @@ mod tests {
         let classic =
             |s: &mut Survey| (s.version, s.has_dra, s.is_classic) = (version("v1.33.1"), false, true);
         assert_eq!(with(&classic), []);
-        assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Severity::Warning)]);
+        assert_eq!(with(&|s| s.version = version("v1.34.1")), [("path", Severity::Bad)], "one GPU of a node");
+        assert_eq!(with(&|s| s.version = version("v1.35.1")), [("path", Severity::Warning)]);
         assert_eq!(with(&|s| s.has_dra = false), [("path", Severity::Bad)]);
         let off = ("DRAConsumableCapacity".to_owned(), false);
         assert_eq!(with(&|s| s.gates.extend([off.clone()])), [("feature gate", Severity::Bad)]);

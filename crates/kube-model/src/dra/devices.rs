@@ -129,7 +129,7 @@ impl PublishedKinds {
         let in_mig = offer.gpu.mig;
         if version < Version::MIXED {
             // The scheduler may give out two devices of one GPU that exclude each other, so there is one kind only.
-            return Self { shared: !in_mig, mig: in_mig && version >= Version::COUNTERS };
+            return Self { shared: !in_mig, mig: in_mig };
         }
         Self { shared: !in_mig || offer.switches, mig: in_mig || offer.switches }
     }
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         assert_eq!(names(&inventory), ["gpu-0-shared", "gpu-1-shared"]);
         assert_eq!(inventory.devices.iter().map(|device| device.lost).collect::<Vec<_>>(), [true, false]);
         assert_eq!(names(&inventory.without_lost()), ["gpu-1-shared"]);
-        assert_eq!(names(&Inventory::of(&offers, Version::COUNTERS)), ["gpu-1-shared"]);
+        assert_eq!(names(&Inventory::of(&offers, Version::FLOOR)), ["gpu-1-shared"]);
     }
 
     #[test]
@@ -333,6 +333,5 @@ pub(crate) mod tests {
         let old = Version { major: 1, minor: 36, patch: 1 };
         assert_eq!(names(&Inventory::of(&offers(2, false, false), old)), ["gpu-0-shared", "gpu-1-shared"]);
         assert!(Inventory::of(&offers(1, true, true), old).devices.iter().all(|d| d.kind.word() == KIND_MIG));
-        assert!(Inventory::of(&offers(1, true, true), Version::FLOOR).devices.is_empty());
     }
 }

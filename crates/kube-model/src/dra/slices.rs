@@ -197,11 +197,8 @@ pub(crate) mod tests {
             (kinds.into_iter().collect::<Vec<_>>().join(" "), counted)
         };
         for (version, mig, shown, counted) in [
-            ("v1.34.2", false, "shared", false),
             ("v1.35.0", false, "shared", false),
             ("v1.36.1", false, "shared", false),
-            // 1.34 has the counters of a slice beside its devices; such GPUs are left to newer ones.
-            ("v1.34.2", true, "", false),
             ("v1.35.0", true, "mig", true),
             ("v1.36.1", true, "mig", true),
             ("v1.36.2", true, "mig shared", true),
