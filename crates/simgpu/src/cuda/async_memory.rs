@@ -82,7 +82,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
     }
     let (_, device) = inner.current_device()?;
     let pool = pool.map_or(Ok(inner.pools.current[device]), number)?;
-    let address = match inner.capture_of(stream) {
+    let address = match inner.capture_of(stream)? {
         Some(graph) => inner.add_allocation(graph, device, size_bytes)?.1,
         None => inner.allocate(size_bytes, Kind::Pool(pool))?,
     };
@@ -91,7 +91,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
 
 fn free(address: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
-    match inner.capture_of(stream) {
+    match inner.capture_of(stream)? {
         Some(graph) => inner.add_free(graph, address).map(|_| ()),
         None => inner.free(address),
     }
@@ -175,7 +175,9 @@ driver_api! {
     }
     fn cuMemPoolDestroy(pool: Handle) { session()?.lock().destroy_pool(number(pool)?) }
     fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) {
-        session()?.lock().trim(number(pool)?, keep_bytes as u64)
+        let mut inner = session()?.lock();
+        inner.forbid_unsafe()?;
+        inner.trim(number(pool)?, keep_bytes as u64)
     }
     fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut c_void) {
         get_attribute(pool, attribute, value)

@@ -112,7 +112,7 @@ fn launch_timed(function: u64, blocks: u32, stream: u64) -> CuResult {
     let Object::Function { takes, .. } = inner.objects.get(function)? else {
         return Err(CuError::INVALID_HANDLE);
     };
-    if let Some(graph) = inner.capture_of(stream) {
+    if let Some(graph) = inner.capture_of(stream)? {
         return inner.graphs.add(graph, Node::Kernel { takes, blocks }).map(|_| ());
     }
     drop(inner);

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use super::effects::{Effect, Stamp};
+use super::effects::{Effect, Stamp, holds};
 use super::{CuError, CuResult};
 use crate::signals::SignalsBlocked;
 use crate::state::Sim;
@@ -17,6 +17,8 @@ use crate::time::{DEPTH, Engine, EngineId, Op, Ring, SLICE_NS, now_ns, precise_t
 const ROOM: u64 = DEPTH / 16;
 /// Who waits for something that no engine can foresee looks again after this time.
 const UNFORESEEN_NS: u64 = 20_000_000;
+/// How often a word of host memory is read that a stream waits for.
+const POLL_NS: u64 = 100_000;
 const WORKER_STACK_BYTES: usize = 256 << 10;
 
 /// The legacy default stream's number in [`LineKey`].
@@ -301,6 +303,13 @@ impl Timeline {
                 }
                 ring.set_ready(seq, now_ns());
                 (self.lock(), 0)
+            }
+            Effect::Await { address, value, bytes, condition } => {
+                if holds(address, value, bytes, condition) {
+                    ring.set_ready(seq, now_ns());
+                    return (lines, 0);
+                }
+                (lines, now_ns() + POLL_NS)
             }
             Effect::Elsewhere { key: other, seq: awaited } => {
                 let engine = self.refresh(&mut lines, other);
