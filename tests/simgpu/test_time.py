@@ -5,10 +5,16 @@ driver's own count does."""
 
 import json
 import os
+import pathlib
+import random
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
+
+BUSY = pathlib.Path(__file__).parent / "busy.py"
 
 
 @pytest.fixture
@@ -22,6 +28,13 @@ def program(machine):
         return client
 
     return start
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "never"
+        time.sleep(0.05)
 
 
 def gpu_time_us(machine, gpu=0):
@@ -248,6 +261,43 @@ def test_a_stopped_process_stops_nobody_and_its_work_goes_on(program, machine):
     assert gpu_time_us(machine) == {first.pid: 300_000, second.pid: 200_000}
     os.kill(first.pid, signal.SIGCONT)
     assert first("cu.cuStreamQuery(s)") == 0
+
+
+def test_processes_killed_and_stopped_at_random_stop_nobody(machine):
+    random.seed(7)
+    machine.client()("init()")
+
+    def start():
+        process = subprocess.Popen([sys.executable, BUSY], env=machine.env, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+        process.stdin.write(f"saturate({random.choice([20, 200, 5000])})\n".encode())
+        process.stdin.flush()
+        return process
+
+    processes = [start() for _ in range(8)]
+    try:
+        wait_until(lambda: len(machine.truth()[0]["processes"]) == 8)
+        time.sleep(0.5)
+        for _ in range(20):
+            for victim in random.sample(range(1, 8), 3):
+                os.kill(processes[victim].pid, signal.SIGSTOP)
+                if random.random() < 0.5:
+                    processes[victim].kill()
+                    processes[victim].wait()
+                    processes[victim] = start()
+            busy, began = machine.truth()[0]["gpu_time_us"], time.monotonic()
+            time.sleep(0.1)
+            busy = machine.truth()[0]["gpu_time_us"] - busy
+            assert busy > 0.8e6 * (time.monotonic() - began), "somebody was kept from the GPU"
+            for process in processes:
+                os.kill(process.pid, signal.SIGCONT)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert machine.truth()[0]["processes"] == []
+    before = machine.truth()[0]["gpu_time_us"]
+    time.sleep(0.1)
+    assert machine.truth()[0]["gpu_time_us"] == before, "the dead keep the GPU busy"
 
 
 def test_a_graph_is_one_unit(program, machine):
