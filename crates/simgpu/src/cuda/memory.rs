@@ -70,6 +70,7 @@ impl Inner {
                 self.free(address)?;
             }
         }
+        self.objects.modules_of(context).into_iter().try_for_each(|module| self.unload(module))?;
         self.arrays.in_context(context).into_iter().try_for_each(|array| self.destroy_array(array))
     }
 }

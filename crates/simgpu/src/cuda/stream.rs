@@ -27,7 +27,7 @@ pub(super) fn per_thread(stream: u64) -> u64 {
 pub(super) fn stream(inner: &Inner, handle: u64) -> CuResult<Object> {
     let (context, _) = inner.current_device()?;
     if handle <= PER_THREAD_HANDLE {
-        return Ok(Object::Stream { flags: 0, priority: 0, context });
+        return Ok(Object::Stream { flags: 0, priority: 0, context, green: 0 });
     }
     match inner.objects.get(handle)? {
         object @ Object::Stream { .. } => Ok(object),
@@ -189,10 +189,10 @@ fn end(handle: u64) -> CuResult {
 
 driver_api! {
     fn cuStreamCreate(out: Out<u64>, flags: u32) {
-        create(out, |context| Object::Stream { flags, priority: 0, context })
+        create(out, |context| Object::Stream { flags, priority: 0, context, green: 0 })
     }
     fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) {
-        create(out, |context| Object::Stream { flags, priority, context })
+        create(out, |context| Object::Stream { flags, priority, context, green: 0 })
     }
     fn cuStreamDestroy_v2(handle: u64) { end(handle) }
     fn cuStreamSynchronize(handle: u64) { synchronize(handle) }
@@ -210,12 +210,6 @@ driver_api! {
             return Err(CuError::INVALID_HANDLE);
         };
         Ok(out.set(priority)?)
-    }
-    fn cuStreamGetCtx(handle: u64, out: Out<usize>) {
-        let Object::Stream { context, .. } = stream(&session()?.lock(), handle)? else {
-            return Err(CuError::INVALID_HANDLE);
-        };
-        Ok(out.set(super::context::handle(context))?)
     }
     fn cuLaunchHostFunc(handle: u64, function: Option<HostFunction>, data: *mut c_void) {
         launch_host(handle, function, data)

@@ -102,15 +102,17 @@ impl Timeline {
         loop {
             let mut lines = self.lock();
             self.open(&mut lines, place)?;
-            let waits = lines.order_with_legacy(place);
+            // Room for what the legacy stream may have to wait for, too.
+            let needed = lines.most_waits(place.key) + 1;
             let line = lines.line(place.key)?;
-            let needed = waits.len() as u64 + 1;
             if line.ring.tail() + needed > line.head + DEPTH {
                 let until = line.ring.tail() + needed.max(ROOM) - DEPTH;
                 drop(lines);
                 self.wait(place.key, until - 1);
                 continue;
             }
+            let waits = lines.order_with_legacy(place);
+            let line = lines.line(place.key)?;
             let now = now_ns();
             for wait in waits {
                 line.ring.push(wait, now);
@@ -341,6 +343,13 @@ impl Line {
 impl Lines {
     pub(super) fn line(&mut self, key: LineKey) -> CuResult<&mut Line> {
         self.lines.get_mut(&key).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// How many items [`Lines::order_with_legacy`] may ask for.
+    fn most_waits(&self, LineKey { context, stream }: LineKey) -> u64 {
+        let is_other =
+            |key: &&LineKey| key.context == context && (stream == LEGACY) != (key.stream == LEGACY);
+        self.lines.keys().filter(is_other).count() as u64
     }
 
     /// What an item has to wait for because of the legacy default stream: its items come after everything that the context's blocking
