@@ -322,3 +322,17 @@ def test_streams_of_green_contexts_have_no_context_to_tell(machine):
     assert client(f"alloc_async(64 << 20, {stream})")[0] == 0 and machine.used() == before + (64 << 20)
     assert client(f"cu.cuGreenCtxDestroy(c_uint64({green}))") == 0
     assert client(f"cu.cuGreenCtxDestroy(c_uint64({green}))") == 400
+
+
+def test_pools_of_host_and_managed_memory(machine, client):
+    """Managed pools came with CUDA 13: this driver has none."""
+    create = "number('cuMemPoolCreate', byref(Properties({}, 0, {}, 0)), kind=c_uint64)"
+    take = "number('cuMemAllocFromPoolAsync', c_size_t(64 << 20), c_uint64({}), None, kind=c_uint64)"
+    before = machine.used()
+    code, pool = client(create.format(1, 2))
+    assert code == 0
+    code, address = client(take.format(pool))
+    assert code == 0 and machine.used() == before
+    assert client(f"free_async({address})") == 0
+    assert client(f"cu.cuMemPoolTrimTo(c_uint64({pool}), c_size_t(0))") == 0 and machine.used() == before
+    assert client(create.format(2, 1))[0] == 1

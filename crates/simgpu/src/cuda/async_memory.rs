@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use super::address_space::Kind;
-use super::session::session;
+use super::session::{cuda_version, session};
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::{In, Out};
 
@@ -14,6 +14,8 @@ const HANDLE_BASE: Handle = 0xC0DC_0000_0000;
 
 const LOCATION_DEVICE: u32 = 1;
 const ALLOCATION_PINNED: u32 = 1;
+const ALLOCATION_MANAGED: u32 = 2;
+const MANAGED_POOLS_FROM: i32 = 13000;
 const ACCESS_READ_WRITE: u32 = 3;
 
 const REUSE_FIRST: i32 = 1;
@@ -163,14 +165,23 @@ driver_api! {
         session.lock().set_current_pool(device as usize, number(pool)?)
     }
 
-    /// Pools of host memory and pools with a maximum size are not simulated.
+    /// Pools with a maximum size are not simulated. One of managed memory, which CUDA has from version 13 on, counts on its device as if all
+    /// of it were resident there; one of host memory does not count.
     fn cuMemPoolCreate(pool: Out<Handle>, props: In<PoolProps>) {
         let props = props.get()?;
-        if props.allocation != ALLOCATION_PINNED {
+        let is_host = props.location.is_host();
+        let is_known = match props.allocation {
+            ALLOCATION_PINNED => true,
+            ALLOCATION_MANAGED => !is_host && cuda_version() >= MANAGED_POOLS_FROM,
+            _ => false,
+        };
+        if !is_known {
             return Err(CuError::INVALID_VALUE);
         }
-        let device = props.location.device()?;
-        let number = session()?.lock().pools.create(device);
+        // Managed memory may have no location of its own.
+        let is_anywhere = is_host || props.allocation == ALLOCATION_MANAGED && props.location.kind == 0;
+        let device = if is_anywhere { 0 } else { props.location.device()? };
+        let number = session()?.lock().pools.create(device, is_host);
         Ok(pool.set(handle(number))?)
     }
     fn cuMemPoolDestroy(pool: Handle) { session()?.lock().destroy_pool(number(pool)?) }
