@@ -1,4 +1,4 @@
-//! What differs between drivers and between machines, and matters to who uses MIG: one table, each row with its source.
+//! What differs between drivers and between machines: one table, each row with its source.
 //!
 //! Without a file, a machine has a current driver. A text file `model` beside `faults` changes rows, one `name=value` per line;
 //! it is read when a process initialises the library. A name or value that is not in the table makes `nvmlInit` fail.
@@ -69,6 +69,9 @@ switches! {
     Mps "mps" 0..=1
         "all programs are clients of MPS: NVML lists them as such and not among the compute processes"
         "header at nvmlDeviceGetMPSComputeRunningProcesses; that they are missing in the other list is inferred";
+    FiguresLagMs "figures_lag_ms" 0..=60000
+        "how old the figures of processes may be, milliseconds"
+        "the kernel's resource manager gathers them when asked, and no document bounds their age: an unkind assumption";
     MigTrace "mig_trace" 0..=1
         "each MIG call is written to `mig-calls` beside this file: process and function"
         "no driver has it: a witness for tests";
