@@ -60,6 +60,7 @@ impl Drop for ComputeArbiter {
 
 fn work(dir: &Path, ended: &AtomicBool) {
     let ends = || ended.load(Ordering::Relaxed);
+    compute::run_first();
     while !ends() {
         match lock(&dir.join(LOCK)) {
             Some(_held) => arbitrate(&dir.join("slices"), &ends),
