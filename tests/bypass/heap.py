@@ -1,7 +1,8 @@
-"""Takes GPU memory that no allocation function mentions: CUDA's heap for kernels, which the driver makes larger when told to.
+"""Takes GPU memory that no allocation function mentions: CUDA's heap for kernels, which the driver makes larger when told to, and
+modules, whose code it loads when a function of theirs is looked up.
 
-Reads commands from stdin, and answers each with what CUDA and NVML say then: `heap MIB`, `fill` (2 MiB at a time, until it is
-refused), `wipe` (its own accounting, and then as `fill`), `look`.
+Reads commands from stdin, and answers each with what CUDA and NVML say then: `heap MIB`, `module MIB`, `fill` (2 MiB at a time, until
+it is refused), `wipe` (its own accounting, and then as `fill`), `look`.
 """
 
 import ctypes
@@ -43,6 +44,9 @@ must(nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device)))
 for words in map(str.split, sys.stdin):
     if words[0] == "heap":
         must(cuda.cuCtxSetLimit(HEAP, ctypes.c_size_t((FRESH_HEAP_MIB + int(words[1])) * MIB)))
+    if words[0] == "module":
+        must(cuda.cuModuleLoadData(ctypes.byref(pointer), f"cantle_sim_module_mib_{words[1]}".encode()))
+        must(cuda.cuModuleGetFunction(ctypes.byref(pointer), pointer, b"kernel"))
     if words[0] == "wipe":
         wipe()
     granted = fill() if words[0] in ("fill", "wipe") else 0

@@ -39,13 +39,13 @@ def wait_until_charged(machine, program):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("heap_mib", [0, HEAP_MIB])
-def test_it_is_charged(machine, program, heap_mib):
-    """What the heap takes, allocations can't have: a slice fits in its part of the card."""
-    program(f"heap {heap_mib}")
-    assert machine.used() == CONTEXT + heap_mib * MIB
+@pytest.mark.parametrize("what, mib", [("heap", 0), ("heap", HEAP_MIB), ("module", 600)])
+def test_it_is_charged(machine, program, what, mib):
+    """What heap and modules take, allocations can't have: a slice fits in its part of the card."""
+    program(f"{what} {mib}")
+    assert machine.used() == CONTEXT + mib * MIB
     wait_until_charged(machine, program)
-    assert program("fill")["granted"] == LIMIT - CONTEXT - heap_mib * MIB
+    assert program("fill")["granted"] == LIMIT - CONTEXT - mib * MIB
     assert machine.used() == LIMIT
 
 
@@ -59,11 +59,12 @@ def test_a_little_over_the_limit_is_borne(machine, program):
     assert program("fill")["granted"] == 0
 
 
-def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program):
+@pytest.mark.parametrize("what", ["heap", "module"])
+def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program, what):
     """A framework fills its slice and loads cuBLAS then. The rest of the GPU is nobody's: the slice gets no more, and goes on. What it
     took is not given to others meanwhile."""
     program("fill")
-    program("heap 600")
+    program(f"{what} 600")
     assert machine.used() == LIMIT + 600 * MIB
     wait_until_charged(machine, program)
     time.sleep(3)
@@ -71,6 +72,8 @@ def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program
     rest = machine.start(["true"], CAPACITY - LIMIT)
     assert rest.child.wait(timeout=60) == 6, rest.child.stderr.read()
     assert machine.start(["true"], CAPACITY - 2 * LIMIT).child.wait(timeout=60) == 0
+    if what == "module":
+        return
     program("heap 0")
     wait_until_charged(machine, program)
     assert machine.start(["true"], CAPACITY - LIMIT).child.wait(timeout=60) == 0
@@ -104,3 +107,25 @@ def test_what_no_module_takes_is_not_borne(machine):
     assert program.running.child.wait(timeout=60) == 137
     assert "it holds 5.46 GiB of GPU 0, its limit is 4 GiB" in program.running.child.stderr.read()
     assert machine.used() == 0
+
+
+@pytest.mark.parametrize("processes, mib, code", [(8, 60, None), (9, 60, 137)])
+def test_a_task_has_no_more_tolerance_for_having_more_processes(machine, processes, mib, code):
+    """Eight processes may exceed a slice by 64 MiB each though the neighbour could not have all of his then; nine may not."""
+    limit = processes * (CONTEXT + HEAP_MIB * MIB)
+    neighbour = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - limit)
+    assert neighbour.child.stdout.readline() == "holding\n"
+    task = machine.start([sys.executable, HERE / "many.py", processes, HEAP_MIB, HEAP_MIB + mib], limit)
+    assert task.child.stdout.readline() == "ready\n"
+    time.sleep(1)
+    print(file=task.child.stdin, flush=True)
+    if code:
+        assert task.child.wait(timeout=60) == code
+        assert "its limit is" in task.child.stderr.read()
+    else:
+        assert task.child.stdout.readline() == "exceeded\n"
+        time.sleep(4)
+        assert task.child.poll() is None
+        assert task.end() == 0
+    assert neighbour.child.poll() is None
+    neighbour.end()

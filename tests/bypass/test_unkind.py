@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, assert_held_to_its_slice, assert_not_held
+from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, Machine, assert_held_to_its_slice, assert_not_held
 
 CHUNK = 64 << 20
 TAKES = ["green_stream", "upload"]
@@ -96,3 +96,25 @@ def test_more_of_it_than_the_slice_has_is_not_borne(machine):
     assert running.child.wait(timeout=60) == 137
     assert "its limit is 4 GiB" in running.child.stderr.read()
     assert machine.used() == 0
+
+
+@pytest.fixture
+def new_machine(tmp_path):
+    """With a driver of CUDA 13, and nothing over the simulated one."""
+    machine = Machine(tmp_path, driver="580.95.05")
+    yield machine
+    machine.stop()
+
+
+@pytest.mark.parametrize("way, code", [("managed_pool", 801), ("host_pool", 0), ("real_green_stream", 2)])
+def test_pools_and_green_contexts_of_a_new_driver(new_machine, way, code):
+    """Without any limit a managed pool takes GPU memory; host memory is not the slice's; a green context's stream is charged."""
+    running = new_machine.start([sys.executable, HERE / "unkind.py", way, LIMIT], LIMIT)
+    record = running.record()
+    assert record["refused"] == code and new_machine.used() <= LIMIT, record
+    assert (record["granted"] >= 2 * LIMIT) == (way == "host_pool"), record
+    assert running.end() == 0
+    running = new_machine.start([sys.executable, HERE / "unkind.py", way, LIMIT], None)
+    assert running.record()["granted"] >= 2 * LIMIT
+    assert (new_machine.used() >= 2 * LIMIT) == (way != "host_pool")
+    running.end()

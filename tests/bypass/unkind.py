@@ -84,6 +84,20 @@ def fill(take):
     return granted, 0
 
 
+def host_pool():
+    must(cuda.cuMemPoolCreate(ctypes.byref(pool), ctypes.byref(PoolProperties(1, 0, 2, 0))))
+    return fill(from_pool)
+
+
+def real_green_stream():
+    """On the driver's own green context, whose streams have no context to tell."""
+    green, told = ctypes.c_void_p(), ctypes.c_void_p()
+    must(cuda.cuGreenCtxCreate(ctypes.byref(green), ctypes.c_void_p(1), 0, 1))
+    must(cuda.cuGreenCtxStreamCreate(ctypes.byref(stream), green, 1, 0))
+    assert cuda.cuStreamGetCtx(stream, ctypes.byref(told)) == 201, "it has one: this shows nothing"
+    return fill(from_stream)
+
+
 def growth_waits():
     """One thread's allocation waits for another thread, which frees memory first."""
     held = ctypes.c_ulonglong()

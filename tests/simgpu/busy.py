@@ -84,6 +84,18 @@ def host_word():
     return ctypes.cast(pointer, ctypes.POINTER(c_uint64))
 
 
+def alloc(size):
+    return made("cuMemAlloc_v2", ctypes.c_size_t(size))
+
+
+def in_thread(action):
+    answers, current = [], made("cuCtxGetCurrent")
+    thread = threading.Thread(target=lambda: answers.append(cu.cuCtxSetCurrent(current) or action()))
+    thread.start()
+    thread.join()
+    return answers[0]
+
+
 def until(condition, seconds=10):
     """How long it takes."""
     began = time.monotonic()

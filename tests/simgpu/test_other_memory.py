@@ -284,3 +284,55 @@ def test_events_are_shared(machine, client):
     assert client("cu.cuIpcGetEventHandle(ctypes.create_string_buffer(64), c_uint64(1))") == 400
     client.kill()
     assert other(f"number('cuIpcOpenEventHandle', {by_value}, kind=c_uint64)")[0] == 205
+
+
+def test_modules_take_memory_when_a_function_of_theirs_is_looked_up(machine, client):
+    """As the driver loads by default. No allocation mentions it."""
+    load = "number('cuModuleLoadData', b'cantle_sim_module_mib_100', kind=c_uint64)"
+    code, module = client(load)
+    before = machine.used()
+    assert code == 0 and client("number('cuModuleGetLoadingMode')") == [0, 2]
+    for _ in range(2):
+        assert client(f"number('cuModuleGetFunction', c_uint64({module}), b'kernel', kind=c_uint64)")[0] == 0
+        assert machine.used() == before + (100 << 20)
+    assert client(f"cu.cuModuleUnload(c_uint64({module}))") == 0
+    assert machine.used() == before
+    eager = machine.client(CUDA_MODULE_LOADING="EAGER")
+    assert eager("context()") == 0
+    before = machine.used()
+    assert eager(load)[0] == 0 and machine.used() == before + (100 << 20)
+    # One that does not fit is no module.
+    assert eager(load.replace("100", "99999"))[0] == 2 and machine.used() == before + (100 << 20)
+    assert eager("cu.cuCtxDestroy_v2(c_void_p(number('cuCtxGetCurrent', kind=c_uint64)[1]))") == 0
+    assert machine.used() == CONTEXT
+
+
+def test_streams_of_green_contexts_have_no_context_to_tell(machine):
+    client = machine.client()
+    assert client("context()") == 0
+    code, green = client("number('cuGreenCtxCreate', c_uint64(1), 0, 1, kind=c_uint64)")
+    assert code == 0
+    code, stream = client(f"number('cuGreenCtxStreamCreate', c_uint64({green}), 1, 0, kind=c_uint64)")
+    assert code == 0
+    ask = "(lambda out: [cu.{}(c_uint64(%d), byref(out)), out.value])(c_uint64())" % stream
+    assert client(ask.format("cuStreamGetCtx"))[0] == 201
+    assert client(ask.format("cuStreamGetDevice")) == [0, 0]
+    assert client(ask.format("cuStreamGetGreenCtx")) == [0, green]
+    before = machine.used()
+    assert client(f"alloc_async(64 << 20, {stream})")[0] == 0 and machine.used() == before + (64 << 20)
+    assert client(f"cu.cuGreenCtxDestroy(c_uint64({green}))") == 0
+    assert client(f"cu.cuGreenCtxDestroy(c_uint64({green}))") == 400
+
+
+def test_pools_of_host_and_managed_memory(machine, client):
+    """Managed pools came with CUDA 13: this driver has none."""
+    create = "number('cuMemPoolCreate', byref(Properties({}, 0, {}, 0)), kind=c_uint64)"
+    take = "number('cuMemAllocFromPoolAsync', c_size_t(64 << 20), c_uint64({}), None, kind=c_uint64)"
+    before = machine.used()
+    code, pool = client(create.format(1, 2))
+    assert code == 0
+    code, address = client(take.format(pool))
+    assert code == 0 and machine.used() == before
+    assert client(f"free_async({address})") == 0
+    assert client(f"cu.cuMemPoolTrimTo(c_uint64({pool}), c_size_t(0))") == 0 and machine.used() == before
+    assert client(create.format(2, 1))[0] == 1

@@ -212,17 +212,20 @@ pub(crate) fn actual_bytes(processes: &[ProcessMemory]) -> u64 {
     processes.iter().filter_map(|process| process.used_bytes).sum()
 }
 
-/// Always borne: modules and stacks of an honest program grow without a call that the shim sees, also in a full slice.
-pub(crate) const fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
+/// Always borne: modules and stacks of an honest program grow without a call that the shim sees, also in a full slice. A task has no
+/// more of it for having more processes than eight: it is memory that nobody reserved.
+pub(crate) fn tolerance_bytes(processes: &[ProcessMemory]) -> u64 {
     const PER_PROCESS_BYTES: u64 = 64 << 20;
-    PER_PROCESS_BYTES * processes.len() as u64
+    const PER_TASK_BYTES: u64 = 512 << 20;
+    (PER_PROCESS_BYTES * processes.len() as u64).min(PER_TASK_BYTES)
 }
 
 /// Borne as long as everybody can have all of his slice. Kernels and workspaces of cuBLAS, cuDNN and Triton, which load lazily,
-/// take 100 to 600 MiB of a process that has filled its slice by then.
-const fn modules_bytes(processes: &[ProcessMemory]) -> u64 {
+/// take 100 to 600 MiB of a process that has filled its slice by then. Eight processes of a task may.
+fn modules_bytes(processes: &[ProcessMemory]) -> u64 {
     const PER_PROCESS_BYTES: u64 = 1 << 30;
-    PER_PROCESS_BYTES * processes.len() as u64
+    const PER_TASK_BYTES: u64 = 8 << 30;
+    (PER_PROCESS_BYTES * processes.len() as u64).min(PER_TASK_BYTES)
 }
 
 /// One task on one GPU at one moment.
@@ -340,6 +343,22 @@ mod tests {
         assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
         let said = on_gpu(&[(7, GIB)], &[7], false, false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
+    }
+
+    #[test]
+    fn more_processes_do_not_bear_more_and_more() {
+        let with = |count: u32, over: u64, is_crowded| {
+            let mut held: Vec<(u32, u64)> = (0..count).map(|pid| (pid, 0)).collect();
+            held[0].1 = 10 * GIB + over;
+            on_gpu(&held, &(0..count).collect::<Vec<_>>(), true, is_crowded)
+        };
+        let mib = 1 << 20;
+        assert_eq!(with(4, 256 * mib, true), None);
+        assert!(with(4, 257 * mib, true).is_some());
+        assert_eq!(with(64, 512 * mib, true), None);
+        assert!(with(64, 513 * mib, true).is_some(), "a neighbour's memory is not 64 processes' to take");
+        assert_eq!(with(64, 8 * GIB, false), None);
+        assert!(with(64, 8 * GIB + mib, false).is_some());
     }
 
     #[test]

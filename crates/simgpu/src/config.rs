@@ -44,3 +44,18 @@ fn default_directory() -> PathBuf {
 pub(crate) fn cuda_visible_devices() -> Option<String> {
     env::var("CUDA_VISIBLE_DEVICES").ok()
 }
+
+/// When modules take their memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ModuleLoading {
+    Lazy,
+    Eager,
+}
+
+/// `CUDA_MODULE_LOADING`.
+pub(crate) fn module_loading() -> ModuleLoading {
+    match variable("CUDA_MODULE_LOADING") {
+        Some(setting) if setting == "EAGER" => ModuleLoading::Eager,
+        _ => ModuleLoading::Lazy,
+    }
+}

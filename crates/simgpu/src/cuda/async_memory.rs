@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use super::address_space::Kind;
-use super::session::session;
+use super::session::{cuda_version, session};
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::{In, Out};
 
@@ -14,6 +14,8 @@ const HANDLE_BASE: Handle = 0xC0DC_0000_0000;
 
 const LOCATION_DEVICE: u32 = 1;
 const ALLOCATION_PINNED: u32 = 1;
+const ALLOCATION_MANAGED: u32 = 2;
+const MANAGED_POOLS_FROM: i32 = 13000;
 const ACCESS_READ_WRITE: u32 = 3;
 
 const REUSE_FIRST: i32 = 1;
@@ -82,7 +84,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
     }
     let (_, device) = inner.current_device()?;
     let pool = pool.map_or(Ok(inner.pools.current[device]), number)?;
-    let address = match inner.capture_of(stream) {
+    let address = match inner.capture_of(stream)? {
         Some(graph) => inner.add_allocation(graph, device, size_bytes)?.1,
         None => inner.allocate(size_bytes, Kind::Pool(pool))?,
     };
@@ -91,7 +93,7 @@ fn allocate(out: Out<u64>, size_bytes: u64, pool: Option<Handle>, stream: u64) -
 
 fn free(address: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
-    match inner.capture_of(stream) {
+    match inner.capture_of(stream)? {
         Some(graph) => inner.add_free(graph, address).map(|_| ()),
         None => inner.free(address),
     }
@@ -163,19 +165,30 @@ driver_api! {
         session.lock().set_current_pool(device as usize, number(pool)?)
     }
 
-    /// Pools of host memory and pools with a maximum size are not simulated.
+    /// Pools with a maximum size are not simulated. One of managed memory, which CUDA has from version 13 on, counts on its device as if all
+    /// of it were resident there; one of host memory does not count.
     fn cuMemPoolCreate(pool: Out<Handle>, props: In<PoolProps>) {
         let props = props.get()?;
-        if props.allocation != ALLOCATION_PINNED {
+        let is_host = props.location.is_host();
+        let is_known = match props.allocation {
+            ALLOCATION_PINNED => true,
+            ALLOCATION_MANAGED => !is_host && cuda_version() >= MANAGED_POOLS_FROM,
+            _ => false,
+        };
+        if !is_known {
             return Err(CuError::INVALID_VALUE);
         }
-        let device = props.location.device()?;
-        let number = session()?.lock().pools.create(device);
+        // Managed memory may have no location of its own.
+        let is_anywhere = is_host || props.allocation == ALLOCATION_MANAGED && props.location.kind == 0;
+        let device = if is_anywhere { 0 } else { props.location.device()? };
+        let number = session()?.lock().pools.create(device, is_host);
         Ok(pool.set(handle(number))?)
     }
     fn cuMemPoolDestroy(pool: Handle) { session()?.lock().destroy_pool(number(pool)?) }
     fn cuMemPoolTrimTo(pool: Handle, keep_bytes: usize) {
-        session()?.lock().trim(number(pool)?, keep_bytes as u64)
+        let mut inner = session()?.lock();
+        inner.forbid_unsafe()?;
+        inner.trim(number(pool)?, keep_bytes as u64)
     }
     fn cuMemPoolGetAttribute(pool: Handle, attribute: i32, value: *mut c_void) {
         get_attribute(pool, attribute, value)

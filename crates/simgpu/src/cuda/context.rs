@@ -193,6 +193,19 @@ fn reset_primary(device: i32) -> CuResult {
     inner.reset_primary(session, device)
 }
 
+/// A device's primary context, which is made if need be; it has one owner more.
+pub(super) fn retained_primary(device: i32) -> CuResult<u32> {
+    let session = session()?;
+    let device = ordinal(session, device)?;
+    let mut inner = session.lock();
+    if inner.contexts.primary[device].context == 0 {
+        let flags = inner.contexts.primary[device].flags;
+        inner.contexts.primary[device].context = inner.create(session, device, flags)?;
+    }
+    inner.contexts.primary[device].retained += 1;
+    Ok(inner.contexts.primary[device].context)
+}
+
 /// The runtime's way to a primary context, which is no exported function.
 pub(super) extern "C" fn retain_primary(context: Out<Handle>, device: i32) -> i32 {
     cuDevicePrimaryCtxRetain(context, device)
@@ -287,15 +300,7 @@ driver_api! {
     }
 
     fn cuDevicePrimaryCtxRetain(context: Out<Handle>, device: i32) {
-        let session = session()?;
-        let device = ordinal(session, device)?;
-        let mut inner = session.lock();
-        if inner.contexts.primary[device].context == 0 {
-            let flags = inner.contexts.primary[device].flags;
-            inner.contexts.primary[device].context = inner.create(session, device, flags)?;
-        }
-        inner.contexts.primary[device].retained += 1;
-        Ok(context.set(handle(inner.contexts.primary[device].context))?)
+        Ok(context.set(handle(retained_primary(device)?))?)
     }
 
     fn cuDevicePrimaryCtxRelease(device: i32) { release_primary(device) }

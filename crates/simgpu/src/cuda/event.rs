@@ -3,7 +3,7 @@
 use super::effects::{Effect, Stamp};
 use super::execution::{Object, create, destroy};
 use super::session::session;
-use super::stream::{is_captured, per_thread, place, settle_pools, stream};
+use super::stream::{per_thread, place, settle_pools, stream};
 use super::timeline::timeline;
 use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
@@ -19,13 +19,22 @@ fn event(handle: u64) -> CuResult<u32> {
     }
 }
 
+/// The flags of an event that was not recorded into a capture: nobody can tell when such a one is reached.
+fn real_event(handle: u64) -> CuResult<u32> {
+    let flags = event(handle)?;
+    let is_captured = session()?.lock().graphs.captures.is_captured_event(handle);
+    if is_captured { Err(CuError::CAPTURED_EVENT) } else { Ok(flags) }
+}
+
 fn record(handle: u64, on: u64) -> CuResult {
     event(handle)?;
-    stream(&session()?.lock(), on)?;
-    let Some(timeline) = timeline() else { return Ok(()) };
-    if is_captured(on)? {
+    let mut inner = session()?.lock();
+    stream(&inner, on)?;
+    if inner.capture_record(handle, on)? {
         return Ok(());
     }
+    drop(inner);
+    let Some(timeline) = timeline() else { return Ok(()) };
     timeline.submit(place(on)?, Op::Mark, Some(Effect::Event(handle))).map(|_| ())
 }
 
@@ -44,7 +53,7 @@ fn reached_ns(handle: u64) -> CuResult<Option<u64>> {
 }
 
 fn synchronize(handle: u64) -> CuResult {
-    event(handle)?;
+    real_event(handle)?;
     if let Some(timeline) = timeline() {
         let stamp = timeline.lock().stamps.get(&handle).copied();
         if let Some(Stamp::Pending { key, seq, .. }) = stamp {
@@ -56,12 +65,14 @@ fn synchronize(handle: u64) -> CuResult {
 
 /// Work that is queued in a stream from now on waits for an event.
 pub(super) fn wait_in(on: u64, handle: u64) -> CuResult {
-    stream(&session()?.lock(), on)?;
     event(handle)?;
-    let Some(timeline) = timeline() else { return Ok(()) };
-    if is_captured(on)? {
+    let mut inner = session()?.lock();
+    stream(&inner, on)?;
+    if inner.capture_wait(on, handle)? {
         return Ok(());
     }
+    drop(inner);
+    let Some(timeline) = timeline() else { return Ok(()) };
     let stamp = timeline.lock().stamps.get(&handle).copied();
     let Some(Stamp::Pending { key, channel, seq }) = stamp else { return Ok(()) };
     let place = place(on)?;
@@ -80,7 +91,7 @@ pub(super) fn wait_in(on: u64, handle: u64) -> CuResult {
 }
 
 fn elapsed(start: u64, end: u64) -> CuResult<f32> {
-    let flags = event(start)? | event(end)?;
+    let flags = real_event(start)? | real_event(end)?;
     if timeline().is_none() {
         return Ok(0.0);
     }
@@ -105,7 +116,8 @@ driver_api! {
     fn cuEventRecordWithFlags(handle: u64, on: u64, _flags: u32) { record(handle, on) }
     fn cuEventRecordWithFlags_ptsz(handle: u64, on: u64, _flags: u32) { record(handle, per_thread(on)) }
     fn cuEventQuery(handle: u64) {
-        event(handle)?;
+        real_event(handle)?;
+        session()?.lock().forbid_unsafe()?;
         reached_ns(handle).map(|_| ())
     }
     fn cuEventSynchronize(handle: u64) { synchronize(handle) }

@@ -1,12 +1,12 @@
-//! Modules and launches. Kernels do nothing, and take no time unless their names say so:
+//! Functions and launches. Kernels do nothing, and take no time unless their names say so:
 //! `cantle_sim_busy_us_N` has the GPU for N microseconds, `cantle_sim_spin_until_N` until N of them run at the same time. Those
 //! that belong together have the same N and the same number of blocks (the grid's first dimension).
 
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 
 use super::graph::Node;
 use super::kernel_time::Takes;
+use super::module::Module;
 use super::session::{Inner, current, session};
 use super::stream::{per_thread, place};
 use super::{CuError, CuResult, driver_api, timeline};
@@ -15,10 +15,24 @@ use crate::ffi::{In, Out, Text};
 /// What a handle of this module names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {
-    Stream { flags: u32, priority: i32, context: u32 },
-    Event { flags: u32 },
-    Module,
-    Function { module: u64, takes: Takes },
+    /// Of a green context, whose handle is then not 0.
+    Stream {
+        flags: u32,
+        priority: i32,
+        context: u32,
+        green: u64,
+    },
+    Green {
+        context: u32,
+    },
+    Event {
+        flags: u32,
+    },
+    Module(Module),
+    Function {
+        module: u64,
+        takes: Takes,
+    },
 }
 
 /// Living objects by handle.
@@ -49,7 +63,19 @@ impl Objects {
         self.live.get(&handle).copied().ok_or(CuError::INVALID_HANDLE)
     }
 
-    fn remove(&mut self, handle: u64) -> CuResult<Object> {
+    pub(super) fn get_mut(&mut self, handle: u64) -> CuResult<&mut Object> {
+        self.live.get_mut(&handle).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// Handles of all modules of a context.
+    pub(super) fn modules_of(&self, context: u32) -> Vec<u64> {
+        let of_context = |(handle, object): (&u64, &Object)| {
+            matches!(object, Object::Module(module) if module.context == context).then_some(*handle)
+        };
+        self.live.iter().filter_map(of_context).collect()
+    }
+
+    pub(super) fn remove(&mut self, handle: u64) -> CuResult<Object> {
         self.live.remove(&handle).ok_or(CuError::INVALID_HANDLE)
     }
 }
@@ -66,17 +92,12 @@ pub(super) fn destroy(handle: u64) -> CuResult {
     session()?.lock().objects.remove(handle).map(|_| ())
 }
 
-fn load_module(out: Out<u64>, image: In<u8>) -> CuResult {
-    image.get()?;
-    create(out, |_| Object::Module)
-}
-
 /// Every name is a function of every module: what a module contains is not looked at.
 fn get_function(out: Out<u64>, module: u64, name: Text) -> CuResult {
     let takes = Takes::of(name.get()?);
     let session = session()?;
     let mut inner = session.lock();
-    inner.objects.get(module)?;
+    inner.make_resident(module)?;
     inner.current_device()?;
     if takes != Takes::NoTime {
         timeline::begin(session.sim, inner.slot()?);
@@ -112,7 +133,7 @@ fn launch_timed(function: u64, blocks: u32, stream: u64) -> CuResult {
     let Object::Function { takes, .. } = inner.objects.get(function)? else {
         return Err(CuError::INVALID_HANDLE);
     };
-    if let Some(graph) = inner.capture_of(stream) {
+    if let Some(graph) = inner.capture_of(stream)? {
         return inner.graphs.add(graph, Node::Kernel { takes, blocks }).map(|_| ());
     }
     drop(inner);
@@ -132,31 +153,7 @@ fn function_attribute(value: Out<i32>, attribute: i32, function: u64) -> CuResul
 }
 
 driver_api! {
-    fn cuModuleLoad(out: Out<u64>, path: Text) {
-        const FILE_NOT_FOUND: CuError = CuError(301);
-        std::fs::metadata(path.get()?).map_err(|_| FILE_NOT_FOUND)?;
-        create(out, |_| Object::Module)
-    }
-    fn cuModuleLoadData(out: Out<u64>, image: In<u8>) { load_module(out, image) }
-    fn cuModuleLoadDataEx(
-        out: Out<u64>, image: In<u8>, _count: u32, _options: *const i32, _values: *const c_void,
-    ) {
-        load_module(out, image)
-    }
-    fn cuModuleLoadFatBinary(out: Out<u64>, image: In<u8>) { load_module(out, image) }
-    fn cuModuleUnload(module: u64) { destroy(module) }
     fn cuModuleGetFunction(out: Out<u64>, module: u64, name: Text) { get_function(out, module, name) }
-    fn cuModuleGetLoadingMode(mode: Out<i32>) {
-        const LAZY: i32 = 2;
-        Ok(mode.set(LAZY)?)
-    }
-    fn cuLibraryLoadData(
-        out: Out<u64>, image: In<u8>, _jit: *const c_void, _jit_values: *const c_void, _jit_count: u32,
-        _options: *const c_void, _option_values: *const c_void, _option_count: u32,
-    ) {
-        load_module(out, image)
-    }
-    fn cuLibraryUnload(library: u64) { destroy(library) }
     fn cuLibraryGetKernel(out: Out<u64>, library: u64, name: Text) { get_function(out, library, name) }
     fn cuLibraryGetModule(out: Out<u64>, library: u64) {
         session()?.lock().objects.get(library)?;

@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::address_space::{Allocation, Kind};
+use super::capture::Captures;
 use super::kernel_time::Takes;
 use super::session::Inner;
 use super::{CuError, CuResult};
@@ -16,8 +17,10 @@ const HANDLE_BASE: u64 = 0xC0DF_0000_0000;
 
 /// Node types with a meaning here, in CUDA's numbering.
 pub(super) const TYPE_KERNEL: u32 = 0;
+pub(super) const TYPE_HOST: u32 = 3;
 pub(super) const TYPE_MEM_ALLOC: u32 = 10;
 pub(super) const TYPE_MEM_FREE: u32 = 11;
+pub(super) const TYPE_BATCH_MEM_OP: u32 = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Node {
@@ -63,8 +66,7 @@ pub(super) struct Graphs {
     graphs: BTreeMap<u64, Graph>,
     executables: BTreeMap<u64, Graph>,
     nodes: BTreeMap<u64, Node>,
-    /// Streams being captured, with the graph that grows.
-    capturing: BTreeMap<u64, u64>,
+    pub(super) captures: Captures,
     /// Addresses of allocation nodes that have memory now.
     resident: BTreeSet<u64>,
 }
@@ -103,28 +105,9 @@ impl Graphs {
         self.executables.insert(handle, Graph { nodes, auto_free });
         Ok(handle)
     }
-
-    pub(super) fn begin_capture(&mut self, stream: u64) -> CuResult {
-        // The legacy default stream can't be captured, nor can a stream twice.
-        if stream <= 1 || self.capturing.contains_key(&stream) {
-            return Err(CuError::STREAM_CAPTURE_UNSUPPORTED);
-        }
-        let graph = self.create();
-        self.capturing.insert(stream, graph);
-        Ok(())
-    }
-
-    pub(super) fn end_capture(&mut self, stream: u64) -> CuResult<u64> {
-        self.capturing.remove(&stream).ok_or(CuError::ILLEGAL_STATE)
-    }
 }
 
 impl Inner {
-    /// The graph that a stream is being captured into.
-    pub(super) fn capture_of(&self, stream: u64) -> Option<u64> {
-        self.graphs.capturing.get(&stream).copied()
-    }
-
     /// Adds an allocation node; the node and its address.
     pub(super) fn add_allocation(
         &mut self,
@@ -182,6 +165,13 @@ impl Inner {
                 self.free(address)?;
             }
         }
+        Ok(())
+    }
+
+    /// Launching an executable in a captured stream makes its nodes part of the new graph.
+    pub(super) fn add_child(&mut self, graph: u64, executable: u64) -> CuResult {
+        let child = self.graphs.executables.get(&executable).ok_or(CuError::INVALID_VALUE)?.clone();
+        self.graphs.graphs.get_mut(&graph).ok_or(CuError::INVALID_VALUE)?.nodes.extend(child.nodes);
         Ok(())
     }
 

@@ -4,8 +4,9 @@ use std::ffi::c_void;
 
 use super::address_space::{Allocation, Kind};
 use super::async_memory::PoolProps;
+use super::capture::{STATUS_ACTIVE, exchange_mode};
 use super::execution::takes_of;
-use super::graph::{Node, TYPE_KERNEL, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
+use super::graph::{Node, TYPE_HOST, TYPE_KERNEL, TYPE_MEM_ALLOC, TYPE_MEM_FREE};
 use super::session::session;
 use super::stream::{per_thread, place};
 use super::{CuError, CuResult, driver_api};
@@ -15,11 +16,7 @@ const AUTO_FREE_ON_LAUNCH: u64 = 1;
 const UPLOAD: u64 = 2;
 const TYPE_MEMCPY: u32 = 1;
 const TYPE_MEMSET: u32 = 2;
-const TYPE_HOST: u32 = 3;
 const TYPE_EMPTY: u32 = 5;
-
-const CAPTURE_NONE: i32 = 0;
-const CAPTURE_ACTIVE: i32 = 1;
 
 const USED_CURRENT: i32 = 0;
 const USED_HIGH: i32 = 1;
@@ -123,6 +120,9 @@ fn upload(executable: u64) -> CuResult {
 fn launch(executable: u64, stream: u64) -> CuResult {
     let mut inner = session()?.lock();
     inner.current_device()?;
+    if let Some(graph) = inner.capture_of(stream)? {
+        return inner.add_child(graph, executable);
+    }
     inner.launch_graph(executable)?;
     let units = inner.timed_kernels(executable)?;
     drop(inner);
@@ -138,22 +138,24 @@ fn add_kernel(node: Out<u64>, graph: u64, params: In<KernelParams>) -> CuResult 
     Ok(node.set(handle)?)
 }
 
-fn begin_capture(stream: u64) -> CuResult {
+fn begin_capture(stream: u64, mode: u32) -> CuResult {
     let mut inner = session()?.lock();
     inner.current_device()?;
-    inner.graphs.begin_capture(stream)
+    inner.begin_capture(stream, mode)
 }
 
+/// A capture that failed is over too, and leaves null.
 fn end_capture(stream: u64, graph: Out<u64>) -> CuResult {
-    let handle = session()?.lock().graphs.end_capture(stream)?;
-    Ok(graph.set(handle)?)
+    let ended = session()?.lock().end_capture(stream);
+    graph.set(ended.unwrap_or(0))?;
+    ended.map(|_| ())
 }
 
 /// Status, capture id (the graph's handle will do), graph; dependencies are not kept.
 fn capture_info(stream: u64, status: Out<i32>, id: Out<u64>, graph: Out<u64>) -> CuResult {
-    let capturing = session()?.lock().capture_of(stream);
-    status.set(if capturing.is_some() { CAPTURE_ACTIVE } else { CAPTURE_NONE })?;
-    if let Some(handle) = capturing {
+    let (found, capturing) = session()?.lock().graphs.captures.status(stream);
+    status.set(found)?;
+    if let Some(handle) = capturing.filter(|_| found == STATUS_ACTIVE) {
         id.set_if_asked(handle);
         graph.set_if_asked(handle);
     }
@@ -258,6 +260,7 @@ driver_api! {
         let session = session()?;
         session.device(device)?;
         let mut inner = session.lock();
+        inner.forbid_unsafe()?;
         let pool = inner.pools.graph_pool(device as usize);
         inner.trim(pool, 0)
     }
@@ -289,12 +292,12 @@ driver_api! {
         Ok(())
     }
 
-    fn cuStreamBeginCapture(stream: u64) { begin_capture(stream) }
-    fn cuStreamBeginCapture_ptsz(stream: u64) { begin_capture(stream) }
-    fn cuStreamBeginCapture_v2(stream: u64, _mode: u32) { begin_capture(stream) }
-    fn cuStreamBeginCapture_v2_ptsz(stream: u64, _mode: u32) { begin_capture(stream) }
+    fn cuStreamBeginCapture(stream: u64) { begin_capture(stream, 0) }
+    fn cuStreamBeginCapture_ptsz(stream: u64) { begin_capture(per_thread(stream), 0) }
+    fn cuStreamBeginCapture_v2(stream: u64, mode: u32) { begin_capture(stream, mode) }
+    fn cuStreamBeginCapture_v2_ptsz(stream: u64, mode: u32) { begin_capture(per_thread(stream), mode) }
     fn cuStreamEndCapture(stream: u64, graph: Out<u64>) { end_capture(stream, graph) }
-    fn cuStreamEndCapture_ptsz(stream: u64, graph: Out<u64>) { end_capture(stream, graph) }
+    fn cuStreamEndCapture_ptsz(stream: u64, graph: Out<u64>) { end_capture(per_thread(stream), graph) }
     fn cuStreamIsCapturing(stream: u64, status: Out<i32>) {
         capture_info(stream, status, Out(std::ptr::null_mut()), Out(std::ptr::null_mut()))
     }
@@ -321,7 +324,6 @@ driver_api! {
         capture_info(stream, status, id, graph)
     }
     fn cuThreadExchangeStreamCaptureMode(mode: Out<u32>) {
-        mode.get()?;
-        Ok(())
+        Ok(mode.set(exchange_mode(mode.get()?)?)?)
     }
 }

@@ -70,6 +70,7 @@ impl Inner {
                 self.free(address)?;
             }
         }
+        self.objects.modules_of(context).into_iter().try_for_each(|module| self.unload(module))?;
         self.arrays.in_context(context).into_iter().try_for_each(|array| self.destroy_array(array))
     }
 }
@@ -101,7 +102,9 @@ fn allocate(out: Out<u64>, size_bytes: u64, kind: Kind) -> CuResult {
     if out.is_null() {
         return Err(CuError::INVALID_VALUE);
     }
-    let address = session.lock().allocate(size_bytes, kind)?;
+    let mut inner = session.lock();
+    inner.forbid_unsafe()?;
+    let address = inner.allocate(size_bytes, kind)?;
     Ok(out.set(address)?)
 }
 
@@ -132,7 +135,9 @@ driver_api! {
         if address == 0 {
             return session().map(|_| ());
         }
-        session()?.lock().free(address)
+        let mut inner = session()?.lock();
+        inner.forbid_unsafe()?;
+        inner.free(address)
     }
 
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {

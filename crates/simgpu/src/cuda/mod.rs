@@ -11,6 +11,7 @@ mod address_space;
 mod array;
 mod async_memory;
 mod attributes;
+mod capture;
 mod context;
 mod context_state;
 mod device;
@@ -20,10 +21,12 @@ mod event;
 mod execution;
 mod graph;
 mod graph_api;
+mod green;
 mod host;
 mod ipc;
 mod kernel_time;
 mod memory;
+mod module;
 mod pointer;
 mod pool;
 mod proc_address;
@@ -56,6 +59,14 @@ impl CuError {
     pub(crate) const NOT_READY: Self = Self(600);
     pub(crate) const NOT_SUPPORTED: Self = Self(801);
     pub(crate) const STREAM_CAPTURE_UNSUPPORTED: Self = Self(900);
+    pub(crate) const STREAM_CAPTURE_INVALIDATED: Self = Self(901);
+    pub(crate) const STREAM_CAPTURE_MERGE: Self = Self(902);
+    pub(crate) const STREAM_CAPTURE_UNMATCHED: Self = Self(903);
+    pub(crate) const STREAM_CAPTURE_UNJOINED: Self = Self(904);
+    pub(crate) const STREAM_CAPTURE_ISOLATION: Self = Self(905);
+    pub(crate) const STREAM_CAPTURE_IMPLICIT: Self = Self(906);
+    pub(crate) const CAPTURED_EVENT: Self = Self(907);
+    pub(crate) const STREAM_CAPTURE_WRONG_THREAD: Self = Self(908);
 }
 
 impl From<Null> for CuError {

@@ -21,8 +21,9 @@ pub(super) struct Figures {
 /// A pool of this process.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pool {
-    /// The visible device it reserves memory of.
+    /// The visible device it reserves memory of, unless it is host memory that it has.
     pub(super) device: usize,
+    is_host: bool,
     pub(super) figures: Figures,
     pub(super) release_threshold_bytes: u64,
     /// Reuse policies (follow events, opportunistic, internal dependencies), kept for programs that read them back.
@@ -41,8 +42,8 @@ pub(super) struct Pools {
 
 impl Pools {
     pub(super) fn new(devices: usize) -> Self {
-        let default = (0..devices).map(|device| Some(Pool::new(device, 0)));
-        let graph = (0..devices).map(|device| Some(Pool::new(device, u64::MAX)));
+        let default = (0..devices).map(|device| Some(Pool::new(device, 0, false)));
+        let graph = (0..devices).map(|device| Some(Pool::new(device, u64::MAX, false)));
         Self { all: default.chain(graph).collect(), current: (0..devices as u32).collect() }
     }
 
@@ -64,8 +65,8 @@ impl Pools {
         self.all.get(pool as usize).copied().flatten().map(|p| p.device)
     }
 
-    pub(super) fn create(&mut self, device: usize) -> u32 {
-        self.all.push(Some(Pool::new(device, 0)));
+    pub(super) fn create(&mut self, device: usize, is_host: bool) -> u32 {
+        self.all.push(Some(Pool::new(device, 0, is_host)));
         self.all.len() as u32 - 1
     }
 
@@ -78,9 +79,17 @@ impl Pools {
 }
 
 impl Pool {
-    fn new(device: usize, release_threshold_bytes: u64) -> Self {
+    fn new(device: usize, release_threshold_bytes: u64, is_host: bool) -> Self {
         let figures = Figures::default();
-        Self { device, figures, release_threshold_bytes, reuse: [1; 3], allocations: 0, destroyed: false }
+        Self {
+            device,
+            is_host,
+            figures,
+            release_threshold_bytes,
+            reuse: [1; 3],
+            allocations: 0,
+            destroyed: false,
+        }
     }
 }
 
@@ -91,7 +100,7 @@ impl Inner {
         let size = size_bytes.checked_next_multiple_of(STEP_BYTES).ok_or(CuError::OUT_OF_MEMORY)?;
         let used_bytes = p.figures.used_bytes.checked_add(size).ok_or(CuError::OUT_OF_MEMORY)?;
         let reserved = granules(used_bytes).max(p.figures.reserved_granules);
-        if reserved > p.figures.reserved_granules {
+        if reserved > p.figures.reserved_granules && !p.is_host {
             let (registration, account) = self.account(p.device)?;
             account.take(registration, reserved - p.figures.reserved_granules)?;
         }
@@ -117,9 +126,9 @@ impl Inner {
         let p = self.pools.get(pool)?;
         let f = &mut p.figures;
         let keep = granules(f.used_bytes).max(granules(keep_bytes)).min(f.reserved_granules);
-        let (device, surplus) = (p.device, f.reserved_granules - keep);
+        let (device, is_host, surplus) = (p.device, p.is_host, f.reserved_granules - keep);
         f.reserved_granules = keep;
-        if surplus == 0 {
+        if surplus == 0 || is_host {
             return Ok(());
         }
         let (registration, account) = self.account(device)?;

@@ -1,11 +1,13 @@
 //! Streams. Their work completes at once, unless this process has a [`timeline`](super::timeline).
 
 use std::cell::Cell;
+use std::convert::identity;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::effects::{Effect, HostFunction, write};
 use super::execution::{Object, create, destroy};
+use super::graph::{Node, TYPE_BATCH_MEM_OP, TYPE_HOST};
 use super::session::{Inner, current, session};
 use super::timeline::{LEGACY, LineKey, Place, timeline};
 use super::{CuError, CuResult, driver_api};
@@ -25,7 +27,7 @@ pub(super) fn per_thread(stream: u64) -> u64 {
 pub(super) fn stream(inner: &Inner, handle: u64) -> CuResult<Object> {
     let (context, _) = inner.current_device()?;
     if handle <= PER_THREAD_HANDLE {
-        return Ok(Object::Stream { flags: 0, priority: 0, context });
+        return Ok(Object::Stream { flags: 0, priority: 0, context, green: 0 });
     }
     match inner.objects.get(handle)? {
         object @ Object::Stream { .. } => Ok(object),
@@ -37,9 +39,17 @@ fn check(handle: u64) -> CuResult {
     stream(&session()?.lock(), handle).map(|_| ())
 }
 
-/// Whether what is queued becomes part of a graph.
-pub(super) fn is_captured(handle: u64) -> CuResult<bool> {
-    Ok(session()?.lock().capture_of(handle).is_some())
+fn check_not_captured(handle: u64) -> CuResult {
+    let mut inner = session()?.lock();
+    stream(&inner, handle)?;
+    inner.forbid_captured(handle)
+}
+
+/// Adds a node of this kind if the stream is captured; whether it is.
+pub(super) fn is_captured(handle: u64, kind: u32) -> CuResult<bool> {
+    let mut inner = session()?.lock();
+    let Some(graph) = inner.capture_of(handle)? else { return Ok(false) };
+    inner.graphs.add(graph, Node::Other(kind)).map(|_| true)
 }
 
 /// Where the work of a stream goes.
@@ -77,16 +87,16 @@ pub(super) fn settle_pools() -> CuResult {
 
 /// Waits for all work of the current context.
 pub(super) fn synchronize_context() -> CuResult {
-    session()?;
+    let context = current();
+    session()?.lock().forbid_any_capture(context)?;
     if let Some(timeline) = timeline() {
-        let context = current();
         timeline.drain(|place| place.key.context == context);
     }
     settle_pools()
 }
 
 fn synchronize(handle: u64) -> CuResult {
-    check(handle)?;
+    check_not_captured(handle)?;
     if let Some(timeline) = timeline() {
         let LineKey { context, stream } = place(handle)?.key;
         // The legacy stream's work is done when that of all blocking streams is.
@@ -99,7 +109,7 @@ fn synchronize(handle: u64) -> CuResult {
 }
 
 fn query(handle: u64) -> CuResult {
-    check(handle)?;
+    check_not_captured(handle)?;
     match timeline() {
         Some(timeline) if !timeline.is_done(place(handle)?.key) => Err(CuError::NOT_READY),
         _ => Ok(()),
@@ -109,6 +119,9 @@ fn query(handle: u64) -> CuResult {
 fn launch_host(handle: u64, function: Option<HostFunction>, data: *mut c_void) -> CuResult {
     check(handle)?;
     let function = function.ok_or(CuError::INVALID_VALUE)?;
+    if is_captured(handle, TYPE_HOST)? {
+        return Ok(());
+    }
     match timeline() {
         Some(timeline) => {
             let call = Effect::Host { function, data: data as usize };
@@ -122,26 +135,46 @@ fn launch_host(handle: u64, function: Option<HostFunction>, data: *mut c_void) -
     }
 }
 
-fn write_value(handle: u64, address: u64, value: u64, bytes: u32) -> CuResult {
+/// Whether there is host memory at the address of a word: there is none behind device addresses.
+fn is_host_word(handle: u64, address: u64, bytes: u32) -> CuResult<bool> {
     let inner = session()?.lock();
     stream(&inner, handle)?;
     if address == 0 || !address.is_multiple_of(u64::from(bytes)) {
         return Err(CuError::INVALID_VALUE);
     }
-    // There is no memory behind device addresses.
-    let is_memory = inner.host.size_of(address).is_some();
-    drop(inner);
-    match (timeline(), is_memory) {
-        (Some(timeline), true) => {
-            let effect = Effect::Write { address, value, bytes };
-            timeline.submit(place(handle)?, Op::Mark, Some(effect)).map(|_| ())
+    Ok(inner.host.size_of(address).is_some())
+}
+
+fn write_value(handle: u64, address: u64, value: u64, bytes: u32, _flags: u32) -> CuResult {
+    let is_memory = is_host_word(handle, address, bytes)?;
+    if is_captured(handle, TYPE_BATCH_MEM_OP)? {
+        return Ok(());
+    }
+    match timeline() {
+        Some(timeline) => {
+            let effect = is_memory.then_some(Effect::Write { address, value, bytes });
+            timeline.submit(place(handle)?, Op::Mark, effect).map(|_| ())
         }
-        (Some(timeline), false) => timeline.submit(place(handle)?, Op::Mark, None).map(|_| ()),
-        (None, true) => {
+        None if is_memory => {
             write(address, value, bytes);
             Ok(())
         }
-        (None, false) => Ok(()),
+        None => Ok(()),
+    }
+}
+
+/// Without a timeline there is nothing that could wait.
+fn wait_value(handle: u64, address: u64, value: u64, bytes: u32, condition: u32) -> CuResult {
+    let is_memory = is_host_word(handle, address, bytes)?;
+    if is_captured(handle, TYPE_BATCH_MEM_OP)? {
+        return Ok(());
+    }
+    match timeline() {
+        Some(timeline) if is_memory => {
+            let effect = Effect::Await { address, value, bytes, condition };
+            timeline.submit(place(handle)?, Op::Hold, Some(effect)).map(|_| ())
+        }
+        _ => Ok(()),
     }
 }
 
@@ -156,10 +189,10 @@ fn end(handle: u64) -> CuResult {
 
 driver_api! {
     fn cuStreamCreate(out: Out<u64>, flags: u32) {
-        create(out, |context| Object::Stream { flags, priority: 0, context })
+        create(out, |context| Object::Stream { flags, priority: 0, context, green: 0 })
     }
     fn cuStreamCreateWithPriority(out: Out<u64>, flags: u32, priority: i32) {
-        create(out, |context| Object::Stream { flags, priority, context })
+        create(out, |context| Object::Stream { flags, priority, context, green: 0 })
     }
     fn cuStreamDestroy_v2(handle: u64) { end(handle) }
     fn cuStreamSynchronize(handle: u64) { synchronize(handle) }
@@ -178,28 +211,38 @@ driver_api! {
         };
         Ok(out.set(priority)?)
     }
-    fn cuStreamGetCtx(handle: u64, out: Out<usize>) {
-        let Object::Stream { context, .. } = stream(&session()?.lock(), handle)? else {
-            return Err(CuError::INVALID_HANDLE);
-        };
-        Ok(out.set(super::context::handle(context))?)
-    }
     fn cuLaunchHostFunc(handle: u64, function: Option<HostFunction>, data: *mut c_void) {
         launch_host(handle, function, data)
     }
     fn cuLaunchHostFunc_ptsz(handle: u64, function: Option<HostFunction>, data: *mut c_void) {
         launch_host(per_thread(handle), function, data)
     }
-    fn cuStreamWriteValue32_v2(handle: u64, address: u64, value: u32, _flags: u32) {
-        write_value(handle, address, u64::from(value), 4)
-    }
-    fn cuStreamWriteValue32_v2_ptsz(handle: u64, address: u64, value: u32, _flags: u32) {
-        write_value(per_thread(handle), address, u64::from(value), 4)
-    }
-    fn cuStreamWriteValue64_v2(handle: u64, address: u64, value: u64, _flags: u32) {
-        write_value(handle, address, value, 8)
-    }
-    fn cuStreamWriteValue64_v2_ptsz(handle: u64, address: u64, value: u64, _flags: u32) {
-        write_value(per_thread(handle), address, value, 8)
-    }
+}
+
+/// Writes to and waits for words of memory. The first versions of these functions differ in what they support only.
+macro_rules! memory_words {
+    ($(fn $name:ident($what:ident, $value:ty, $bytes:literal, $stream:expr);)*) => {driver_api! {$(
+        fn $name(handle: u64, address: u64, value: $value, flags: u32) {
+            $what($stream(handle), address, u64::from(value), $bytes, flags)
+        }
+    )*}};
+}
+
+memory_words! {
+    fn cuStreamWriteValue32(write_value, u32, 4, identity);
+    fn cuStreamWriteValue32_ptsz(write_value, u32, 4, per_thread);
+    fn cuStreamWriteValue32_v2(write_value, u32, 4, identity);
+    fn cuStreamWriteValue32_v2_ptsz(write_value, u32, 4, per_thread);
+    fn cuStreamWriteValue64(write_value, u64, 8, identity);
+    fn cuStreamWriteValue64_ptsz(write_value, u64, 8, per_thread);
+    fn cuStreamWriteValue64_v2(write_value, u64, 8, identity);
+    fn cuStreamWriteValue64_v2_ptsz(write_value, u64, 8, per_thread);
+    fn cuStreamWaitValue32(wait_value, u32, 4, identity);
+    fn cuStreamWaitValue32_ptsz(wait_value, u32, 4, per_thread);
+    fn cuStreamWaitValue32_v2(wait_value, u32, 4, identity);
+    fn cuStreamWaitValue32_v2_ptsz(wait_value, u32, 4, per_thread);
+    fn cuStreamWaitValue64(wait_value, u64, 8, identity);
+    fn cuStreamWaitValue64_ptsz(wait_value, u64, 8, per_thread);
+    fn cuStreamWaitValue64_v2(wait_value, u64, 8, identity);
+    fn cuStreamWaitValue64_v2_ptsz(wait_value, u64, 8, per_thread);
 }

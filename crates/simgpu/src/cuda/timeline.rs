@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
-use super::effects::{Effect, Stamp};
+use super::effects::{Effect, Stamp, holds};
 use super::{CuError, CuResult};
 use crate::signals::SignalsBlocked;
 use crate::state::Sim;
@@ -17,6 +17,8 @@ use crate::time::{DEPTH, Engine, EngineId, Op, Ring, SLICE_NS, now_ns, precise_t
 const ROOM: u64 = DEPTH / 16;
 /// Who waits for something that no engine can foresee looks again after this time.
 const UNFORESEEN_NS: u64 = 20_000_000;
+/// How often a word of host memory is read that a stream waits for.
+const POLL_NS: u64 = 100_000;
 const WORKER_STACK_BYTES: usize = 256 << 10;
 
 /// The legacy default stream's number in [`LineKey`].
@@ -100,15 +102,17 @@ impl Timeline {
         loop {
             let mut lines = self.lock();
             self.open(&mut lines, place)?;
-            let waits = lines.order_with_legacy(place);
+            // Room for what the legacy stream may have to wait for, too.
+            let needed = lines.most_waits(place.key) + 1;
             let line = lines.line(place.key)?;
-            let needed = waits.len() as u64 + 1;
             if line.ring.tail() + needed > line.head + DEPTH {
                 let until = line.ring.tail() + needed.max(ROOM) - DEPTH;
                 drop(lines);
                 self.wait(place.key, until - 1);
                 continue;
             }
+            let waits = lines.order_with_legacy(place);
+            let line = lines.line(place.key)?;
             let now = now_ns();
             for wait in waits {
                 line.ring.push(wait, now);
@@ -302,6 +306,13 @@ impl Timeline {
                 ring.set_ready(seq, now_ns());
                 (self.lock(), 0)
             }
+            Effect::Await { address, value, bytes, condition } => {
+                if holds(address, value, bytes, condition) {
+                    ring.set_ready(seq, now_ns());
+                    return (lines, 0);
+                }
+                (lines, now_ns() + POLL_NS)
+            }
             Effect::Elsewhere { key: other, seq: awaited } => {
                 let engine = self.refresh(&mut lines, other);
                 let line = lines.lines.get(&other).filter(|line| line.head <= awaited);
@@ -332,6 +343,13 @@ impl Line {
 impl Lines {
     pub(super) fn line(&mut self, key: LineKey) -> CuResult<&mut Line> {
         self.lines.get_mut(&key).ok_or(CuError::INVALID_HANDLE)
+    }
+
+    /// How many items [`Lines::order_with_legacy`] may ask for.
+    fn most_waits(&self, LineKey { context, stream }: LineKey) -> u64 {
+        let is_other =
+            |key: &&LineKey| key.context == context && (stream == LEGACY) != (key.stream == LEGACY);
+        self.lines.keys().filter(is_other).count() as u64
     }
 
     /// What an item has to wait for because of the legacy default stream: its items come after everything that the context's blocking

@@ -1,12 +1,16 @@
 //! Which processes use a GPU.
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
 use super::handle::{Handle, Target, target};
-use super::settings::{Setting, is_on};
+use super::settings::{Setting, get, is_on};
 use super::versions::{ThirdLists, third_lists};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
 use crate::state::WHOLE_GPU;
+use crate::time::now_ns;
 
 /// GPU or compute instance of a process outside MIG.
 const NO_INSTANCE: u32 = u32::MAX;
@@ -72,8 +76,31 @@ impl From<Process> for ProcessV1 {
     }
 }
 
-/// The processes that hold memory of a GPU or MIG device, and with it a context.
+/// What was shown of a device's processes.
+struct Shown {
+    at_ns: u64,
+    processes: Vec<Process>,
+}
+
+/// What was shown last, by GPU and first domain.
+static SHOWN: Mutex<BTreeMap<(usize, usize), Shown>> = Mutex::new(BTreeMap::new());
+
+/// The processes that hold memory of a GPU or MIG device, and with it a context; as they were a while ago, if this driver is slow.
 pub(super) fn running(target: &Target) -> Vec<Process> {
+    let lag_ns = get(Setting::FiguresLagMs) * 1_000_000;
+    if lag_ns == 0 {
+        return running_now(target);
+    }
+    let (key, now) = ((target.gpu().index, target.domains().start), now_ns());
+    let mut shown = SHOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let is_fresh = |shown: &Shown| now < shown.at_ns + lag_ns;
+    if !shown.get(&key).is_some_and(is_fresh) {
+        shown.insert(key, Shown { at_ns: now, processes: running_now(target) });
+    }
+    shown[&key].processes.clone()
+}
+
+fn running_now(target: &Target) -> Vec<Process> {
     let gpu = target.gpu();
     let state = gpu.swept();
     let mut found = Vec::new();
@@ -115,7 +142,21 @@ fn permitted(target: &Target) -> NvmlResult {
 fn list_running<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
     let target = target(device)?;
     permitted(&target)?;
-    list(count, buffer, running(&target).into_iter().map(T::from).collect())
+    list(count, buffer, computing(&target).into_iter().map(T::from).collect())
+}
+
+fn list_clients<T: From<Process>>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
+    list(count, buffer, clients(&target(device)?).into_iter().map(T::from).collect())
+}
+
+/// Those without MPS.
+fn computing(target: &Target) -> Vec<Process> {
+    if is_on(Setting::Mps) { Vec::new() } else { running(target) }
+}
+
+/// Those of MPS.
+fn clients(target: &Target) -> Vec<Process> {
+    if is_on(Setting::Mps) { running(target) } else { Vec::new() }
 }
 
 /// The third version of a list, as this driver has it.
@@ -138,7 +179,7 @@ fn third(
     }
 }
 
-/// No process draws, and none uses MPS.
+/// No process draws.
 fn list_none<T>(device: Handle, count: Out<u32>, buffer: Out<T>) -> NvmlResult {
     target(device)?;
     list(count, buffer, Vec::new())
@@ -152,7 +193,7 @@ nvml_api! {
         list_running(device, count, buffer)
     }
     fn nvmlDeviceGetComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        third(device, count, buffer, running)
+        third(device, count, buffer, computing)
     }
     fn nvmlDeviceGetGraphicsRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
         list_none(device, count, buffer)
@@ -164,13 +205,13 @@ nvml_api! {
         third(device, count, buffer, |_| Vec::new())
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses(device: Handle, count: Out<u32>, buffer: Out<ProcessV1>) {
-        list_none(device, count, buffer)
+        list_clients(device, count, buffer)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v2(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        list_none(device, count, buffer)
+        list_clients(device, count, buffer)
     }
     fn nvmlDeviceGetMPSComputeRunningProcesses_v3(device: Handle, count: Out<u32>, buffer: Out<Process>) {
-        third(device, count, buffer, |_| Vec::new())
+        third(device, count, buffer, clients)
     }
     fn nvmlDeviceGetRunningProcessDetailList(device: Handle, list: Out<DetailList>) {
         let mut asked = list.get()?;

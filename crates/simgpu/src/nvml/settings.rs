@@ -1,4 +1,4 @@
-//! What differs between drivers and between machines, and matters to who uses MIG: one table, each row with its source.
+//! What differs between drivers and between machines: one table, each row with its source.
 //!
 //! Without a file, a machine has a current driver. A text file `model` beside `faults` changes rows, one `name=value` per line;
 //! it is read when a process initialises the library. A name or value that is not in the table makes `nvmlInit` fail.
@@ -51,6 +51,12 @@ switches! {
     Unprivileged "unprivileged" 0..=1
         "processes have no rights: memory and processes of a GPU in MIG mode, placements, and every change answer NO_PERMISSION"
         "header at nvmlDeviceGetMemoryInfo and the placements; seen in containers: nvidia-container-toolkit 842, k8s-device-plugin 1683";
+    Mps "mps" 0..=1
+        "processes are clients of MPS: in the list of those, and not in that of the others"
+        "header: nvmlDeviceGetMPSComputeRunningProcesses lists clients; that they are in one list only is the unkinder reading";
+    FiguresLagMs "figures_lag_ms" 0..=60000
+        "how old the figures of processes may be, milliseconds"
+        "the kernel's resource manager gathers them when asked, and no document bounds their age: an unkind assumption";
     MigTrace "mig_trace" 0..=1
         "each MIG call is written to `mig-calls` beside this file: process and function"
         "no driver has it: a witness for tests";

@@ -46,6 +46,7 @@ impl Engine {
 
     /// Up to the next change, at most to `until_ns`.
     fn step(&mut self, rings: &impl Rings, end_ns: u64) {
+        let end_ns = end_ns.min(self.begin_copies(rings));
         let until_ns = end_ns.min((self.now_ns / PERIOD_NS + 1) * PERIOD_NS);
         if self.switch_left_ns > 0 {
             let dt = self.switch_left_ns.min(until_ns - self.now_ns);
@@ -71,6 +72,27 @@ impl Engine {
         if self.slice_left_ns == 0 && !self.next_turn(rings, SWITCH_PREEMPTED_NS) {
             self.slice_left_ns = SLICE_NS;
         }
+    }
+
+    /// Copies begin as soon as they are ready, in whatever context. When the first of those that run ends.
+    fn begin_copies(&mut self, rings: &impl Rings) -> u64 {
+        let now_ns = self.now_ns;
+        let mut next_ns = u64::MAX;
+        for channel in self.channels.iter_mut().filter(|c| c.copy_left_ns == 0) {
+            match rings.item(channel.ring, channel.head) {
+                Some(Item { op: Op::Copy { ns }, ready_ns, .. }) if ready_ns <= now_ns => {
+                    channel.copy_left_ns = ns.max(1);
+                }
+                Some(Item { op: Op::Copy { .. }, ready_ns, .. }) => next_ns = next_ns.min(ready_ns),
+                _ => {}
+            }
+        }
+        let running = self.channels.iter().map(|c| c.copy_left_ns).filter(|left| *left > 0);
+        let least = running
+            .clone()
+            .min()
+            .map(|least| now_ns.saturating_add(least.saturating_mul(running.count() as u64)));
+        next_ns.min(least.unwrap_or(u64::MAX))
     }
 
     /// Does what takes no time in the context whose turn it is, until all its channels run, wait or are empty.
@@ -118,6 +140,7 @@ impl Engine {
                     break;
                 }
                 Op::Wait { .. } if self.is_blocked(item.op) => break,
+                Op::Copy { .. } => break,
                 Op::Mark if self.is_full() => break,
                 Op::Mark => self.passed.push(Passed { ring, seq: head, at_ns: self.now_ns }),
                 Op::Wait { .. } | Op::Hold | Op::Spin { .. } => {}
@@ -127,9 +150,13 @@ impl Engine {
         self.channels[index].head != first
     }
 
+    /// Whether an item does not need the context's turn yet.
     fn is_blocked(&self, op: Op) -> bool {
-        let Op::Wait { channel, seq } = op else { return false };
-        self.head(channel).is_some_and(|head| head <= seq)
+        match op {
+            Op::Wait { channel, seq } => self.head(channel).is_some_and(|head| head <= seq),
+            Op::Copy { .. } => true,
+            _ => false,
+        }
     }
 
     /// Runs the kernels of the context whose turn it is.
@@ -152,6 +179,11 @@ impl Engine {
     fn pass_time(&mut self, dt: u64) {
         let periods = (self.now_ns + dt) / PERIOD_NS - self.now_ns / PERIOD_NS;
         self.now_ns += dt;
+        let copies = self.channels.iter().filter(|c| c.copy_left_ns > 0).count() as u64;
+        for channel in self.channels.iter_mut().filter(|c| c.copy_left_ns > 0) {
+            channel.copy_left_ns -= channel.copy_left_ns.min(dt / copies);
+            channel.head += u64::from(channel.copy_left_ns == 0);
+        }
         // Only idle time is longer than a period; two empty ones look like all others.
         (0..periods.min(2)).for_each(|_| self.end_period());
     }

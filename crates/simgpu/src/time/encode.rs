@@ -6,7 +6,7 @@ use super::engine::{Channel, Engine, Passed, Process};
 const HEAD: usize = 12;
 const PER_PROCESS: usize = 4;
 const PER_CONTEXT: usize = 1;
-const PER_CHANNEL: usize = 5;
+const PER_CHANNEL: usize = 6;
 const PER_PASSED: usize = 3;
 
 impl Engine {
@@ -30,7 +30,7 @@ impl Engine {
         }
         words.extend(&self.contexts);
         for c in &self.channels {
-            words.extend([c.id, c.context, c.ring as u64, c.head, c.left_ns]);
+            words.extend([c.id, c.context, c.ring as u64, c.head, c.left_ns, c.copy_left_ns]);
         }
         for p in &self.passed {
             words.extend([p.ring as u64, p.seq, p.at_ns]);
@@ -50,8 +50,14 @@ impl Engine {
         let (channels, rest) = rest.split_at_checked(channels.checked_mul(PER_CHANNEL)?)?;
         let (passed, _) = rest.split_at_checked(passed.checked_mul(PER_PASSED)?)?;
         let process = |w: &[u64]| Process { slot: w[0] as usize, gpu_ns: w[1], samples_ns: [w[2], w[3]] };
-        let channel =
-            |w: &[u64]| Channel { id: w[0], context: w[1], ring: w[2] as usize, head: w[3], left_ns: w[4] };
+        let channel = |w: &[u64]| Channel {
+            id: w[0],
+            context: w[1],
+            ring: w[2] as usize,
+            head: w[3],
+            left_ns: w[4],
+            copy_left_ns: w[5],
+        };
         Some(Self {
             now_ns: head[0],
             busy_ns: head[1],

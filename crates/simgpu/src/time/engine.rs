@@ -44,8 +44,10 @@ pub(super) struct Channel {
     pub(super) ring: usize,
     /// The first item that is not done.
     pub(super) head: u64,
-    /// What is left of it; 0: not begun.
+    /// What is left of it, if it is a kernel; 0: not begun.
     pub(super) left_ns: u64,
+    /// What is left of it, if it is a copy; 0: not begun.
+    pub(super) copy_left_ns: u64,
 }
 
 /// A mark that was reached.
@@ -102,11 +104,21 @@ impl Engine {
         if !self.processes.iter().any(|p| p.slot == slot) {
             self.processes.push(Process { slot, gpu_ns: 0, samples_ns: [0; 2] });
         }
+        if self.contexts.is_empty() {
+            (self.slice_left_ns, self.switch_left_ns) = (super::SLICE_NS, 0);
+        }
         if !self.contexts.contains(&key) {
             self.contexts.push(key);
         }
         self.next_channel += 1;
-        self.channels.push(Channel { id: self.next_channel, context: key, ring, head, left_ns: 0 });
+        self.channels.push(Channel {
+            id: self.next_channel,
+            context: key,
+            ring,
+            head,
+            left_ns: 0,
+            copy_left_ns: 0,
+        });
         self.next_channel
     }
 

@@ -5,6 +5,8 @@
 pub(crate) enum Op {
     /// A kernel, or a graph of kernels, that has the engine for this long if nothing else runs.
     Busy { ns: u64 },
+    /// A copy: takes this long if no other one runs, with or without a turn, because copy engines are not the kernels'.
+    Copy { ns: u64 },
     /// Takes no time; when it was reached is kept.
     Mark,
     /// Until that channel of the same engine has passed an item.
@@ -30,6 +32,7 @@ const MARK: u64 = 2;
 const WAIT: u64 = 3;
 const HOLD: u64 = 4;
 const SPIN: u64 = 5;
+const COPY: u64 = 6;
 const KIND_BITS: u32 = 8;
 const VALUE_MAX: u64 = u64::MAX >> KIND_BITS;
 
@@ -39,6 +42,7 @@ impl Op {
         let word = |kind: u64, value: u64| kind | value.min(VALUE_MAX) << KIND_BITS;
         match self {
             Self::Busy { ns } => [word(BUSY, ns), 0],
+            Self::Copy { ns } => [word(COPY, ns), 0],
             Self::Mark => [MARK, 0],
             Self::Wait { channel, seq } => [word(WAIT, channel), seq],
             Self::Hold => [HOLD, 0],
@@ -51,6 +55,7 @@ impl Op {
         let value = word >> KIND_BITS;
         match word & ((1 << KIND_BITS) - 1) {
             BUSY => Self::Busy { ns: value },
+            COPY => Self::Copy { ns: value },
             WAIT => Self::Wait { channel: value, seq: argument },
             HOLD => Self::Hold,
             SPIN => Self::Spin { ranks: value as u32, group: argument },

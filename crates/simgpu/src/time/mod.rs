@@ -21,6 +21,8 @@ mod item;
 mod rendezvous;
 mod rings;
 mod shared;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use engine::{Engine, Process};
 pub(crate) use item::Op;
