@@ -140,6 +140,7 @@ mod tests {
             leader: None,
             kept: false,
             enforcement: None,
+            compute: None,
         };
         Running::of_lease(&lease, "here", 0)
     }

@@ -104,6 +104,7 @@ pub(crate) mod tests {
             leader: None,
             kept: false,
             enforcement: None,
+            compute: None,
         }
     }
 

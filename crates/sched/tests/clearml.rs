@@ -51,6 +51,7 @@ fn step(state: &mut Snapshot, policy: &Policy) -> Plan {
             leader: None,
             kept: false,
             enforcement: None,
+            compute: None,
         };
         state.running.push(Running::of_lease(&lease, &start.node, 0));
         for queue in &mut state.queues {
