@@ -20,7 +20,7 @@ mod state;
 
 use std::collections::BTreeMap;
 
-pub use state::{Decision, Observation, Parameters, SliceShare};
+pub use state::{GateDecision, Observation, Parameters, SliceShare};
 use state::{Phase, SliceState};
 
 const MS: u64 = 1_000_000;
@@ -45,7 +45,11 @@ impl Arbiter {
 
     /// What was observed of each slice that exists at `now_ns` (of any clock that does not run backward); returns what each
     /// gate should be from now on. A slice that is not observed any more is forgotten.
-    pub fn poll(&mut self, now_ns: u64, observed: &[(u64, SliceShare, Observation)]) -> Vec<(u64, Decision)> {
+    pub fn poll(
+        &mut self,
+        now_ns: u64,
+        observed: &[(u64, SliceShare, Observation)],
+    ) -> Vec<(u64, GateDecision)> {
         let elapsed_ns = now_ns.saturating_sub(self.now_ns).min(self.parameters.longest_step_ns);
         self.now_ns = self.now_ns.max(now_ns);
         self.observe(observed);
@@ -73,7 +77,7 @@ impl Arbiter {
                     }
                 }
                 let (granted_ns, unweightable) = (slice.granted_ns, slice.unweightable);
-                (*id, Decision { open, window_ns, granted_ns, unweightable })
+                (*id, GateDecision { open, window_ns, granted_ns, unweightable })
             })
             .collect()
     }

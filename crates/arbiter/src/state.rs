@@ -81,7 +81,7 @@ pub struct Observation {
 
 /// What a gate should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct GateDecision {
     /// Launches pass.
     pub open: bool,
     /// Work that may be in flight.
