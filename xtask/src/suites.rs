@@ -95,6 +95,7 @@ const SUITES: &[Suite] = &[
         ],
     ),
     suite("simgpu", 4, &[Pytest("tests/simgpu")]),
+    suite("compute", 6, &[Pytest("tests/compute")]),
     suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
     suite("chart", 6, &[Pytest("tests/chart")]),
     suite("packages", 8, &[Run("tests/packages/run.sh")]),

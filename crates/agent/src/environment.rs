@@ -9,7 +9,7 @@ use cantle_clearml::events::ReportedEvent;
 use cantle_driver::Driver;
 use cantle_model::{Gpu, LeaseId};
 use cantle_node::clock::now_ms;
-use cantle_node::{Launcher, NodeStore};
+use cantle_node::{ComputeArbiter, Launcher, NodeStore};
 use cantle_runtime::Engine;
 
 use crate::AgentConfig;
@@ -37,6 +37,8 @@ pub(crate) struct Environment {
     pub(crate) engine: Option<Engine>,
     pub(crate) meter: Meter,
     pub(crate) journal: Journal,
+    /// Opens and closes the gates of slices whose compute is shared by weight, for as long as the agent runs.
+    pub(crate) _compute: ComputeArbiter,
 }
 
 impl Environment {

@@ -215,6 +215,7 @@ mod tests {
 
     fn gpu() -> GpuView {
         let slice = SliceView {
+            compute: None,
             task: "t".into(),
             lease: "l".into(),
             milli: 250,

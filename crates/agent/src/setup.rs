@@ -8,7 +8,7 @@ use cantle_clearml::{Client, workers};
 use cantle_driver::Driver;
 use cantle_model::{Gpu, GpuRequest, QueueSpec, QueueWant};
 use cantle_node::mig::{self, Stages};
-use cantle_node::{Launcher, NodeError, NodeStore};
+use cantle_node::{ComputeArbiter, Launcher, NodeError, NodeStore};
 use cantle_runtime::Engine;
 
 use crate::agent::Agent;
@@ -98,6 +98,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     }
     tracing::info!(%worker, gpus = gpus.len(), queues = queues.len(), "serving");
     let history = History::open(&config.state_dir, &worker);
+    let compute = ComputeArbiter::start(&node);
     let env = Environment {
         config,
         node_name,
@@ -112,6 +113,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
         engine,
         meter,
         journal: Journal::default(),
+        _compute: compute,
     };
     Ok(Agent::new(env, claim, history))
 }

@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use cantle_clearml::cantle::{GpuView, ProcessView, SliceView};
+use cantle_clearml::cantle::{ComputeView, GpuView, ProcessView, SliceView};
 use cantle_ledger::host::{Observer, SliceUse};
 use cantle_model::{Gpu, GpuMode, Lease, Milli, Slice};
-use cantle_node::{NodeStore, gpu_uuid_bytes};
+use cantle_node::{NodeStore, compute_use, gpu_uuid_bytes};
 
 /// The number of a slice's processes that are shown: a task may have thousands.
 const PROCESSES: usize = 16;
@@ -61,7 +61,21 @@ fn slice_view(node: &NodeStore, lease: &Lease, slice: &Slice) -> SliceView {
         mig: slice.mig.clone(),
         enforcement: lease.enforcement,
         processes: on_gpu.map(|(now, at)| processes(now, at)).unwrap_or_default(),
+        compute: compute_view(node, lease),
     }
+}
+
+/// What the lease is entitled to; before its pages exist it had nothing.
+fn compute_view(node: &NodeStore, lease: &Lease) -> Option<ComputeView> {
+    let share = lease.compute?;
+    let had = compute_use(&node.slice_dir(&lease.id));
+    Some(ComputeView {
+        mode: share.mode,
+        request_milli: share.request_milli.0,
+        limit_milli: share.limit_milli.map(|limit| limit.0),
+        share_ppm: had.and_then(|had| had.share_ppm),
+        gate_wait_us: had.map_or(0, |had| had.gate_wait_us),
+    })
 }
 
 /// Who holds memory of the slice's GPU number `at`.

@@ -20,7 +20,7 @@ mod state;
 
 use std::collections::BTreeMap;
 
-pub use state::{Decision, Observation, Parameters, SliceShare};
+pub use state::{GateDecision, Observation, Parameters, SliceShare};
 use state::{Phase, SliceState};
 
 const MS: u64 = 1_000_000;
@@ -45,7 +45,11 @@ impl Arbiter {
 
     /// What was observed of each slice that exists at `now_ns` (of any clock that does not run backward); returns what each
     /// gate should be from now on. A slice that is not observed any more is forgotten.
-    pub fn poll(&mut self, now_ns: u64, observed: &[(u64, SliceShare, Observation)]) -> Vec<(u64, Decision)> {
+    pub fn poll(
+        &mut self,
+        now_ns: u64,
+        observed: &[(u64, SliceShare, Observation)],
+    ) -> Vec<(u64, GateDecision)> {
         let elapsed_ns = now_ns.saturating_sub(self.now_ns).min(self.parameters.longest_step_ns);
         self.now_ns = self.now_ns.max(now_ns);
         self.observe(observed);
@@ -53,11 +57,17 @@ impl Arbiter {
         self.wake_sleepers();
         self.judge_progress();
         self.step();
-        let window_ns = self.window_ns();
         let all_open = self.slices.values().any(|slice| slice.unweightable);
+        let (now, parameters) = (self.now_ns, self.parameters);
+        let alone =
+            self.slices.values().filter(|slice| slice.was_recently_active(now, &parameters)).count() <= 1;
         self.slices
             .iter_mut()
             .map(|(id, slice)| {
+                let window_ns = match slice.share.limit_milli {
+                    None if alone => parameters.solo_window_ns,
+                    _ => parameters.window_ns,
+                };
                 let open = slice.open || all_open && !slice.capped;
                 if open != slice.was_open {
                     slice.was_open = open;
@@ -67,7 +77,7 @@ impl Arbiter {
                     }
                 }
                 let (granted_ns, unweightable) = (slice.granted_ns, slice.unweightable);
-                (*id, Decision { open, window_ns, granted_ns, unweightable })
+                (*id, GateDecision { open, window_ns, granted_ns, unweightable })
             })
             .collect()
     }
@@ -94,6 +104,9 @@ impl Arbiter {
                 let credit = slice.weighted(2 * self.parameters.quantum_ns);
                 slice.virtual_ns = slice.virtual_ns.max(self.floor.saturating_sub(credit));
                 slice.woke = true;
+            }
+            if is_active {
+                slice.active_ns = now_ns;
             }
             slice.was_active = is_active;
         }
@@ -201,11 +214,5 @@ impl Arbiter {
     fn escape_limit_ns(&self, id: u64) -> u64 {
         let longest_ns = self.slices.get(&id).map_or(0, |slice| slice.seen.longest_ns);
         (longest_ns.saturating_mul(5) / 2).clamp(self.parameters.escape_ns, self.parameters.escape_most_ns)
-    }
-
-    /// Work that a slice may have in flight: more where nobody competes, because a fence costs the same.
-    fn window_ns(&self) -> u64 {
-        let active = self.slices.values().filter(|slice| slice.was_active).count();
-        if active > 1 { self.parameters.window_ns } else { 2 * self.parameters.window_ns }
     }
 }

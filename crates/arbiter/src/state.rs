@@ -10,6 +10,11 @@ pub struct Parameters {
     pub quantum_ns: u64,
     /// Work that a slice may submit at a time. The driver's queue must not hold more: it outlives the grant.
     pub window_ns: u64,
+    /// As `window_ns`, for a slice without a limit whose neighbors are all idle. A newcomer is opened at once, and the driver divides what is
+    /// left; but threads that wake up late on a busy machine do not idle the GPU.
+    pub solo_window_ns: u64,
+    /// A slice counts as idle this long after its last work.
+    pub recent_ns: u64,
     /// How long a holder without work keeps the grant while others wait.
     pub hold_ns: u64,
     /// How long a slice that was granted may take to launch: its threads have to wake up first.
@@ -35,6 +40,8 @@ impl Default for Parameters {
         Self {
             quantum_ns: 5 * MS,
             window_ns: MS,
+            solo_window_ns: 8 * MS,
+            recent_ns: 100 * MS,
             hold_ns: 300_000,
             wake_ns: 2 * MS,
             escape_ns: 20 * MS,
@@ -74,7 +81,7 @@ pub struct Observation {
 
 /// What a gate should be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Decision {
+pub struct GateDecision {
     /// Launches pass.
     pub open: bool,
     /// Work that may be in flight.
@@ -107,6 +114,7 @@ pub(crate) struct SliceState {
     pub(crate) capped: bool,
     pub(crate) unweightable: bool,
     pub(crate) was_active: bool,
+    pub(crate) active_ns: u64,
     pub(crate) woke: bool,
     pub(crate) launched_since_grant: bool,
     pub(crate) opened_ns: u64,
@@ -134,6 +142,7 @@ impl SliceState {
             capped: false,
             unweightable: false,
             was_active: false,
+            active_ns: now_ns,
             woke: false,
             launched_since_grant: false,
             opened_ns: now_ns,
@@ -176,6 +185,10 @@ impl SliceState {
         let due_ns = out_ns.saturating_mul(3) / 2;
         let since_ns = self.launch_ns.max(self.progress_ns);
         self.seen.attended || now_ns.saturating_sub(since_ns) <= due_ns.saturating_add(parameters.tail_ns)
+    }
+
+    pub(crate) const fn was_recently_active(&self, now_ns: u64, parameters: &Parameters) -> bool {
+        now_ns.saturating_sub(self.active_ns) < parameters.recent_ns
     }
 
     /// Has a holder had nothing to do for so long that the others go on?

@@ -1,6 +1,6 @@
 //! `cantle.*`: what ClearML's services lack. Nodes report what they hold; users and tools read it.
 
-use cantle_model::{Enforcement, GpuMode, MigInstance, Slice, TaskStatus};
+use cantle_model::{ComputeMode, Enforcement, GpuMode, MigInstance, Slice, TaskStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -74,6 +74,24 @@ pub struct SliceView {
     /// The task's processes that hold memory of it, largest first. Of many processes only the largest are listed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub processes: Vec<ProcessView>,
+    /// Its part of the GPU's compute time; absent where the driver divides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compute: Option<ComputeView>,
+}
+
+/// What a slice is entitled to of its GPU's compute time, and what it had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ComputeView {
+    /// Fair or strict.
+    pub mode: ComputeMode,
+    /// What it has when others compete, in thousandths of the GPU.
+    pub request_milli: u32,
+    /// What it never exceeds, in thousandths of the GPU.
+    pub limit_milli: Option<u32>,
+    /// Its part of the GPU time that slices with such a request used in the last second, in millionths.
+    pub share_ppm: Option<u32>,
+    /// How long its threads have waited for their turn since the task started.
+    pub gate_wait_us: u64,
 }
 
 /// A process that holds memory of a slice.

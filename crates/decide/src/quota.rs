@@ -141,6 +141,7 @@ mod tests {
             kept: false,
             enforcement: None,
             cgroup: None,
+            compute: None,
         };
         Running::of_lease(&lease, "here", 0)
     }

@@ -25,7 +25,7 @@ use cantle_model::Holder;
 
 pub use allocation::{AllocatableGpus, Allocation, MigAtStart, SlicePlacement};
 pub use cantle_runtime::{Command, leave_terminal};
-pub use compute::{ComputeArbiter, ComputeUse, compute_use, own_compute_use};
+pub use compute::{ComputeArbiter, ComputeUse, compute_use};
 pub use error::NodeError;
 pub use launch::{Launcher, enforced_by, got, new_lease};
 pub use mig::{Adopt, MigGpu, MigPlacement, PlacementState, WholeGpu, mig_gpus};

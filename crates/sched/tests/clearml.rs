@@ -52,6 +52,7 @@ fn step(state: &mut Snapshot, policy: &Policy) -> Plan {
             kept: false,
             enforcement: None,
             cgroup: None,
+            compute: None,
         };
         state.running.push(Running::of_lease(&lease, &start.node, 0));
         for queue in &mut state.queues {

@@ -197,7 +197,7 @@ impl Client {
             self.confirmed_ns = self.ended_ns;
         }
         let wants = match tenant.load {
-            Load::Saturating => in_flight < REFILL.min(window_ns),
+            Load::Saturating => in_flight < REFILL.max(window_ns / 2),
             Load::Sync { gap_ns } => {
                 if in_flight > 0 {
                     self.idle_until_ns = now + gap_ns;

@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use cantle_clearml::cantle::ComputeView;
 use cantle_ledger::host::Observer;
-use cantle_model::Bytes;
+use cantle_model::{Bytes, Milli};
+use cantle_node::compute_use;
 use serde::Serialize;
 
 use crate::context::{CommandResult, Context};
@@ -18,18 +20,32 @@ struct Limit {
     memory_limit_bytes: u64,
     memory_used_bytes: u64,
     processes: usize,
+    /// Its part of the GPU's compute time; absent where the driver divides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compute: Option<ComputeView>,
     /// CUDA itself shows the limit, so the filter library is loaded into this process.
     enforced: bool,
 }
 
-const COLUMNS: [Column<Limit>; 6] = [
+const COLUMNS: [Column<Limit>; 7] = [
     Column { head: "GPU", wide: false, cell: |l| l.gpu.clone() },
     Column { head: "LIMIT", wide: false, cell: |l| Bytes(l.memory_limit_bytes).to_string() },
     Column { head: "USED", wide: false, cell: |l| Bytes(l.memory_used_bytes).to_string() },
+    Column { head: "COMPUTE", wide: false, cell: compute },
     Column { head: "PROCESSES", wide: false, cell: |l| l.processes.to_string() },
     Column { head: "ENFORCED", wide: false, cell: |l| if l.enforced { "yes" } else { "NO" }.to_owned() },
     Column { head: "LEASE", wide: true, cell: |l| l.lease.clone() },
 ];
+
+/// `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`; the driver's division is `even`.
+fn compute(limit: &Limit) -> String {
+    let Some(compute) = &limit.compute else { return "even".to_owned() };
+    let (mode, request) = (compute.mode, Milli(compute.request_milli));
+    match compute.limit_milli {
+        Some(most) if most != compute.request_milli => format!("{mode} {request}, at most {}", Milli(most)),
+        _ => format!("{mode} {request}"),
+    }
+}
 
 /// Exit code 0 only if every limit is in force for this process.
 pub(crate) fn limits(context: &Context) -> CommandResult {
@@ -40,6 +56,13 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
     let snapshot =
         Observer::open(&dir).and_then(|o| o.snapshot()).map_err(as_kind(ErrorKind::Unavailable))?;
     let visible = cantle_driver::visible_memory();
+    let own_compute = compute_use(&dir).map(|had| ComputeView {
+        mode: had.share.mode,
+        request_milli: had.share.request_milli.0,
+        limit_milli: had.share.limit_milli.map(|limit| limit.0),
+        share_ppm: had.share_ppm,
+        gate_wait_us: had.gate_wait_us,
+    });
     let limits: Vec<Limit> = snapshot
         .gpus
         .iter()
@@ -49,6 +72,7 @@ pub(crate) fn limits(context: &Context) -> CommandResult {
             memory_limit_bytes: gpu.limit_bytes,
             memory_used_bytes: gpu.used_bytes(),
             processes: snapshot.processes.iter().filter(|p| p.alive).count(),
+            compute: own_compute,
             enforced: visible.iter().any(|(uuid, bytes)| *uuid == gpu.uuid && *bytes == gpu.limit_bytes),
         })
         .collect();

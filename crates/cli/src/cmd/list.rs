@@ -247,6 +247,7 @@ mod tests {
 
     fn gpu(millis: &[u32]) -> GpuView {
         let slice = |&milli: &u32| SliceView {
+            compute: None,
             task: "t".into(),
             lease: "l".into(),
             milli,

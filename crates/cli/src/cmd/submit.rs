@@ -85,7 +85,6 @@ pub(crate) fn submit(context: &Context, args: SubmitArgs) -> CommandResult {
         priority: args.priority,
         non_preemptible: args.non_preemptible,
         command: args.command,
-        ..TaskRequest::default()
     };
     let line = request.shell_command();
     let container = Container {

@@ -53,6 +53,7 @@ fn gpu_view(view: &ClusterView, seen: &ViewGpu, index: u32) -> GpuView {
     let slices: Vec<SliceView> = all
         .filter(|(_, slice)| slice.gpu == seen.offer.gpu.uuid)
         .map(|(holding, slice)| SliceView {
+            compute: None,
             task: holding.name.clone(),
             lease: holding.pod.clone(),
             milli: slice.milli.0,

@@ -14,6 +14,8 @@ mod layout;
 mod tenant;
 
 #[cfg(feature = "std")]
-pub use host::{GRANT_FILE, GrantTerms, LAUNCHES_FILE, LaunchSums, LaunchWatch, create_grant, read_grant};
+pub use host::{
+    GRANT_FILE, GrantTerms, LAUNCHES_FILE, LaunchSums, LaunchWatch, create_grant, read_grant, run_first,
+};
 pub use layout::{MAX_THREADS, ThreadSlot};
 pub use tenant::{GATE_STALE_NS, GatePage};

@@ -8,7 +8,7 @@ mod slices;
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -60,6 +60,7 @@ impl Drop for ComputeArbiter {
 
 fn work(dir: &Path, ended: &AtomicBool) {
     let ends = || ended.load(Ordering::Relaxed);
+    compute::run_first();
     while !ends() {
         match lock(&dir.join(LOCK)) {
             Some(_held) => arbitrate(&dir.join("slices"), &ends),
@@ -114,10 +115,4 @@ pub fn compute_use(slice_dir: &Path) -> Option<ComputeUse> {
     };
     let (granted_us, gate_wait_us) = (granted_ns / 1000, gate_wait_ns / 1000);
     Some(ComputeUse { share, share_ppm, granted_us, gate_wait_us, unweightable })
-}
-
-/// The pages of a slice as `cantle limits` finds them inside of it.
-#[must_use]
-pub fn own_compute_use() -> Option<ComputeUse> {
-    compute_use(&PathBuf::from("/run/cantle/slice"))
 }

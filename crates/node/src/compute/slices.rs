@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
-use cantle_arbiter::{Arbiter, Decision, Observation, Parameters, SliceShare};
+use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare};
 use cantle_ledger::Uuid;
 use cantle_ledger::compute::LaunchWatch;
 
@@ -144,8 +144,8 @@ impl Watched {
         seen
     }
 
-    fn announce(&mut self, now_ns: u64, decision: &Decision) {
-        let &Decision { open, window_ns, granted_ns, unweightable } = decision;
+    fn announce(&mut self, now_ns: u64, decision: &GateDecision) {
+        let &GateDecision { open, window_ns, granted_ns, unweightable } = decision;
         self.watch.announce(now_ns, open, window_ns, granted_ns, unweightable);
         self.granted_ns = granted_ns;
         if unweightable && !self.unweightable {

@@ -9,7 +9,7 @@ use super::fences::{self, Fences};
 use crate::process::Process;
 
 /// The next window is submitted once the slice has less than this in flight, so that the GPU does not run dry meanwhile: a poll, the time
-/// to wake up, and what submitting takes.
+/// to wake up, and what submitting takes. Half of a longer window.
 const REFILL_NS: u64 = 400_000;
 /// How often a thread with pending fences looks at them.
 const LOOK_NS: u64 = 100_000;
@@ -22,6 +22,7 @@ const ESCAPE_MOST_NS: u64 = 200_000_000;
 /// Returns once this thread may submit another window.
 pub(super) fn for_window(process: &Process, page: &GatePage, slot: &ThreadSlot, fences: &mut Fences) {
     let began_ns = clock::now_ns();
+    let refill_ns = REFILL_NS.max(page.window_ns() / 2);
     let mut closed_since_ns = None;
     loop {
         let now_ns = clock::now_ns();
@@ -49,14 +50,14 @@ pub(super) fn for_window(process: &Process, page: &GatePage, slot: &ThreadSlot, 
         // The GPU has worked since.
         let left_ns = in_flight_ns.saturating_sub(now_ns.saturating_sub(progress_ns));
         let still_ns = now_ns.saturating_sub(progress_ns.max(began_ns));
-        if left_ns < REFILL_NS || still_ns > escape_ns(process) {
+        if left_ns < refill_ns || still_ns > escape_ns(process) {
             if page.take_window(windows) {
                 break;
             }
             continue;
         }
         // Closed meanwhile, the word changes, and nobody wakes us for that: it is no reason to hurry.
-        clock::wait_for_change(page.word_cell(), word, (left_ns - REFILL_NS).clamp(20_000, LOOK_NS));
+        clock::wait_for_change(page.word_cell(), word, (left_ns - refill_ns).clamp(20_000, LOOK_NS));
     }
     end_wait(slot, &mut closed_since_ns, clock::now_ns());
     slot.attends.store(0, Relaxed);

@@ -1,0 +1,115 @@
+"""What is refused, what is shown, and what remains when the arbiter dies."""
+
+import json
+import os
+import signal
+import subprocess
+
+import pytest
+from conftest import CANTLE
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (["--compute", "fast"], '"fast" is not a compute mode; write even, fair or strict'),
+        (["--compute", "fair", "--compute-request", "0"], "--compute-request 0 is not a part of one GPU"),
+        (["--compute", "fair", "--compute-limit", "1.5"], "--compute-limit 1.5 is not a part of one GPU"),
+        (["--compute", "fair", "--compute-limit", "0.3"], "the compute limit 0.3 is below the compute request 0.5"),
+        (["--compute", "fair", "--compute-request", "0.6"], "above the slice's part of the GPU, 0.5"),
+        (["--compute", "strict", "--compute-limit", "0.7"], "means that the limit is the request (0.5), not 0.7"),
+        (["--compute-request", "0.3"], "have no meaning with --compute even"),
+        (["--compute", "strict", "--isolation", "mig"], "a MIG instance has its own part of the hardware"),
+    ],
+)
+def test_bad_input_is_refused(box, options, says):
+    command = box.command(CANTLE, "run", "--gpu", "0.5", *options, "--", "true")
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2 and says in done.stderr, (done.returncode, done.stderr)
+
+
+def test_several_gpus_and_profiles_are_refused(box):
+    for amount, says in [(["--gpus", "2"], "one GPU only, not for 2"), (["--mig-profile", "2g.10gb"], "for shared GPUs")]:
+        command = box.command(CANTLE, "run", *amount, "--compute", "fair", "--", "true")
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 2 and says in done.stderr, (done.returncode, done.stderr)
+
+
+def test_without_a_mount_namespace_it_is_refused(box):
+    """An ordinary user's task would run with a preloaded library, which is no gate."""
+    box.machine.path("/tmp").mkdir(exist_ok=True)
+    command = box.command(CANTLE, "run", "--gpu", "0.5", "--compute", "fair", "--", "true", user=65534)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "mount namespace" in done.stderr, (done.returncode, done.stderr)
+
+
+def test_limits_show_what_the_task_has(box):
+    words = ["run", "--gpu", "0.4", "--compute", "fair", "--compute-limit", "0.6", "--", CANTLE, "limits", "-o", "json"]
+    done = subprocess.run(box.command(CANTLE, *words), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    [limit] = json.loads(done.stdout)["items"]
+    compute = limit["compute"]
+    assert (compute["mode"], compute["request_milli"], compute["limit_milli"]) == ("fair", 400, 600)
+
+
+def test_even_mounts_no_gate(box):
+    """What is not asked for costs nothing: launches are not hooked."""
+    for compute, expected in [("even", {"limits", "usage"}), ("fair", {"limits", "usage", "grant", "launches"})]:
+        command = box.command(CANTLE, "run", "--gpu", "0.5", "--compute", compute, "--", "sh", "-c", "ls /run/cantle/slice")
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert set(done.stdout.split()) == expected, done.stderr
+
+
+def test_a_task_may_not_open_its_own_gate(box):
+    script = "echo x > /run/cantle/slice/grant"
+    command = box.command(CANTLE, "run", "--gpu", "0.5", "--compute", "strict", "--", "sh", "-c", script)
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and "Read-only" in done.stderr
+
+
+def arbiter(box):
+    """The process that holds the lock."""
+    lock = box.machine.path("/run/cantle/node/compute.lock").stat().st_ino
+    for line in open("/proc/locks"):
+        fields = line.split()
+        # Behind an arrow are those who wait.
+        if "->" not in fields and int(fields[5].split(":")[2]) == lock:
+            return int(fields[4])
+    raise AssertionError("nobody arbitrates")
+
+
+def test_a_killed_arbiter_has_a_successor(box):
+    first = box.tenant("0.2", "async", 200, number=1)
+    tenants = [box.tenant("0.2", "async", 200), box.tenant("0.6", "async", 200)]
+    box.had(tenants, 1)
+    dead = arbiter(box)
+    os.kill(dead, signal.SIGKILL)
+    first.end()
+    box.had(tenants, 1)
+    assert arbiter(box) != dead
+    survivors = [tenant for tenant in tenants if tenant.process.poll() is None]
+    if len(survivors) == 2:
+        box.eventually(lambda shares, _: shares[0] == pytest.approx(0.25, abs=0.05), tenants)
+
+
+def test_a_stopped_arbiter_stops_nobody(box):
+    """Its heartbeat is old, so every gate counts as open, and the driver divides."""
+    tenants = [box.tenant("0.1", "async", 200), box.tenant("0.9", "async", 200)]
+    box.had(tenants, 1)
+    stopped = arbiter(box)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        box.eventually(lambda shares, _: shares[0] == pytest.approx(0.5, abs=0.1), tenants)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    box.eventually(lambda shares, _: shares[0] == pytest.approx(0.1, abs=0.05), tenants)
+
+
+def test_nobody_waits_for_a_killed_process(box):
+    for _ in range(5):
+        dead, other = box.tenant("0.5", "async", 5000), box.tenant("0.5", "async", 200)
+        box.had([other], 0.5)
+        dead.end()
+        box.had([other], 0.3)
+        box.eventually(lambda _, part: part >= 0.8, [other], seconds=1)
+        other.end()
