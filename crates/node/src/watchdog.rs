@@ -61,7 +61,7 @@ impl Watchdog {
         now: Instant,
     ) -> Vec<(LeaseId, Finding)> {
         let leases = node.leases().unwrap_or_else(|error| {
-            tracing::error!(%error, "the watchdog can't read the leases and checks no task");
+            tracing::error!(%error, "the watchdog cannot read the leases and checks no task");
             Vec::new()
         });
         self.since.retain(|id, _| leases.iter().any(|lease| lease.id == *id));
@@ -158,7 +158,7 @@ fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
         return;
     }
     if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
-        tracing::warn!(%error, "hidden memory can't be charged");
+        tracing::warn!(%error, "hidden memory cannot be charged");
     }
 }
 

@@ -136,10 +136,10 @@ pub enum StorageFault {
     #[error("the disk of the database fails")]
     Io,
     /// It must not be written.
-    #[error("the database can't be written")]
+    #[error("the database cannot be written")]
     ReadOnly,
     /// Not even a connection could be had.
-    #[error("the database can't be opened")]
+    #[error("the database cannot be opened")]
     Away,
 }
 
@@ -195,7 +195,7 @@ impl StoreError {
             }
             Self::Migrate(_) => vec!["restore a backup: cantle restore FILE".to_owned()],
             Self::Storage { .. } => {
-                vec!["make room, or mend the disk; the server goes on by itself".to_owned()]
+                vec!["make room, or fix the disk; the server continues by itself".to_owned()]
             }
             _ => Vec::new(),
         }

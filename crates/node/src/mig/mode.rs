@@ -39,7 +39,7 @@ pub fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -> Resul
             Ok(Activation::Done) => {}
             Ok(Activation::InUse) => {
                 let why =
-                    "MIG mode can't be turned on while a program or a monitor uses the GPU; stop it first";
+                    "MIG mode cannot be turned on while a program or a monitor uses the GPU; stop it first";
                 return Err(error(why.to_owned()));
             }
             Ok(Activation::ResetRequired) => {

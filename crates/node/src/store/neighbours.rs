@@ -61,7 +61,7 @@ impl NodeStore {
             }
             match read_leases(&dir.join("leases")) {
                 Ok(leases) => found.extend(leases.into_iter().filter(|lease| is_active(lease, uid))),
-                Err(error) => tracing::warn!(%error, uid, "can't read the leases of another user"),
+                Err(error) => tracing::warn!(%error, uid, "cannot read the leases of another user"),
             }
         }
         found

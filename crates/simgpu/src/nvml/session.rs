@@ -29,7 +29,7 @@ fn init() -> NvmlResult {
 }
 
 /// A driver library has no other place for a sentence.
-#[expect(clippy::print_stderr, reason = "the one line a user sees when the driver's model can't be used")]
+#[expect(clippy::print_stderr, reason = "the one line a user sees when the driver's model cannot be used")]
 fn complain(why: &str) -> NvmlError {
     eprintln!("cantle simulated driver: {why}");
     NvmlError::INVALID_ARGUMENT

@@ -52,7 +52,7 @@ switches! {
         "processes have no rights: memory and processes of a GPU in MIG mode, placements, and every change answer NO_PERMISSION"
         "header at nvmlDeviceGetMemoryInfo and the placements; seen in containers: nvidia-container-toolkit 842, k8s-device-plugin 1683";
     MigTrace "mig_trace" 0..=1
-        "each MIG call is written to `mig-calls` beside this file: process and function"
+        "each MIG call is written to `mig-calls` next to this file: process and function"
         "no driver has it: a witness for tests";
 }
 
