@@ -1,4 +1,4 @@
-"""GPUs in MIG mode: instances made to measure, the neighbours untouched, nothing leaked. The simulated driver is the witness."""
+"""GPUs in MIG mode: instances made to measure, the neighbors untouched, nothing leaked. The simulated driver is the witness."""
 
 import json
 import os

@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
-  deps          check licences and banned crates against deny.toml
+  deps          check licenses and banned crates against deny.toml
   dist [shim]   build everything, or only the filter libraries, into dist/
   machine-path  check that no suite switches simulation on and no product code asks for it
   quick [--no-nextest] [CRATE…]

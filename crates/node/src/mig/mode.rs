@@ -18,7 +18,7 @@ pub enum WholeGpu {
 }
 
 impl WholeGpu {
-    /// What keeps a task that asks for `request` apart from its neighbours.
+    /// What keeps a task that asks for `request` apart from its neighbors.
     pub fn isolation(self, request: &GpuRequest, asked: Isolation) -> Isolation {
         match (self, request, asked) {
             (Self::Wait, GpuRequest::Gpus(_), Isolation::Any) => Isolation::Shared,

@@ -50,7 +50,7 @@ impl NodeStore {
 
     /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: nobody
     /// may block a GPU by writing nonsense.
-    pub fn neighbours(&self) -> Vec<Lease> {
+    pub fn neighbors(&self) -> Vec<Lease> {
         if !self.is_shared() {
             return Vec::new();
         }

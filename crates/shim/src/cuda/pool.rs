@@ -1,6 +1,6 @@
 //! Stream-ordered memory: charged by what its pool has reserved, not by what was asked for.
 //!
-//! A pool takes physical memory when it must grow and keeps it beyond a free, until a trim or a synchronisation releases it. So
+//! A pool takes physical memory when it must grow and keeps it beyond a free, until a trim or a synchronization releases it. So
 //! each pool's reservation is charged as the driver reports it, and read again whenever it may have changed. Before an
 //! allocation that may make the pool grow, the growth is reserved.
 //!
@@ -335,7 +335,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
     status
 }
 
-/// A synchronisation: pools give back what they may not keep.
+/// A synchronization: pools give back what they may not keep.
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
     let status = unsafe { real() };
@@ -344,7 +344,7 @@ pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Stat
     status
 }
 
-/// A synchronisation with a stream, an event or a context.
+/// A synchronization with a stream, an event or a context.
 pub(super) unsafe fn synchronize_with(real: unsafe extern "C" fn(Stream) -> Status, with: Stream) -> Status {
     // SAFETY: the call contract; the arguments go on unchanged.
     let status = unsafe { real(with) };

@@ -70,7 +70,7 @@ fn stream(handle: u64) -> CuResult<Object> {
     }
 }
 
-/// Whatever synchronises lets the device's pools shrink.
+/// Whatever synchronizes lets the device's pools shrink.
 pub(super) fn synchronize() -> CuResult {
     let mut inner = session()?.lock();
     let (_, device) = inner.current_device()?;

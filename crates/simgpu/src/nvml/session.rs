@@ -1,4 +1,4 @@
-//! Initialisation and its count.
+//! Initialization and its count.
 
 use std::sync::Mutex;
 
