@@ -1,5 +1,6 @@
 """The drawings of the documentation are what docs/pictures/draw.py makes, their texts fit, and pages show them light and dark."""
 
+import html
 import re
 import sys
 
@@ -10,6 +11,7 @@ from conftest import ROOT, tracked
 PICTURES = ROOT / "docs/pictures"
 sys.path.insert(0, str(PICTURES))
 import draw  # noqa: E402
+import record  # noqa: E402
 
 SHOWN = re.compile(r'<picture>\s*<source media="\(prefers-color-scheme: dark\)" srcset="([^"]+)-dark\.svg">\s*<img alt="([^"]+)" src="([^"]+)-light\.svg">\s*</picture>')
 
@@ -46,4 +48,14 @@ def test_pages_show_each_drawing_light_and_dark():
             assert dark == light, page
             assert (ROOT / page.parent / f"{dark}-dark.svg").is_file() and (ROOT / page.parent / f"{light}-light.svg").is_file(), page
             shown.add(light.rsplit("/", 1)[1])
-    assert set(draw.DRAWINGS) <= shown
+    assert {*draw.DRAWINGS, "session"} <= shown
+
+
+def test_the_recorded_session_is_shown_as_it_was_printed():
+    session = record.recorded()
+    stale = [name for name, content in record.pictures(session).items() if (PICTURES / name).read_text() != content]
+    assert stale == [], "run: docs/pictures/record.py"
+    shown = [html.unescape(line) for line in re.findall(r"<text [^>]*>(.*)</text>", (PICTURES / "session-light.svg").read_text())]
+    assert shown == [line for _, line in session]
+    commands = [line.removeprefix("$ ") for line in shown if line.startswith("$ ")]
+    assert commands == [command for command, _ in record.COMMANDS]
