@@ -121,19 +121,37 @@ fn refuse(error: &clap::Error) -> ExitCode {
     // clap puts its own words before the message of our parsers, which is complete without them.
     let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value"));
     let usage = |message: &str| CliError::new(ErrorKind::Usage, message);
+    let help = format!("see {} --help", command(&text));
     let error = match (no_number(error), ours, similar(error)) {
         (Some(message), ..) => usage(&message),
-        (_, Some((_, message)), _) => usage(message),
+        (_, Some((_, message)), _) => usage(&named(error, message)),
         (.., Some(known)) => usage(line).with_hint(format!("did you mean {known}?")),
         // In place of an error, clap has all of the help here.
         _ if error.kind() == ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            usage("the command is missing").with_hint("see cantle --help")
+            usage("the command is missing").with_hint(help)
         }
-        _ => usage(line).with_hint("see cantle --help"),
+        _ => usage(line).with_hint(help),
     };
     // The flags are not known, -v neither; there are no causes.
     out::complain(&error, false);
     error.exit_code()
+}
+
+/// The command whose help lists what is possible, from the line of its usage, which clap leaves out of some messages.
+fn command(text: &str) -> String {
+    let words = text.split_whitespace().skip_while(|word| *word != "Usage:").skip(1);
+    let words: Vec<&str> = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect();
+    if words.is_empty() { "cantle".to_owned() } else { words.join(" ") }
+}
+
+/// A message of our parsers, with the option in front unless it names one.
+fn named(error: &clap::Error, message: &str) -> String {
+    let option = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let option = option.split(' ').next().filter(|option| option.starts_with("--"));
+    match option {
+        Some(option) if !message.contains(option) => format!("{option}: {message}"),
+        _ => message.to_owned(),
+    }
 }
 
 /// The option and its value, where the standard library refused a number: its own message names neither.

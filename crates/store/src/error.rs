@@ -109,7 +109,7 @@ pub enum StoreError {
     #[error("the database was written by a newer version of cantle (its tables are of version {0})")]
     Newer(i64),
     /// Not a backup, or a damaged one.
-    #[error("{} is no whole backup: {why}", path.display())]
+    #[error("{} is not a complete backup: {why}", path.display())]
     NoBackup {
         /// The file.
         path: std::path::PathBuf,
