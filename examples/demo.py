@@ -17,7 +17,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CANTLE = str((ROOT / (sys.argv[1] if len(sys.argv) > 1 else "dist/bin/cantle")).resolve())
-# GPUs that this machine does not have; what a newcomer types. Commands that need no GPU go without it.
+# Simulated GPUs, as a new user would request them. Commands that need no GPU omit the option.
 SIM_GPUS = [] if os.environ.get("GPUS") == "real" else ["--sim-gpus", "3xA100-40GB"]
 FILL = ["python3", str(ROOT / "examples/fill_slice.py")]
 QUEUES = ["dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1"]
@@ -32,7 +32,7 @@ class Demo:
     def __init__(self, home):
         self.env = {"PATH": os.environ["PATH"], "HOME": home, "CANTLE_STATE_DIR": f"{home}/state"}
         self.log = open(f"{home}/up.log", "w+b")
-        # Any free port, so that it runs beside another server.
+        # Any free port, so that another server can run at the same time.
         up = [CANTLE, *UP, "--listen", "127.0.0.1:0"]
         self.server = subprocess.Popen(up, env=self.env, stdout=self.log, stderr=subprocess.STDOUT)
 
@@ -69,7 +69,7 @@ class Demo:
 
 
 class Surprise(Exception):
-    """Something did not go as documented."""
+    """The run differed from the documentation."""
 
 
 def expect(true, text):

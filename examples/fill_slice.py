@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Takes all the GPU memory it can get, says how much that was and what the refusal looked like, and keeps it for a while.
+"""Allocates all GPU memory that it can get, prints the amount and the refusal, and keeps the memory for a while.
 
 Uses nothing but the CUDA driver API through ctypes, so it runs wherever libcuda.so.1 is: on a real GPU, on a simulated one,
 with cantle and without. One line of JSON per GPU it can see:
@@ -29,7 +29,7 @@ def fill(cuda, ordinal, at_most):
     check(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
     check(cuda.cuCtxSetCurrent(context), "cuCtxSetCurrent")
     allocated, refused_code = 0, CUDA_SUCCESS
-    # Big steps first, the last ones of 2 MiB, the smallest piece a slice is made of.
+    # Large steps first. The last steps are 2 MiB, the granule of a slice.
     for step in (1024 * MIB, 64 * MIB, 2 * MIB):
         while allocated + step <= at_most:
             pointer = ctypes.c_uint64()

@@ -17,14 +17,14 @@ const HEAD_BYTES: u64 = 64;
 const WORDS_BYTES: u64 = 16 * 64;
 const SLOTS_AT: u64 = HEAD_BYTES + WORDS_BYTES + 64 * 64;
 
-/// One slice and its neighbour, each with its agent.
+/// One slice and its neighbor, each with its agent.
 struct Machine {
     _dirs: [tempfile::TempDir; 2],
     path: CString,
     usage: File,
     fresh: Vec<u8>,
     agent: Observer,
-    neighbour: Observer,
+    neighbor: Observer,
 }
 
 impl Machine {
@@ -38,7 +38,7 @@ impl Machine {
             fresh: fs::read(&usage).unwrap(),
             usage: OpenOptions::new().write(true).open(&usage).unwrap(),
             agent: Observer::open(dirs[0].path()).unwrap(),
-            neighbour: Observer::open(dirs[1].path()).unwrap(),
+            neighbor: Observer::open(dirs[1].path()).unwrap(),
             _dirs: dirs,
         }
     }
@@ -56,11 +56,11 @@ impl Machine {
             assert_eq!((now.lease.as_str(), now.gpus.len()), ("lease-7", 1));
             assert_eq!(now.gpus[0].limit_bytes, u64::from(LIMIT) * GRANULE_BYTES, "the limit was moved");
         }
-        let neighbour = self.neighbour.snapshot().unwrap();
+        let neighbor = self.neighbor.snapshot().unwrap();
         assert_eq!(
-            (neighbour.gpus[0].used_bytes(), neighbour.processes.len()),
+            (neighbor.gpus[0].used_bytes(), neighbor.processes.len()),
             (0, 0),
-            "the neighbour was hurt"
+            "the neighbor was hurt"
         );
     }
 

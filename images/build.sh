@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds images with a GPU memory limit of their own: docs/images.md.
+# Builds images with their own GPU memory limit (docs/images.md).
 #
 #   images/build.sh                the whole matrix
 #   images/build.sh --list         what the matrix has: TAG BASE LIMIT
@@ -9,7 +9,7 @@
 # --limit    for all processes of a container together, on each GPU that it sees
 # --context  what to charge for the CUDA context of a process; as much as one takes on your largest GPU, or more
 #
-# Needs docker, and what `make build` makes; CANTLE names another installation's program.
+# Needs docker and the result of `make build`. CANTLE names the program of another installation.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cantle=${CANTLE:-$here/../dist/bin/cantle}

@@ -128,7 +128,7 @@ def test_nested_run(machine, programs, clean):
     running = machine.start(nested)
     out, err = running.child.communicate(timeout=60)
     assert running.child.returncode == 8 and out == "", (out, err)
-    assert err.count("a slice can't be cut again") == 1, err
+    assert err.count("a slice cannot be cut again") == 1, err
     assert machine.used() == 0
 
 

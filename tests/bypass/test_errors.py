@@ -16,7 +16,7 @@ EARLY = [
 
 
 @pytest.mark.parametrize("early", EARLY)
-def test_before_the_driver_is_initialised(machine, early):
+def test_before_the_driver_is_initialized(machine, early):
     """A call that comes too early gets the driver's own code, and all is right after that."""
     said = []
     for limit in (LIMIT, None):

@@ -48,18 +48,18 @@ def evader(way, programs, copy):
 
 
 @pytest.fixture
-def neighbour(machine):
+def neighbor(machine):
     """Another task, which must not notice."""
-    neighbour = machine.start([sys.executable, HERE / "holder.py", HELD])
-    assert neighbour.child.stdout.readline() == "holding\n"
-    yield neighbour
-    assert neighbour.child.poll() is None
+    neighbor = machine.start([sys.executable, HERE / "holder.py", HELD])
+    assert neighbor.child.stdout.readline() == "holding\n"
+    yield neighbor
+    assert neighbor.child.poll() is None
     assert machine.used() == (CONTEXT_MIB + HELD) * MIB
-    neighbour.end()
+    neighbor.end()
 
 
 @pytest.mark.parametrize("way", ["the_real_file", "a_copy", "a_copy_found_first", "a_copy_preloaded"])
-def test_is_ended_and_nobody_else(machine, programs, copy, neighbour, way):
+def test_is_ended_and_nobody_else(machine, programs, copy, neighbor, way):
     running = machine.start(evader(way, programs, copy))
     assert running.record()["granted"] >= 2 * LIMIT, "it was held: then it belongs among the access paths"
     code = running.child.wait(timeout=120)
@@ -67,7 +67,7 @@ def test_is_ended_and_nobody_else(machine, programs, copy, neighbour, way):
     assert code == 137 and "the task is killed: process" in said, (code, said)
 
 
-def test_wiping_its_accounting_is_of_no_avail(machine, neighbour):
+def test_wiping_its_accounting_is_of_no_avail(machine, neighbor):
     """What a task takes after that counts as hidden memory, which is charged where the task can't write; or the task is ended."""
     running = machine.start([sys.executable, HERE / "heap.py"])
     running.child.stdin.write("fill\nwipe\n")

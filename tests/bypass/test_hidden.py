@@ -80,17 +80,17 @@ def test_modules_of_a_full_slice_are_borne_while_nobody_is_hurt(machine, program
 
 
 @pytest.fixture
-def neighbour(machine):
+def neighbor(machine):
     """Has all of the GPU that the test's slice leaves, and uses little of it."""
-    neighbour = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - LIMIT)
-    assert neighbour.child.stdout.readline() == "holding\n"
-    yield neighbour
-    assert neighbour.child.poll() is None
-    neighbour.end()
+    neighbor = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - LIMIT)
+    assert neighbor.child.stdout.readline() == "holding\n"
+    yield neighbor
+    assert neighbor.child.poll() is None
+    neighbor.end()
 
 
-def test_a_neighbour_is_not_hurt(machine, neighbour):
-    """What is borne elsewhere is not where a neighbour's slice would be the smaller for it."""
+def test_a_neighbor_is_not_hurt(machine, neighbor):
+    """What is borne elsewhere is not where a neighbor's slice would be the smaller for it."""
     others = machine.used()
     program = Program(machine)
     program("fill")

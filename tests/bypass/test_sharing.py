@@ -11,7 +11,7 @@ CONTEXT_MIB = CONTEXT // MIB
 
 
 @pytest.mark.parametrize("way", ["ipc", "descriptor"])
-def test_opening_a_neighbours_memory_costs_nothing(machine, way):
+def test_opening_a_neighbors_memory_costs_nothing(machine, way):
     """Two processes of one slice: 3000 MiB in one, opened by the other, is more than the slice if it counts twice."""
     running = machine.start([sys.executable, HERE / "share.py", way, HELD])
     record = running.record()

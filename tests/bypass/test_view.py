@@ -16,7 +16,7 @@ HOLD = [sys.executable, HERE / "holder.py", HELD]
 
 
 @pytest.fixture
-def neighbour(machine):
+def neighbor(machine):
     """Another slice on the same GPU, with a process in it."""
     running = machine.start([sys.executable, HERE / "holder.py", 2000])
     assert running.child.stdout.readline() == "holding\n"
@@ -39,7 +39,7 @@ def nvidia_smi(version):
 
 
 @pytest.mark.parametrize("version", ["535", "550"])
-def test_nvidia_smi(machine, neighbour, version):
+def test_nvidia_smi(machine, neighbor, version):
     out = shown(machine, [nvidia_smi(version)])
     assert re.search(rf"{CONTEXT_MIB + HELD}MiB / +{LIMIT // MIB}MiB", out), out
     rows = [line for line in out.splitlines() if re.search(r"\d+MiB \|$", line) and " C " in line]
@@ -47,18 +47,18 @@ def test_nvidia_smi(machine, neighbour, version):
 
 
 @pytest.mark.parametrize("version", ["535", "550"])
-def test_nvidia_smi_queries(machine, neighbour, version):
+def test_nvidia_smi_queries(machine, neighbor, version):
     smi = nvidia_smi(version)
     query = [smi, "--format=csv,noheader,nounits"]
     assert shown(machine, [*query, "--query-gpu=memory.total,memory.used,memory.free"]).strip() == (
         f"{LIMIT // MIB}, {CONTEXT_MIB + HELD}, {LIMIT // MIB - CONTEXT_MIB - HELD}"
     )
     rows = list(csv.reader(shown(machine, [*query, "--query-compute-apps=pid,used_memory"]).splitlines()))
-    assert len(rows) == 1 and rows[0][0] != str(neighbour.child.pid) and int(rows[0][1]) == CONTEXT_MIB + HELD
+    assert len(rows) == 1 and rows[0][0] != str(neighbor.child.pid) and int(rows[0][1]) == CONTEXT_MIB + HELD
     assert shown(machine, [smi, "-L"]).count("GPU-") == 1
 
 
-def test_outside_nvidia_smi_shows_the_whole_gpu(machine, neighbour):
+def test_outside_nvidia_smi_shows_the_whole_gpu(machine, neighbor):
     """The negative control."""
     running = machine.start([*HOLD, nvidia_smi("550")], slice_bytes=None)
     out = running.child.communicate(timeout=60)[0]
@@ -95,7 +95,7 @@ print(json.dumps({
 """
 
 
-def test_every_figure_of_nvml(machine, neighbour):
+def test_every_figure_of_nvml(machine, neighbor):
     seen = json.loads(shown(machine, [TOOLS / "python", "-c", NVML]))
     used = (CONTEXT_MIB + HELD) * MIB
     figures = [LIMIT, used, LIMIT - used]
@@ -135,13 +135,13 @@ def test_a_gpu_outside_of_the_slice_has_no_handle(machine, slice_bytes):
 
 
 @pytest.mark.parametrize("tool", [["gpustat", "--no-color"], ["nvitop", "-1"]])
-def test_tools_show_the_slice(machine, neighbour, tool):
+def test_tools_show_the_slice(machine, neighbor, tool):
     out = shown(machine, [TOOLS / tool[0], *tool[1:]])
     assert re.search(rf"{CONTEXT_MIB + HELD}(MiB)? / +{LIMIT // MIB}", out), out
-    assert str(neighbour.child.pid) not in out
+    assert str(neighbor.child.pid) not in out
 
 
-def test_the_neighbour_is_there(machine, neighbour):
+def test_the_neighbor_is_there(machine, neighbor):
     """The outside witness of the tests above: two slices share the GPU."""
     assert len(machine.truth()[0]["processes"]) == 1
     running = machine.start(HOLD)

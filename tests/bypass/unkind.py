@@ -118,7 +118,7 @@ def growth_waits():
 
 
 def reset_takes_pools():
-    """A reset with memory of an own pool, and a synchronisation after it."""
+    """A reset with memory of an own pool, and a synchronization after it."""
     primary = ctypes.c_void_p()
     must(cuda.cuCtxDestroy_v2(context))
     must(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(primary), 0))

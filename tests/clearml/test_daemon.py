@@ -150,7 +150,7 @@ def test_services_run_several_at_a_time_beside_the_gpus(server):
     first, second = enqueue(server, "more", "first", say), enqueue(server, "services", "second", say)
     wait_until(lambda: [server.status(t) for t in (first, second)] == ["in_progress"] * 2, 20, "two of them")
     third = enqueue(server, "services", "third", say)
-    wait_until(lambda: reason_of(server, third) == "this agent runs 2 tasks at a time, and so many run", 20, "the reason")
+    wait_until(lambda: reason_of(server, third) == "this agent runs at most 2 tasks at a time, and 2 run", 20, "the reason")
     # What has no GPU takes none from those that have.
     beside = enqueue(server, "single_gpu", "beside", "true")
     assert ended(server, beside) == ["completed"]

@@ -118,7 +118,7 @@ def label(plane, worker):
 
 @pytest.fixture
 def mig_worker(worker, label):
-    """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labelled the node."""
+    """The worker as ClearML documents it: its administrator has put the GPU into MIG mode and labeled the node."""
     label(**{"nvidia.com/gpu.product": "A100-SXM4-40GB", **PARTITIONED})
     return worker
 

@@ -1,6 +1,6 @@
 """Manifests of ClearML's documentation that several tests use; the image is one that is here."""
 
-LABELLED = """
+LABELED = """
 apiVersion: v1
 kind: Pod
 metadata:

@@ -12,7 +12,7 @@ from api import RESOURCE, node
 from chart import NAMESPACE, ROOT
 from driver import leases
 from processes import wait_until
-from documented import LABELLED
+from documented import LABELED
 from test_check import check
 from test_documented_pods import Documented, held
 from test_pods import GIB
@@ -81,13 +81,13 @@ def installed(plane, values, pods):
 
 def fractions_through_an_upgrade(api, worker, namespace, upgrade):
     pods = Documented(api, namespace)
-    held(pods.fill(LABELLED), 20 << 10)
+    held(pods.fill(LABELED), 20 << 10)
     (gpu,) = worker.machine.truth()
     assert gpu["used_bytes"] <= 20 * GIB and len(gpu["processes"]) == 1
     # All parts are replaced by others; the pod goes on.
     before = pods.get("train-pod")["status"]["containerStatuses"]
     upgrade("next")
-    held(pods.fill(LABELLED, "second"), 20 << 10)
+    held(pods.fill(LABELED, "second"), 20 << 10)
     assert pods.get("train-pod")["status"]["containerStatuses"][0]["containerID"] == before[0]["containerID"]
     assert worker.machine.truth()[0]["used_bytes"] <= 40 * GIB
     for name in ["train-pod", "second"]:
@@ -111,7 +111,7 @@ def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, name
     with installed(plane, {}, pods=3):
         wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
         pods = Documented(plane.api, namespace)
-        held(pods.fill(LABELLED), 20 << 10)
+        held(pods.fill(LABELED), 20 << 10)
         assert machine.truth()[0]["used_bytes"] <= 20 * GIB
         specs = [json.loads(path.read_text()) for path in machine.path("/run/cdi").glob("cantle-*.json")]
         mounts = [mount for spec in specs for device in spec["devices"] for mount in device["containerEdits"]["mounts"]]

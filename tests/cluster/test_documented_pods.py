@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 from api import ApiError
-from documented import LABELLED, MIG
+from documented import LABELED, MIG
 from processes import wait_until
 from test_pods import FILL, OUT_OF_MEMORY, Pods, used
 
@@ -96,7 +96,7 @@ def test_fractions_by_label_and_by_the_older_resource(pods, start):
     pods.wait_gone("plain")
     wait_until(lambda: used(driver) == 0, 60, driver.truth)
 
-    held(pods.fill(LABELLED), 20 << 10)
+    held(pods.fill(LABELED), 20 << 10)
     held(pods.fill(OLDER), 10 << 10)
     held(pods.fill(OLDEST), 10 << 10)
     (gpu,) = driver.truth()

@@ -5,7 +5,7 @@ import pytest
 import yaml
 
 from api import RESOURCE, ApiError, claim_template, node
-from documented import LABELLED
+from documented import LABELED
 from injector import pod
 from processes import wait_until
 
@@ -71,7 +71,7 @@ def test_documented_manifests(plane, injector, hand_made, make_driver, namespace
     with pytest.raises(ApiError, match="must be an integer"):
         # Where the injector does not look (kube-system), Kubernetes itself refuses the older form.
         plane.api.create("/api/v1/namespaces/kube-system/pods?dryRun=All", yaml.safe_load(DEPRECATED))
-    for manifest in [LABELLED, DEPRECATED, MIG]:
+    for manifest in [LABELED, DEPRECATED, MIG]:
         plane.api.create(f"/api/v1/namespaces/{namespace}/pods", yaml.safe_load(manifest))
     given = allocated(plane, namespace, 3)
     for name in ["train-pod", "train-pod-old"]:

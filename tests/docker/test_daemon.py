@@ -247,7 +247,7 @@ def test_a_container_opens_its_own_mig_instance_and_no_other(make_cantle, engine
             ).stdout.strip()
             for task in (own, other)
         ]
-        assert opened == ["0", "100"], "CUDA_ERROR_NO_DEVICE for the neighbour's"
+        assert opened == ["0", "100"], "CUDA_ERROR_NO_DEVICE for the neighbor's"
         nodes[own] = engine.client("exec", container, "ls", "/dev/nvidia-caps").stdout.split()
     assert len(nodes[tasks[0]]) == len(nodes[tasks[1]]) == 2, "of the GPU instance and of its compute instance"
     assert not set(nodes[tasks[0]]) & set(nodes[tasks[1]])

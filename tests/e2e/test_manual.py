@@ -42,3 +42,28 @@ def test_completions_are_printed_for_the_usual_shells(cantle):
         assert "COMPLETE" in cantle.cli("completions", shell).stdout
     line = cantle.cli("completions", "tcsh", code=2).stderr
     assert "tcsh" in line and "bash" in line
+
+
+def commands_below(cantle, *words):
+    """The commands that the help lists, and those below them."""
+    listed = re.search(r"^Commands:\n((?:  .*\n|\n(?=  ))*)", cantle.cli(*words, "--help").stdout, re.M)
+    names = re.findall(r"^  ([a-z][a-z-]*)", listed[1], re.M) if listed else []
+    for name in names:
+        if name != "help":
+            yield " ".join([*words, name])
+            yield from commands_below(cantle, *words, name)
+
+
+def test_the_reference_has_the_help_of_every_command_with_all_options(cantle):
+    """The page is reviewed, so a change of words in any help is seen there."""
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    sections = dict(re.findall(r"^## `cantle ?(.*)`\n((?:(?!^## ).*\n)*)", page, re.M))
+    found = list(commands_below(cantle))
+    assert len(found) > 40 and set(found) <= set(sections), set(found) - set(sections)
+    for command in ["", *found]:
+        help = cantle.cli(*command.split(), "--help").stdout
+        options = set(re.findall(r"^ {2,6}(?:-\w, )?(--[a-z-]+)", help, re.M)) - {"--help", "--version"}
+        words = command.split()
+        # Options of a command hold for those below it.
+        shown = "".join(sections[" ".join(words[:count])] for count in range(len(words) + 1))
+        assert {option for option in options if f"`{option}" not in shown} == set(), command

@@ -1,4 +1,4 @@
-"""GPUs in MIG mode: instances made to measure, the neighbours untouched, nothing leaked. The simulated driver is the witness."""
+"""GPUs in MIG mode: instances made to measure, the neighbors untouched, nothing leaked. The simulated driver is the witness."""
 
 import json
 import os
@@ -135,7 +135,7 @@ def test_instances_of_others_are_left_alone(mig):
 def test_a_half_made_instance_is_undone(mig):
     faults(mig, "nvmlGpuInstanceCreateComputeInstance error=20 once")
     failed = mig.cli("run", "--mig-profile", "1g.5gb", "--", "true", code=7)
-    start = int(re.search(r"MIG instance 1g.5gb at (\d) of GPU 0 can't be had", failed.stderr)[1])
+    start = int(re.search(r"MIG instance 1g.5gb at (\d) of GPU 0 cannot be had", failed.stderr)[1])
     assert places(mig) == []
     mig.cli("run", "--mig-profile", "1g.5gb", "--", "true")
     assert len(places(mig)) == 1 and places(mig) != [("1g.5gb", start)], "the place that failed is left out for a while"
@@ -146,7 +146,7 @@ def test_an_instance_that_will_not_go_away_is_named(mig):
     kept = places(mig)
     faults(mig, "nvmlGpuInstanceDestroy error=19")
     failed = mig.cli("run", "--gpus", "1", "--", "true", code=7)
-    assert f"the instance at {kept[0][1]} can't be destroyed" in failed.stderr
+    assert f"the instance at {kept[0][1]} cannot be destroyed" in failed.stderr
     faults(mig)
     assert "needs 1 GPU, free 0.875 of GPU 0" in mig.cli("run", "--gpus", "1", "--", "true", code=6).stderr, "not tried again at once"
     mig.cli("run", "--mig-profile", "3g.20gb", "--", "true")

@@ -117,7 +117,7 @@ def test_a_limit_and_protection_hold(cantle, tmp_path):
     cantle.wait_state(owed[3], "in_progress", seconds=30)
     wait_until(lambda: sorted(states(cantle, runs)) == ["in_progress"] * 2 + ["queued"], 20, "one of a is back")
     whole = cantle.submit("q", "true", flags=("--gpus", "3", "--project", "b", "--non-preemptible"))
-    wait_reason(cantle, whole, "can't be stopped for others, so it must fit the quota of project b")
+    wait_reason(cantle, whole, "cannot be stopped for others, so it must fit the quota of project b")
     (tmp_path / "end").touch()
     for task in (*runs, over, *owed):
         cantle.wait_state(task, "completed", seconds=30)

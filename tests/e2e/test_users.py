@@ -88,7 +88,7 @@ def test_a_user_cannot_take_by_writing_nonsense(machine):
     subprocess.run(machine.command("chown", "-R", "20300", "/dev/shm/cantle-20300"), check=True)
     done = run(machine, ROOT, "--gpu", "1")
     assert done.returncode == 0, done.stderr
-    assert "can't read the leases of another user" in done.stderr
+    assert "cannot read the leases of another user" in done.stderr
 
 
 @pytest.mark.parametrize("component", ["parent", "node"])
@@ -126,10 +126,10 @@ def test_a_user_cannot_hold_root_up_or_keep_what_he_does_not_use(machine):
     lease["slices"][0]["memory_limit_bytes"], lease["slices"][0]["milli"] = 40 << 30, 1000
     (leases / "forged.json").write_text(json.dumps(lease))
     done = run(machine, ROOT, "--gpu", "1")
-    assert done.returncode == 0 and "can't read" not in done.stderr, "it was read, and nobody uses it"
+    assert done.returncode == 0 and "cannot read" not in done.stderr, "it was read, and nobody uses it"
     os.mkfifo(leases / "pipe.json")
     done = run(machine, ROOT, "--gpu", "1")
-    assert done.returncode == 0 and "can't read the leases of another user" in done.stderr
+    assert done.returncode == 0 and "cannot read the leases of another user" in done.stderr
 
 
 def test_root_does_not_wait_for_a_user_who_holds_the_lock(machine):

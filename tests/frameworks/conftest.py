@@ -97,15 +97,15 @@ def machine(tmp_path):
 
 
 @pytest.fixture
-def neighbour(machine):
+def neighbor(machine):
     """Another task on the other half of the card that takes all of its own, and looks for changes of what it sees."""
 
     @contextlib.contextmanager
     def beside():
-        child = machine.start("neighbour")
+        child = machine.start("neighbor")
         before = child.record()
         yield before
         child.go_on()
-        assert child.end() == before, "the neighbour noticed"
+        assert child.end() == before, "the neighbor noticed"
 
     return beside

@@ -9,8 +9,8 @@ POOLS = ["numba", "bindings"]
 
 
 @pytest.mark.parametrize("framework", POOLS)
-def test_fills_its_slice_and_goes_on(machine, neighbour, framework):
-    with neighbour() as other:
+def test_fills_its_slice_and_goes_on(machine, neighbor, framework):
+    with neighbor() as other:
         running = machine.start("pools", framework)
         full = running.record()
         assert full["total"] == HALF and full["text"], full

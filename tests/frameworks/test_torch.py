@@ -30,8 +30,8 @@ def close(figure, size_bytes):
 
 
 @pytest.mark.parametrize("allocator", ALLOCATORS)
-def test_fills_its_slice_and_goes_on(machine, neighbour, allocator):
-    with neighbour() as other:
+def test_fills_its_slice_and_goes_on(machine, neighbor, allocator):
+    with neighbor() as other:
         running = machine.start("torch_fill", **ALLOCATORS[allocator])
         full = running.record()
         assert full["total"] == HALF and full["free"] == HALF - CONTEXT
@@ -60,8 +60,8 @@ def test_control_without_a_slice_takes_the_card(machine, allocator):
 
 
 @pytest.mark.parametrize("count", [2, 4])
-def test_processes_share_one_slice(machine, neighbour, count):
-    with neighbour() as other:
+def test_processes_share_one_slice(machine, neighbor, count):
+    with neighbor() as other:
         running = machine.start("torch_processes", str(count))
         full = running.record()
         used = machine.used() - (HALF - other["free"])

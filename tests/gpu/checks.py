@@ -36,7 +36,7 @@ def without_cantle_nothing_refuses(bench):
     return {"allocated_bytes": record["allocated_bytes"]}
 
 
-def a_context_alone_is_no_offence(bench):
+def a_context_alone_is_no_offense(bench):
     """Who has taken no memory yet, for longer than the watchdog's patience."""
     began = time.monotonic()
     bench.last_record(bench.job("context", "4"))

@@ -305,7 +305,7 @@ def timed_list(nvml, gpu):
     return (time.monotonic() - began) * 1000
 
 
-def names_under_neighbours(nvml, gpu):
+def names_under_neighbors(nvml, gpu):
     """Id and UUID of one place, alone and beside others: is a name that of a place?"""
     profile, places = min(profiles(nvml, gpu), key=lambda row: (row[1][0][1], len(row[1])))
     rows = []
@@ -349,7 +349,7 @@ def experiments(nvml, args, gpu):
     try:
         report["instances"], expected = driver_facts(nvml, gpu)
         report["memory_of_a_process"] = what_a_process_remembers(nvml, args, gpu)
-        report["names"] = names_under_neighbours(nvml, gpu)
+        report["names"] = names_under_neighbors(nvml, gpu)
         other = other_gpu(nvml, args.gpu)
         if other is not None:
             report["another_gpu"] = does_another_gpu_wait(nvml, gpu, other)

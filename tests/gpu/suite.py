@@ -17,7 +17,7 @@ import traceback
 import report
 from bench import Bench, Skip
 from checks import (
-    a_context_alone_is_no_offence,
+    a_context_alone_is_no_offense,
     a_driver_opened_past_the_slice_is_ended,
     a_reset_gives_everything_back,
     a_slice_is_all_there_is,
@@ -53,7 +53,7 @@ CHECKS = [
     fills("torch", ALLOCATORS["torch"]),
     two_halves_both_take_all,
     free_memory_after_a_sibling_ended,
-    a_context_alone_is_no_offence,
+    a_context_alone_is_no_offense,
     programs_can_be_linked_inside,
     nvidia_smi_shows_the_slice,
     a_driver_opened_past_the_slice_is_ended,

@@ -102,7 +102,7 @@ def test_managed_memory_can_be_touched_and_counts(machine):
     assert client(f"free({address})") == 0 and machine.used() == CONTEXT
 
 
-def test_pointers_are_recognised_from_inside(machine):
+def test_pointers_are_recognized_from_inside(machine):
     client = machine.client()
     client("context(1)")
     _, address = client(f"alloc({5 * MIB})")

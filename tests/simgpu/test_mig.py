@@ -92,7 +92,7 @@ def test_cuda_in_an_instance_has_its_memory_and_no_more(machine, nvml):
     assert first("number('cuDeviceGetAttribute', 16, 0)") == [0, 14]
     assert first(f"alloc({4864 * MIB - CONTEXT})")[0] == 0
     assert first("alloc(1)")[0] == 2
-    assert second("info()")[1] == 19968 * MIB - CONTEXT  # a neighbour notices nothing
+    assert second("info()")[1] == 19968 * MIB - CONTEXT  # a neighbor notices nothing
     by_uuid = {m["uuid"]: m["processes"] for m in machine.truth()[0]["mig"]}
     assert by_uuid[small] == [{"pid": first.pid, "used_bytes": 4864 * MIB, "gpu_time_us": 0}]
     assert by_uuid[large] == [{"pid": second.pid, "used_bytes": CONTEXT, "gpu_time_us": 0}]

@@ -19,7 +19,7 @@ def run(machine, script, **options):
     return machine.run(sys.executable, "-c", PRELUDE + textwrap.dedent(script), **options)
 
 
-SLOW_NEIGHBOUR = """
+SLOW_NEIGHBOR = """
     import threading, time
     gpu(0), gpu(1)
     g = n.nvmlDeviceCreateGpuInstanceWithPlacement(gpu(0), 9, place(0, 4))
@@ -40,7 +40,7 @@ def test_one_lock_for_the_mig_calls_of_a_process(machine, lock):
     run(machine, "show(0)")
     model(machine, f"mig_lock={lock}")
     (machine.folder / "sim/faults").write_text("nvmlGpuInstanceCreateComputeInstance gpu=0 delay_ms=2000 once\n")
-    waited, cpu = json.loads(run(machine, SLOW_NEIGHBOUR))
+    waited, cpu = json.loads(run(machine, SLOW_NEIGHBOR))
     if lock:
         assert waited > 1.5 and cpu > 0.2, "it waits for another GPU, and takes time of a core for that"
     else:

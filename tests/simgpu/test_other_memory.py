@@ -26,7 +26,7 @@ def default_pool(client):
     return client("number('cuDeviceGetDefaultMemPool', 0, kind=c_uint64)")[1]
 
 
-def test_a_pool_keeps_freed_memory_until_synchronisation(machine, client):
+def test_a_pool_keeps_freed_memory_until_synchronization(machine, client):
     pool = default_pool(client)
     code, address = client(f"alloc_async({3 * MIB})")
     assert code == 0 and held(machine) == 4 * MIB

@@ -34,7 +34,7 @@ test("wrong keys are refused, right ones open the page", async () => {
   await page.getByLabel("Access key").fill(cantle.keys.access_key);
   await page.getByLabel("Secret key").fill("wrong");
   await page.getByRole("button", { name: "Log in" }).click();
-  await page.getByRole("alert").getByText("these keys are not right").waitFor();
+  await page.getByRole("alert").getByText("the server rejected these keys").waitFor();
   await page.getByLabel("Secret key").fill(cantle.keys.secret_key);
   await page.getByRole("button", { name: "Log in" }).click();
   await live(page);

@@ -76,7 +76,7 @@ test("a drag to another queue, and out of it", async () => {
   await row("one", "d").dragTo(page.locator('[data-queue="other"]'));
   await both("other", ["d"]);
   await both("one", ["b", "c", "a"]);
-  await page.getByRole("button", { name: "Take d out of the queue" }).click();
+  await page.getByRole("button", { name: "Remove d from the queue" }).click();
   await both("other", []);
   assert.equal(cantle.json("tasks").find((task) => task.name === "d").state, "created");
 });

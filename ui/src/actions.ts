@@ -63,7 +63,7 @@ export function requeue(task: TaskView): Action {
 
 export function dequeue(task: TaskView): Action {
   return {
-    label: `take ${task.name} out of ${task.queue}`,
+    label: `remove ${task.name} from ${task.queue}`,
     cli: cantle("move", task.id, "--out"),
     run: () => call("tasks.dequeue", { task: task.id }),
   };
@@ -138,9 +138,9 @@ export function setQuota(name: string, old: ProjectQuota, change: (quota: Projec
 
 export function unsetQuota(name: string): Action {
   return {
-    label: `take ${name}'s quota away`,
+    label: `remove ${name}'s quota`,
     cli: cantle("quota", "unset", name),
-    confirm: `Take the quota of “${name}” away? Its tasks then count to the nearest project above it with one.`,
+    confirm: `Remove the quota of “${name}”? Its tasks then count against the nearest project above it that has a quota.`,
     run: async () => {
       await call("cantle.set_quota", { project: name });
       await loadProjects();

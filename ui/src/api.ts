@@ -73,7 +73,7 @@ export async function logIn(access_key: string, secret_key: string): Promise<voi
     body: JSON.stringify({ access_key, secret_key }),
   });
   if (!response.ok) {
-    throw new ApiError(response.status, response.status === 401 ? "these keys are not right" : `HTTP status ${response.status}`);
+    throw new ApiError(response.status, response.status === 401 ? "the server rejected these keys" : `HTTP status ${response.status}`);
   }
   session.value = (await response.json()) as Session;
 }

@@ -1,4 +1,4 @@
-// The same thing has the same colour on every page and every day: its name decides, unless a neighbour has that colour.
+// The same thing has the same color on every page and every day: its name decides, unless a neighbor has that color.
 
 /** How many there are in style.css (`--c0` …). */
 const COLORS = 10;
@@ -13,7 +13,7 @@ function hash(key: string): number {
   return (bits ^ (bits >>> 12)) >>> 0;
 }
 
-/** Colours for all that is in sight: as long as there are enough, no two are the same. */
+/** Colors for all that is in sight: as long as there are enough, no two are the same. */
 export function colorsFor(keys: Iterable<string>): (key: string) => string {
   const taken = new Map<string, number>();
   const uses = new Array<number>(COLORS).fill(0);

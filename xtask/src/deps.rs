@@ -1,11 +1,11 @@
-//! Licences and bans of deny.toml, checked without a network (the file is cargo-deny's, which may be used as well).
+//! Licenses and bans of deny.toml, checked without a network (the file is cargo-deny's, which may be used as well).
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Every package that is built: its licence is allowed, it is not banned, it comes from the registry or from here.
+/// Every package that is built: its license is allowed, it is not banned, it comes from the registry or from here.
 pub(crate) fn check() -> Result<()> {
     let text = std::fs::read_to_string(crate::root().join("deny.toml")).context("cannot read deny.toml")?;
     let config: toml::Value = text.parse::<toml::Table>().context("deny.toml")?.into();
@@ -20,11 +20,11 @@ pub(crate) fn check() -> Result<()> {
     if !wrong.is_empty() {
         bail!("{} package(s) against deny.toml:\n  {}", wrong.len(), wrong.join("\n  "));
     }
-    println!("deps: {} packages, licences allowed, none banned", packages.len());
+    println!("deps: {} packages, licenses allowed, none banned", packages.len());
     Ok(())
 }
 
-/// One line `name vVERSION (source)?|licence` each. `cargo tree` knows which optional dependencies are really taken in; the
+/// One line `name vVERSION (source)?|license` each. `cargo tree` knows which optional dependencies are really taken in; the
 /// lock file and `cargo metadata` list them all.
 fn built_packages() -> Result<BTreeSet<String>> {
     let output = Command::new("cargo")
@@ -46,7 +46,7 @@ fn built_packages() -> Result<BTreeSet<String>> {
 }
 
 fn objection(line: &str, allowed: &[String], banned: &[String]) -> Option<String> {
-    let (package, licence) = line.split_once('|').unwrap_or((line, ""));
+    let (package, license) = line.split_once('|').unwrap_or((line, ""));
     let name = package.split(' ').next().unwrap_or(package);
     if banned.iter().any(|b| b == name) {
         return Some(format!("{name}: banned"));
@@ -54,11 +54,11 @@ fn objection(line: &str, allowed: &[String], banned: &[String]) -> Option<String
     if package.contains("://") {
         return Some(format!("{package}: does not come from a registry"));
     }
-    let Ok(expression) = spdx::Expression::parse_mode(licence, spdx::ParseMode::LAX) else {
-        return Some(format!("{name}: licence \"{licence}\" is not an SPDX expression"));
+    let Ok(expression) = spdx::Expression::parse_mode(license, spdx::ParseMode::LAX) else {
+        return Some(format!("{name}: license \"{license}\" is not an SPDX expression"));
     };
     let fine = expression.evaluate(|req| allowed.iter().any(|a| req.to_string() == *a));
-    (!fine).then(|| format!("{name}: licence \"{licence}\" is not in deny.toml's list"))
+    (!fine).then(|| format!("{name}: license \"{license}\" is not in deny.toml's list"))
 }
 
 #[cfg(test)]
@@ -70,7 +70,7 @@ mod tests {
         let allowed = vec!["MIT".to_owned(), "Apache-2.0".to_owned()];
         let banned = vec!["openssl-sys".to_owned()];
         let says =
-            |name: &str, licence: &str| objection(&format!("{name} v1.0.0|{licence}"), &allowed, &banned);
+            |name: &str, license: &str| objection(&format!("{name} v1.0.0|{license}"), &allowed, &banned);
         assert_eq!(says("a", "MIT OR GPL-3.0"), None);
         assert!(says("a", "MIT AND GPL-3.0").is_some());
         assert!(says("a", "GPL-3.0").is_some());

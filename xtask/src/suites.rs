@@ -64,6 +64,7 @@ const SUITES: &[Suite] = &[
             Run("cargo xtask arch"),
             Run("cargo xtask deps"),
             Run("cargo xtask machine-path"),
+            Run("tests/style/run.sh"),
         ],
     ),
     suite(

@@ -119,7 +119,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
 }
 
 /// An agent with all GPUs of the machine is the machine. Any other is a node of its own: it reports nothing about its
-/// neighbours, whichever agents there are and whichever came first.
+/// neighbors, whichever agents there are and whichever came first.
 fn node_name(config: &AgentConfig, driver: &dyn Driver, gpus: &[Gpu]) -> Result<String, AgentError> {
     let given = |gpu: &Gpu| driver.fixed_devices(&gpu.uuid).is_some();
     let is_part =

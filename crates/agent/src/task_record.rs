@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! job.json      the task and what it was given           before the task is claimed
-//! stop.json     why the agent stops it                   before it is signalled
+//! stop.json     why the agent stops it                   before it is signaled
 //! outcome.json  how it ended                             before the server is told
 //! sent          bytes of the output that the server has
 //! ```

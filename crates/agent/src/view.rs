@@ -14,7 +14,7 @@ const PROCESSES: usize = 16;
 /// others by age.
 pub(crate) fn gpus(node: &NodeStore, gpus: &[Gpu]) -> Vec<GpuView> {
     let mut leases = node.leases().unwrap_or_else(|error| {
-        tracing::error!(%error, "leases can't be read");
+        tracing::error!(%error, "leases cannot be read");
         Vec::new()
     });
     leases.sort_by(|a, b| (a.placed_ms, &a.id).cmp(&(b.placed_ms, &b.id)));

@@ -52,7 +52,7 @@ pub enum WireError {
         detail: String,
     },
     /// A request that JSON can't carry.
-    #[error("{endpoint}: the request can't be written as JSON: {source}")]
+    #[error("{endpoint}: the request cannot be written as JSON: {source}")]
     Encode {
         /// `service.action`.
         endpoint: String,

@@ -112,8 +112,7 @@ impl Connection {
     ) -> Result<R::Response, CliError> {
         self.runtime.block_on(self.client.call(request)).map_err(|error| {
             if error.is_subcode(subcode::INVALID_PROJECT_ID) {
-                CliError::new(ErrorKind::NotFound, format!("there is no project {project}"))
-                    .with_hint("cantle projects lists them")
+                not_there("project", project)
             } else {
                 error.into()
             }
@@ -129,6 +128,11 @@ impl Connection {
 
 /// There is no such task.
 pub(crate) fn no_task(task: &str) -> CliError {
-    CliError::new(ErrorKind::NotFound, format!("there is no task {task}"))
-        .with_hint("cantle tasks lists them")
+    not_there("task", task)
+}
+
+/// A task, queue or project that does not exist; the command that lists those that do has its name.
+pub(crate) fn not_there(kind: &str, name: &str) -> CliError {
+    CliError::new(ErrorKind::NotFound, format!("there is no {kind} {name}"))
+        .with_hint(format!("cantle {kind}s lists them"))
 }

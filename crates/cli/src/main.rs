@@ -15,10 +15,12 @@ mod otlp;
 mod out;
 mod shared_args;
 
+use std::error::Error as _;
 use std::ffi::OsString;
+use std::num::{ParseFloatError, ParseIntError};
 use std::process::ExitCode;
 
-use clap::error::{ContextKind, ContextValue};
+use clap::error::{ContextKind, ContextValue, ErrorKind as ClapErrorKind};
 use clap::{CommandFactory as _, Parser};
 use tracing::Metadata;
 use tracing_subscriber::filter::{EnvFilter, FilterExt as _, filter_fn};
@@ -126,16 +128,52 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let line = line.strip_prefix("error: ").unwrap_or(&line);
     // clap puts its own words before the message of our parsers, which is complete without them.
     let ours = line.split_once("': ").filter(|_| line.starts_with("invalid value"));
-    let error = match ours {
-        Some((_, message)) => CliError::new(ErrorKind::Usage, message),
-        None => match similar(error) {
-            Some(known) => CliError::new(ErrorKind::Usage, line).with_hint(format!("did you mean {known}?")),
-            None => CliError::new(ErrorKind::Usage, line).with_hint("see cantle --help"),
-        },
+    let usage = |message: &str| CliError::new(ErrorKind::Usage, message);
+    let help = format!("see {} --help", command(&text));
+    let error = match (no_number(error), ours, similar(error)) {
+        (Some(message), ..) => usage(&message),
+        (_, Some((_, message)), _) => usage(&named(error, message)),
+        (.., Some(known)) => usage(line).with_hint(format!("did you mean {known}?")),
+        // In place of an error, clap has all of the help here.
+        _ if error.kind() == ClapErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            usage("the command is missing").with_hint(help)
+        }
+        _ => usage(line).with_hint(help),
     };
     // The flags are not known, -v neither; there are no causes.
     out::complain(&error, false);
     error.exit_code()
+}
+
+/// The command whose help lists what is possible, from the line of its usage, which clap leaves out of some messages.
+fn command(text: &str) -> String {
+    let words = text.split_whitespace().skip_while(|word| *word != "Usage:").skip(1);
+    let words: Vec<&str> = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect();
+    if words.is_empty() { "cantle".to_owned() } else { words.join(" ") }
+}
+
+/// A message of our parsers, with the option in front unless it names one.
+fn named(error: &clap::Error, message: &str) -> String {
+    let option = error.get(ContextKind::InvalidArg).map(ToString::to_string).unwrap_or_default();
+    let option = option.split(' ').next().filter(|option| option.starts_with("--"));
+    match option {
+        Some(option) if !message.contains(option) => format!("{option}: {message}"),
+        _ => message.to_owned(),
+    }
+}
+
+/// The option and its value, where the standard library refused a number: its own message names neither.
+fn no_number(error: &clap::Error) -> Option<String> {
+    let source = error.source()?;
+    let wanted = match (source.is::<ParseIntError>(), source.is::<ParseFloatError>()) {
+        (true, _) => "a whole number",
+        (_, true) => "a number",
+        _ => return None,
+    };
+    let text = |kind| error.get(kind).map(ToString::to_string).unwrap_or_default();
+    let (option, value) = (text(ContextKind::InvalidArg), text(ContextKind::InvalidValue));
+    let option = option.split(' ').next().unwrap_or_default();
+    Some(format!("{option} {value} is not {wanted}"))
 }
 
 /// What was probably meant.

@@ -67,7 +67,7 @@ impl Printer {
 
     /// A value as indented JSON.
     pub(crate) fn json<T: Serialize>(&self, value: &T) {
-        // Serialising our own plain types cannot fail; an empty line would be noticed.
+        // Serializing our own plain types cannot fail; an empty line would be noticed.
         line(&serde_json::to_string_pretty(value).unwrap_or_default());
     }
 

@@ -77,7 +77,7 @@ pub enum DriverError {
     NoSuchInstance(String),
     /// A container can't be given its instance.
     #[error(
-        "the MIG instance's device node {} is missing and can't be made: {why}; make it as root: nvidia-modprobe -f \
+        "the MIG instance's device node {} is missing and cannot be made: {why}; make it as root: nvidia-modprobe -f \
          /proc/driver/nvidia/capabilities/{}", node.display(), capability
     )]
     NoNode {

@@ -54,7 +54,7 @@ pub struct Memory {
     pub free_bytes: u64,
 }
 
-/// Utilisation and temperature of a GPU.
+/// Utilization and temperature of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     /// Percentage of the last sampling period in which a kernel ran.
@@ -123,7 +123,7 @@ pub trait Driver: Mig + Send + Sync {
     /// If there is no such GPU, or the driver fails.
     fn memory(&self, gpu: &GpuUuid) -> Result<Memory>;
 
-    /// Utilisation and temperature of the GPU.
+    /// Utilization and temperature of the GPU.
     ///
     /// # Errors
     /// If there is no such GPU, or the driver fails; GPUs in MIG mode do not report it.

@@ -1,4 +1,4 @@
-//! One NVML session: the library stays loaded and initialised, handles are cached. Opening and closing it per call is
+//! One NVML session: the library stays loaded and initialized, handles are cached. Opening and closing it per call is
 //! slow and racy.
 
 use std::collections::BTreeMap;

@@ -73,7 +73,7 @@ pub(crate) fn libraries(lib_dir: &Path) -> Result<Libraries> {
     Ok(Libraries { cuda: library(CUDA_SONAME)?, nvml: library(NVML_SONAME)? })
 }
 
-/// Loads the library and sets where this copy of it finds its state, before it is initialised.
+/// Loads the library and sets where this copy of it finds its state, before it is initialized.
 pub(crate) fn nvml(dir: &Path, lib_dir: &Path) -> Result<NvmlLib> {
     let path = libraries(lib_dir)?.nvml.real;
     let failed = |why: String| DriverError::Load { path: path.clone(), why };

@@ -122,7 +122,7 @@ fn a_context_is_measured_and_given_back() {
     let expected = ProcessMemory { pid: holder.0.id(), used_bytes: Some(context_bytes), instance: None };
     assert_eq!(node.driver.processes(&gpu.uuid).unwrap(), [expected]);
     assert_eq!(node.driver.memory(&gpu.uuid).unwrap().used_bytes, free.used_bytes + context_bytes);
-    assert_eq!(node.driver.processes(&node.uuids()[0]).unwrap(), [], "the neighbour has none");
+    assert_eq!(node.driver.processes(&node.uuids()[0]).unwrap(), [], "the neighbor has none");
     let truth = simulated::truth_json(node.state.path(), &node.lib_dir).unwrap();
     let truth: serde_json::Value = serde_json::from_str(&truth).unwrap();
     let witness = &truth["gpus"][1]["processes"][0];

@@ -106,7 +106,7 @@ pub enum KubeError {
     Server(#[from] cantle_clearml::WireError),
     /// Quotas without a look at what they are about.
     #[error(
-        "projects have quotas, but the GPUs of the cluster can't be read: this account must be allowed to list and watch nodes, pods, resourceslices and resourceclaims"
+        "projects have quotas, but the GPUs of the cluster cannot be read: this account must be allowed to list and watch nodes, pods, resourceslices and resourceclaims"
     )]
     Unseen,
     /// A queue that is not there.

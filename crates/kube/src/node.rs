@@ -58,7 +58,7 @@ impl NodeConfig {
     pub(crate) async fn open(&self, client: &Client) -> Result<Arc<AllocatableGpus>, KubeError> {
         let mig = match &self.mig {
             Some(list) => MigAtStart::Listed(list.clone()),
-            None => labelled(client, &self.node).await?,
+            None => labeled(client, &self.node).await?,
         };
         let Self { node, installation, lib_dir, driver_files_dir, .. } = self.clone();
         let opened = tokio::task::spawn_blocking(move || {
@@ -82,7 +82,7 @@ impl NodeConfig {
 }
 
 /// What the label of the node says about its GPUs.
-async fn labelled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
+async fn labeled(client: &Client, node: &str) -> Result<MigAtStart, KubeError> {
     let node = Api::<Node>::all(client.clone()).get(node).await?;
     Ok(if is_for_mig(&node) { MigAtStart::AllThatCan } else { MigAtStart::AsTheyAre })
 }

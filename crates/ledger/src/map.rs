@@ -25,7 +25,7 @@ pub enum OpenError {
 impl core::fmt::Display for OpenError {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
         match self {
-            Self::Io(errno) => write!(f, "the slice's accounting can't be opened (errno {errno})"),
+            Self::Io(errno) => write!(f, "the slice's accounting cannot be opened (errno {errno})"),
             Self::PathTooLong => f.write_str("the path of the slice's accounting is too long"),
             Self::Truncated => f.write_str("the slice's accounting is shorter than its layout"),
             Self::Unknown => f.write_str("the slice's accounting is of an unknown kind or version"),

@@ -158,7 +158,7 @@ impl Observer {
     }
 
     fn fill(&self, copy: &mut UsageRegion, at: usize, length: usize) -> Result<(), HostError> {
-        // SAFETY: the bytes of one region, borrowed exclusively as long as the slice exists. All of them are initialised, padding
+        // SAFETY: the bytes of one region, borrowed exclusively as long as the slice exists. All of them are initialized, padding
         // too, because `copy` allocates them as zeros and never moves the region. Any bytes written are a valid `Region`.
         let bytes = unsafe {
             core::slice::from_raw_parts_mut(core::ptr::from_mut(copy).cast::<u8>(), size_of::<UsageRegion>())

@@ -106,7 +106,7 @@ fn spoil(how: &str, usage: &Path) {
 }
 
 #[test]
-fn a_spoilt_file_hurts_only_its_owner() {
+fn a_spoiled_file_hurts_only_its_owner() {
     for how in ["truncated", "shortened", "zeroed", "all ones", "an old version", "cut and stretched"] {
         let slice = Slice::new();
         let (mut tenant, mut agent) = (slice.holder(), slice.observer());
@@ -131,13 +131,13 @@ fn a_spoilt_file_hurts_only_its_owner() {
 
 #[test]
 fn a_process_whose_file_is_cut_short_ends_alone() {
-    let (slice, neighbour) = (Slice::new(), Slice::new());
-    let (mut tenant, mut honest) = (slice.holder(), neighbour.holder());
+    let (slice, neighbor) = (Slice::new(), Slice::new());
+    let (mut tenant, mut honest) = (slice.holder(), neighbor.holder());
     spoil("truncated", &slice.usage());
     std::io::Write::write_all(&mut tenant.stdin.take().unwrap(), b"more\n").unwrap();
     assert_eq!(tenant.wait().unwrap().signal(), Some(libc::SIGBUS));
     assert!(honest.try_wait().unwrap().is_none());
-    assert_eq!(neighbour.observer().snapshot().unwrap().gpus[0].counted_bytes, 4 * GRANULE_BYTES);
+    assert_eq!(neighbor.observer().snapshot().unwrap().gpus[0].counted_bytes, 4 * GRANULE_BYTES);
     drop(honest.stdin.take());
     assert!(honest.wait().unwrap().success());
 }

@@ -152,7 +152,7 @@ fn owner_works(model: &Model) {
 }
 
 /// The work of a process that lives: ends with 1 if there was room.
-fn neighbour_works(model: &Model) {
+fn neighbor_works(model: &Model) {
     if protocol::reserve(model, 1, 2, LIMIT).is_ok() {
         protocol::release(model, 1, 1);
     }
@@ -165,19 +165,19 @@ fn check(preemptions: usize, scenario: impl Fn() + Sync + Send + 'static) {
 }
 
 #[test]
-fn an_owner_may_die_at_any_access_beside_a_living_neighbour() {
+fn an_owner_may_die_at_any_access_beside_a_living_neighbor() {
     for accesses in 0..3 * LONGEST {
         check(2, move || {
             let model = Model::new();
-            let neighbour = thread::spawn({
+            let neighbor = thread::spawn({
                 let model = model.clone();
-                move || neighbour_works(&model)
+                move || neighbor_works(&model)
             });
             mortal(accesses, || owner_works(&model));
-            // The owner is dead from here on; the neighbour need not have started.
+            // The owner is dead from here on; the neighbor need not have started.
             model.settle_and_free();
             assert_eq!(protocol::held(&*model, 0), 0);
-            neighbour.join().unwrap();
+            neighbor.join().unwrap();
             model.assert_exact();
         });
     }
@@ -219,7 +219,7 @@ fn a_late_settler_does_no_harm_to_the_slots_next_owner() {
             model.settle_and_free();
             if model.generation.swap_if(1, 2) {
                 protocol::reserve(&*model, 0, 1, LIMIT).unwrap();
-                neighbour_works(&model);
+                neighbor_works(&model);
                 protocol::reserve(&*model, 0, 1, LIMIT).unwrap();
                 assert_eq!(protocol::held(&*model, 0), 2, "the next owner lost what it holds");
             }
@@ -230,7 +230,7 @@ fn a_late_settler_does_no_harm_to_the_slots_next_owner() {
 }
 
 #[test]
-fn two_settlers_beside_a_neighbour() {
+fn two_settlers_beside_a_neighbor() {
     for accesses in [4, 9, 11] {
         check(2, move || {
             let model = Model::new();
@@ -239,13 +239,13 @@ fn two_settlers_beside_a_neighbour() {
                 let model = model.clone();
                 move || model.settle_and_free()
             });
-            let neighbour = thread::spawn({
+            let neighbor = thread::spawn({
                 let model = model.clone();
-                move || neighbour_works(&model)
+                move || neighbor_works(&model)
             });
             model.settle_and_free();
             settler.join().unwrap();
-            neighbour.join().unwrap();
+            neighbor.join().unwrap();
             assert_eq!(protocol::held(&*model, 0), 0);
             model.assert_exact();
         });

@@ -31,7 +31,7 @@ fn c_path(dir: &Path) -> CString {
 fn amounts_become_granules() {
     assert_eq!((granules_within(GRANULE_BYTES * 3 - 1), granules_holding(GRANULE_BYTES * 3 - 1)), (2, 3));
     assert_eq!((granules_within(0), granules_holding(0)), (0, 0));
-    assert!(granules_holding(u64::MAX) > granules_within(u64::MAX), "no limit admits what can't be counted");
+    assert!(granules_holding(u64::MAX) > granules_within(u64::MAX), "no limit admits what cannot be counted");
 }
 
 #[test]

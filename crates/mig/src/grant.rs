@@ -47,7 +47,7 @@ pub enum MigError {
     #[error("no MIG profile of this GPU has {0} of memory; the largest has {1}")]
     TooMuchMemory(Bytes, Bytes),
     /// An instance is always a part of one GPU.
-    #[error("{0} GPUs can't be one MIG instance; ask for 1 GPU, a part of one or a profile")]
+    #[error("{0} GPUs cannot be one MIG instance; ask for 1 GPU, a part of one or a profile")]
     SeveralGpus(u32),
     /// Instances that stand, and none that would do.
     #[error("no MIG instance given to this agent has {0} of {1} memory slices; it has {2}")]

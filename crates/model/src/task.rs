@@ -68,7 +68,10 @@ impl FromStr for TaskStatus {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let found = WORDS.iter().find(|(_, word)| *word == text);
-        found.map(|(status, _)| *status).ok_or_else(|| format!("\"{text}\" is not a task status"))
+        found.map(|(status, _)| *status).ok_or_else(|| {
+            let known: Vec<&str> = WORDS.iter().map(|(_, word)| *word).collect();
+            format!("\"{text}\" is not a task status; known: {}", known.join(", "))
+        })
     }
 }
 

@@ -261,7 +261,7 @@ impl AllocatableGpus {
         let not_free = |why: String| NodeError::not_free(format!("GPU {}: {why}", gpu.index));
         let Some(start) = placement.start else {
             let share = request.share_of(gpu.memory_bytes);
-            let share = share.ok_or_else(|| not_free(format!("it can't give {request}")))?;
+            let share = share.ok_or_else(|| not_free(format!("it cannot give {request}")))?;
             let (milli, memory_limit_bytes) = (share.milli, share.memory_limit_bytes);
             return Ok(Slice { gpu: gpu.uuid.clone(), milli, memory_limit_bytes, mig: None });
         };
@@ -323,7 +323,7 @@ impl AllocatableGpus {
         }
         let mode = if wanted { "into" } else { "out of" };
         let refused =
-            |why: &str| NodeError::not_free(format!("GPU {index} can't be put {mode} MIG mode: {why}"));
+            |why: &str| NodeError::not_free(format!("GPU {index} cannot be put {mode} MIG mode: {why}"));
         match driver.set_mig_mode(&gpu.uuid, wanted)? {
             Activation::Done => Ok(()),
             Activation::InUse => Err(refused("a program or a monitor uses it")),

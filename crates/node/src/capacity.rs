@@ -20,24 +20,24 @@ pub fn describe(
     gpus: &[Gpu],
     leases: &[Lease],
 ) -> SnapshotBuilder {
-    let neighbours = node.neighbours();
-    let members = Members::of(node, leases).and(&neighbours);
+    let neighbors = node.neighbors();
+    let members = Members::of(node, leases).and(&neighbors);
     let offer = |gpu: &Gpu| {
         // A GPU that can't be asked now (lost, or the driver fails) takes nothing new; the others go on.
-        offer(driver, node, gpu, (leases, &neighbours), &members).unwrap_or_else(|error| {
+        offer(driver, node, gpu, (leases, &neighbors), &members).unwrap_or_else(|error| {
             tracing::warn!(gpu = gpu.index, %error, "GPU takes no new tasks");
             Offer { closed: true, ..Offer::new(gpu.clone()) }
         })
     };
     let world = SnapshotBuilder::default().node(name, gpus.iter().map(offer));
-    leases.iter().chain(&neighbours).fold(world, |world, lease| world.lease(lease, name))
+    leases.iter().chain(&neighbors).fold(world, |world, lease| world.lease(lease, name))
 }
 
 fn offer(
     driver: &dyn Driver,
     node: &crate::NodeStore,
     gpu: &Gpu,
-    (leases, neighbours): (&[Lease], &[Lease]),
+    (leases, neighbors): (&[Lease], &[Lease]),
     members: &Members,
 ) -> Result<Offer, NodeError> {
     let mut offer = Offer::new(gpu.clone());
@@ -46,7 +46,7 @@ fn offer(
     match geometry {
         // In MIG mode others hold instances, not bytes.
         Some(geometry) => (offer.table, offer.instances) = (Some(geometry.table), geometry.instances),
-        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases.iter().chain(neighbours), members)?,
+        None => offer.foreign_bytes = foreign_bytes(driver, gpu, leases.iter().chain(neighbors), members)?,
     }
     Ok(offer)
 }

@@ -113,7 +113,7 @@ pub enum NodeError {
         why: String,
     },
     /// A placement for a MIG instance that a plan counted on can't be had now; another one may be.
-    #[error("MIG instance {profile} at {start} of GPU {index} can't be had: {why}")]
+    #[error("MIG instance {profile} at {start} of GPU {index} cannot be had: {why}")]
     PlacementLost {
         /// Name of the profile.
         profile: String,

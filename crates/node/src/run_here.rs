@@ -35,7 +35,7 @@ pub struct RunRequest {
     pub request: GpuRequest,
     /// Of which GPUs, or in which MIG instances as they are.
     pub gpus: GpuList,
-    /// What must keep it apart from its neighbours.
+    /// What must keep it apart from its neighbors.
     pub isolation: Isolation,
     /// How compute time is divided.
     pub compute: ComputeRequest,

@@ -6,7 +6,7 @@
 //! to their slice, and the limit holds for all of it.
 //!
 //! What is taken without asking may still exceed the limit. The charge is the first answer to that: the slice gets nothing more.
-//! A task is reported, and killed if it lasts, if it holds more than an honest program's modules, or if a neighbour could not
+//! A task is reported, and killed if it lasts, if it holds more than an honest program's modules, or if a neighbor could not
 //! have all of its slice for it ([ADR 0015](../../../docs/adr/0015-what-is-taken-unasked.md)).
 //!
 //! It fails closed ([ADR 0018](../../../docs/adr/0018-whose-process-it-is.md)): what it needs to look is set aside when it starts, it
@@ -105,11 +105,11 @@ impl Watchdog {
         }
         let before: BTreeMap<_, _> =
             leases.iter().map(|lease| (&lease.id, counted(&node.slice_dir(&lease.id)))).collect();
-        let neighbours = node.neighbours();
-        let everybody = Everybody::ask(driver, gpus, &Members::of(node, &leases).and(&neighbours));
+        let neighbors = node.neighbors();
+        let everybody = Everybody::ask(driver, gpus, &Members::of(node, &leases).and(&neighbors));
         let crowded: BTreeSet<&GpuUuid> = gpus
             .iter()
-            .filter(|gpu| everybody.claims_bytes(gpu, leases.iter().chain(&neighbours)) > gpu.memory_bytes)
+            .filter(|gpu| everybody.claims_bytes(gpu, leases.iter().chain(&neighbors)) > gpu.memory_bytes)
             .map(|gpu| &gpu.uuid)
             .collect();
         let nothing = Held::new();
@@ -229,7 +229,7 @@ fn charge(region: &Observer, now: &GpuUse, hidden_bytes: u64) {
         return;
     }
     if let Err(error) = region.set_hidden(&now.uuid, hidden_bytes) {
-        tracing::warn!(%error, "hidden memory can't be charged");
+        tracing::warn!(%error, "hidden memory cannot be charged");
     }
 }
 
@@ -416,7 +416,7 @@ mod tests {
         );
         assert_eq!(on_gpu(&[(7, 13 * GIB)], &[7], true, false).unwrap(), held);
         let said = on_gpu(&[(7, 10 * GIB + GIB / 2)], &[7], true, true).unwrap();
-        assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbour would be hurt");
+        assert_eq!(said, "it holds 10.5 GiB of GPU 2, its limit is 10 GiB", "a neighbor would be hurt");
         let said = on_gpu(&[(7, GIB)], &[7], false, false).unwrap();
         assert_eq!(said, "process 7 holds 1 GiB of GPU 2, of which it has no slice");
     }

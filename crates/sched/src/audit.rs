@@ -22,7 +22,7 @@ pub enum Violation {
         memory_bytes: u64,
     },
     /// MIG instances that overlap, or more of a profile than a GPU can have.
-    #[error("GPU {gpu}: its MIG instances can't exist together")]
+    #[error("GPU {gpu}: its MIG instances cannot exist together")]
     Instances {
         /// The GPU.
         gpu: GpuUuid,
@@ -42,7 +42,7 @@ pub enum Violation {
         node: String,
     },
     /// A slice of a GPU that is not on the node, or not usable, or a share of one in MIG mode.
-    #[error("task {task}: GPU {gpu} can't be used on node {node}")]
+    #[error("task {task}: GPU {gpu} cannot be used on node {node}")]
     BadGpu {
         /// The task.
         task: TaskId,

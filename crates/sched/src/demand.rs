@@ -66,7 +66,7 @@ pub struct Demand {
     pub models: Vec<String>,
     /// CPU and main memory.
     pub host: Host,
-    /// What keeps it apart from its neighbours.
+    /// What keeps it apart from its neighbors.
     pub isolation: Isolation,
 }
 

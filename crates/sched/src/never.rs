@@ -6,7 +6,7 @@ use cantle_model::{Bytes, GpuRequest, Isolation};
 use crate::{Cluster, Demand, GpuDemand};
 
 const NO_MIG: &str = "no GPU here is in MIG mode";
-const ALL_MIG: &str = "its GPUs are in MIG mode, which this request can't use";
+const ALL_MIG: &str = "its GPUs are in MIG mode, which this request cannot use";
 
 impl Cluster {
     /// The largest that an idle cluster could give of what `demand` asks too much of, in words.

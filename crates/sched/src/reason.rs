@@ -218,7 +218,7 @@ impl fmt::Display for Reason {
                 let (quota, held) = (resource.text(*quota), resource.text(*held));
                 write!(
                     f,
-                    "needs {needs} and can't be stopped for others, so it must fit the quota of project {project}: \
+                    "needs {needs} and cannot be stopped for others, so it must fit the quota of project {project}: \
                      {quota}, {held} of it held by such tasks"
                 )
             }
@@ -232,7 +232,7 @@ impl fmt::Display for Reason {
             }
             Self::EnoughAtOnce { most: 1 } => write!(f, "this agent runs one task at a time"),
             Self::EnoughAtOnce { most } => {
-                write!(f, "this agent runs {most} tasks at a time, and so many run")
+                write!(f, "this agent runs at most {most} tasks at a time, and {most} run")
             }
             Self::Never { needs, largest } => write!(f, "needs {needs}, can never run here: {largest}"),
         }

@@ -281,7 +281,7 @@ pub struct Waiting {
     pub devices: u32,
     /// GPU models that will do, by their exact names; empty means any.
     pub models: Vec<String>,
-    /// What keeps it apart from its neighbours.
+    /// What keeps it apart from its neighbors.
     pub isolation: Isolation,
     /// What it takes of the host.
     pub host: Host,

@@ -264,7 +264,7 @@ fn mig_gpus_are_not_cut_by_memory_limits() {
     let plan = step(&mut state, &Policy::default());
     assert_eq!(
         reason(&plan, "a"),
-        "needs 0.5 GPU, can never run here: its GPUs are in MIG mode, which this request can't use"
+        "needs 0.5 GPU, can never run here: its GPUs are in MIG mode, which this request cannot use"
     );
 }
 
@@ -300,7 +300,7 @@ fn audit_finds_what_is_wrong_with_a_plan() {
 
     let mut elsewhere = good.clone();
     elsewhere.starts[0].slices[0].gpu = GpuUuid::from("GPU-9");
-    assert_eq!(says(&state, &elsewhere), ["task a: GPU GPU-9 can't be used on node box"]);
+    assert_eq!(says(&state, &elsewhere), ["task a: GPU GPU-9 cannot be used on node box"]);
 
     state.nodes[0].gpus[0].foreign_bytes = 1;
     assert_eq!(says(&state, &good).len(), 1, "one byte of foreign use is one too much");
@@ -315,7 +315,7 @@ fn tasks_without_a_gpu_run_so_many_at_once() {
         state.at_once = Some(2);
         let plan = step(&mut state, &Policy::default());
         assert_eq!(starts(&plan), ["a1@", "b1@"]);
-        assert_eq!(reason(&plan, "b2"), "this agent runs 2 tasks at a time, and so many run");
+        assert_eq!(reason(&plan, "b2"), "this agent runs at most 2 tasks at a time, and 2 run");
         assert!(step(&mut state, &Policy::default()).starts.is_empty());
         end(&mut state, "a1");
         assert_eq!(starts(&step(&mut state, &Policy::default())), ["b2@"]);

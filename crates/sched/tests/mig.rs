@@ -214,7 +214,7 @@ fn what_can_never_be_says_why() {
     let half = || GpuRequest::from_fraction("0.5").unwrap();
     assert!(reason(shared(), profile("1g.5gb"), Isolation::Any).ends_with("no GPU here is in MIG mode"));
     assert!(reason(shared(), half(), Isolation::Mig).ends_with("no GPU here is in MIG mode"));
-    assert!(reason(mig(), half(), Isolation::Shared).contains("in MIG mode, which this request can't use"));
+    assert!(reason(mig(), half(), Isolation::Shared).contains("in MIG mode, which this request cannot use"));
     assert!(reason(mig(), profile("9g.1gb"), Isolation::Any).contains("it has 1g.5gb, 1g.10gb, 2g.10gb"));
     let memory = GpuRequest::from_memory("40Gi").unwrap();
     assert!(reason(mig(), memory, Isolation::Any).contains("the largest GPU has 39.25 GiB"));

@@ -157,6 +157,9 @@ impl ServerError {
     #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
+            Self::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
+                "write HOST:PORT, for example 127.0.0.1:8008"
+            }
             Self::Listen { .. } => "choose another address with --listen",
             Self::Open(_) => "listen on 127.0.0.1 or [::1], or leave out --open",
             Self::Taken { .. } => {

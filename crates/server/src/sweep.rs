@@ -39,19 +39,19 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
             Ok(tasks) => tasks.iter().for_each(
                 |task| tracing::warn!(%task, "the task was taken and never started; it is queued again"),
             ),
-            Err(error) => tracing::error!("tasks that never started can't be found: {error}"),
+            Err(error) => tracing::error!("tasks that never started cannot be found: {error}"),
         }
         stop_silent(&app, now_us).await;
         prune(&app, kept, now_us).await;
         if let Some(half_life_ms) = app.usage_half_life_ms
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
         {
-            tracing::error!("the projects' use of GPUs can't be counted: {error}");
+            tracing::error!("the projects' use of GPUs cannot be counted: {error}");
         }
         let sampled = app.store.sample_queues(now_us).await;
         app.health.note(&sampled);
         if let Err(error) = sampled {
-            tracing::error!("the length of the queues can't be recorded: {error}");
+            tracing::error!("the length of the queues cannot be recorded: {error}");
         }
     }
 }
@@ -67,7 +67,7 @@ async fn stop_silent(app: &App, now_us: i64) {
                 |task| tracing::warn!(%task, "nothing was heard of the task for 2 hours; it is stopped"),
             );
         }
-        Err(error) => tracing::error!("silent tasks can't be stopped: {error}"),
+        Err(error) => tracing::error!("silent tasks cannot be stopped: {error}"),
     }
 }
 

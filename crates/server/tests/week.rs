@@ -183,7 +183,7 @@ async fn a_backup_of_a_running_server_has_everything() {
     broken.truncate(broken.len() / 2);
     std::fs::write(&file, broken).unwrap();
     let refused = cantle_server::restore(work.path(), &file).await.unwrap_err();
-    assert!(refused.to_string().contains("no whole backup"), "{refused}");
+    assert!(refused.to_string().contains("not a complete backup"), "{refused}");
 }
 
 /// The second of two servers on one state directory is refused, and the keys stay those of the first.

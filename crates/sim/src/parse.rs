@@ -271,7 +271,7 @@ mod tests {
                 "node a 1xT4-16GB\nat 0 lose a:1",
                 "line 2: \"a:1\" is not a GPU of this scenario; write NODE:INDEX",
             ),
-            ("queue q=1\nat 0 submit t q colour=red", "line 2: \"colour\" is not an option of submit"),
+            ("queue q=1\nat 0 submit t q color=red", "line 2: \"color\" is not an option of submit"),
         ] {
             assert_eq!(parse(text).unwrap_err().to_string(), says);
         }

@@ -10,8 +10,8 @@ const LEFT: f64 = 64.0;
 const RIGHT: f64 = 36.0;
 const TOP: f64 = 44.0;
 const BOTTOM: f64 = 56.0;
-/// Okabe and Ito's colours, which can be told apart without full colour vision.
-const COLOURS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#555555"];
+/// Okabe and Ito's colors, which can be told apart without full color vision.
+const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#555555"];
 /// Where the picture of a filling begins: below, all policies place everything.
 const FULL_FROM: f64 = 60.0;
 /// Points of a curve of waits in each factor of ten.
@@ -138,18 +138,18 @@ impl Picture {
 
     /// A curve, and its name in the legend.
     fn curve(&mut self, name: &str, points: &[(f64, f64)]) {
-        let colour = COLOURS[self.curves % COLOURS.len()];
+        let color = COLORS[self.curves % COLORS.len()];
         let inside = points.iter().filter(|(x, y)| *x >= self.x.from && *y >= self.y.from);
         let points: Vec<String> =
             inside.map(|(x, y)| format!("{:.1},{:.1}", self.x_of(*x), self.y_of(*y))).collect();
         self.push(&format!(
-            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\" points=\"{}\"/>",
+            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\" points=\"{}\"/>",
             points.join(" ")
         ));
         let line = 20.0 * (self.curves as f64 + 1.0);
         let y = if self.legend_above { TOP + line } else { HEIGHT - BOTTOM - line };
         let x = WIDTH - RIGHT - 230.0;
-        self.push(&format!("<path d=\"M{x} {y}h24\" stroke=\"{colour}\" stroke-width=\"3\"/>"));
+        self.push(&format!("<path d=\"M{x} {y}h24\" stroke=\"{color}\" stroke-width=\"3\"/>"));
         self.text(x + 32.0, y + 4.0, "start", name);
         self.curves += 1;
     }

@@ -16,7 +16,7 @@ pub(crate) fn open_configured() -> Result<&'static Sim, SimOpenError> {
     result
 }
 
-#[expect(clippy::print_stderr, reason = "the one line a user sees when the simulated GPUs can't be used")]
+#[expect(clippy::print_stderr, reason = "the one line a user sees when the simulated GPUs cannot be used")]
 fn print(error: &SimOpenError) {
     eprintln!("cantle simulated driver: {error}");
 }

@@ -117,7 +117,7 @@ pub enum StoreError {
     #[error("the database was written by a newer version of cantle (its tables are of version {0})")]
     Newer(i64),
     /// Not a backup, or a damaged one.
-    #[error("{} is no whole backup: {why}", path.display())]
+    #[error("{} is not a complete backup: {why}", path.display())]
     NoBackup {
         /// The file.
         path: std::path::PathBuf,
@@ -144,10 +144,10 @@ pub enum StorageFault {
     #[error("the disk of the database fails")]
     Io,
     /// It must not be written.
-    #[error("the database can't be written")]
+    #[error("the database cannot be written")]
     ReadOnly,
     /// Not even a connection could be had.
-    #[error("the database can't be opened")]
+    #[error("the database cannot be opened")]
     Away,
 }
 
@@ -203,7 +203,7 @@ impl StoreError {
             }
             Self::Migrate(_) => vec!["restore a backup: cantle restore FILE".to_owned()],
             Self::Storage { .. } => {
-                vec!["make room, or mend the disk; the server goes on by itself".to_owned()]
+                vec!["make room, or fix the disk; the server continues by itself".to_owned()]
             }
             _ => Vec::new(),
         }

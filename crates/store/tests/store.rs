@@ -135,7 +135,7 @@ async fn no_claim_goes_beyond_a_limit_of_its_project_or_of_one_above() {
     let refusal = f.started("4", FOR_GOOD).await.unwrap_err().to_string();
     assert!(
         refusal.contains("of its quota of 0.5 GPUs"),
-        "what can't be taken back must be its own: {refusal}"
+        "what cannot be taken back must be its own: {refusal}"
     );
     f.store.claim(&half("4", Terms::default()), 9).await.unwrap();
 }

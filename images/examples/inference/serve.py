@@ -15,7 +15,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         try:
             status, answer = 200, mood(text, truncation=True)[0]
         except torch.cuda.OutOfMemoryError as error:
-            # The image's limit, not the card's.
+            # The limit of the image, not the memory of the GPU.
             status, answer = 503, {"error": str(error)}
         body = json.dumps(answer).encode()
         self.send_response(status)

@@ -51,7 +51,7 @@ export function Events() {
       <p class="muted" role="status">
         {plural(shown.length, "event")}, newest first{task && " of one task"}
       </p>
-      <Rows label="Events" items={shown} columns={COLUMNS} keyOf={(event) => String(event.id)} empty="Nothing like that happened." />
+      <Rows label="Events" items={shown} columns={COLUMNS} keyOf={(event) => String(event.id)} empty="No event matches." />
     </>
   );
 }

@@ -49,7 +49,7 @@ function WaitingTasks() {
     <section class="card waiting" aria-label="Waiting tasks" data-testid="waiting">
       {waiting.slice(0, WAITING_SHOWN).map((task) => (
         <p key={task.id}>
-          <a href={link(`tasks/${task.id}`)}>{task.name}</a> waits in {task.queue}: <Says text={task.reason ?? "no agent has looked at it yet"} />
+          <a href={link(`tasks/${task.id}`)}>{task.name}</a> waits in {task.queue}: <Says text={task.reason ?? "no agent has considered it yet"} />
         </p>
       ))}
       {waiting.length > WAITING_SHOWN && <a href={link("tasks", { status: "queued" })}>{plural(waiting.length - WAITING_SHOWN, "more task")}…</a>}
@@ -126,13 +126,13 @@ export function Gpus() {
         <h1>GPUs</h1>
         <div class="filters">
           <Filter label="Node, model, task, queue" />
-          <Select name="color" label="Colour by" value="task" options={[["task", "task"], ["queue", "queue"], ["project", "project"]]} />
+          <Select name="color" label="Color by" value="task" options={[["task", "task"], ["queue", "queue"], ["project", "project"]]} />
           <Select name="view" label="Show" value="list" options={[["list", "bars and slices"], ["bars", "bars only"]]} />
         </div>
       </div>
       <Tiles all={all} />
       <WaitingTasks />
-      {by !== "task" && <Legend keys={all.flatMap((gpu) => gpu.slices.map(keyOf))} colors={colors} label={`Colours by ${by}`} />}
+      {by !== "task" && <Legend keys={all.flatMap((gpu) => gpu.slices.map(keyOf))} colors={colors} label={`Colors by ${by}`} />}
       {nodes.value.map((node) => {
         const shown = node.gpus.filter((gpu) => text === "" || matches(node, gpu, text));
         if (shown.length === 0) return null;

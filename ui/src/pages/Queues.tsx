@@ -65,7 +65,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
       <div class="what">
         <a href={link(`tasks/${task.id}`)}>{task.name}</a> <span class="muted">waits {age(task.created, now.value)}</span>
         <p class="muted">
-          <Says text={task.reason ?? "no agent has looked at it yet"} />
+          <Says text={task.reason ?? "no agent has considered it yet"} />
         </p>
       </div>
       <div class="row do">
@@ -100,7 +100,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
               ))}
           </select>
         )}
-        <ActionButton action={dequeue(task)} label={`Take ${task.name} out of the queue`} danger>
+        <ActionButton action={dequeue(task)} label={`Remove ${task.name} from the queue`} danger>
           ✕
         </ActionButton>
       </div>
@@ -113,7 +113,7 @@ function served(queue: QueueView): string {
   const specs = nodes.value.flatMap((node) =>
     node.alive ? node.queues.filter((served) => served.name === queue.name).map((served) => `${node.node} (${served.spec})`) : [],
   );
-  return specs.length > 0 ? `served by ${specs.join(", ")}` : "no agent serves it: its tasks wait for ever";
+  return specs.length > 0 ? `served by ${specs.join(", ")}` : "no agent serves it: its tasks wait forever";
 }
 
 function Queue({ queue }: { queue: QueueView }) {

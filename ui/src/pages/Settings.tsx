@@ -27,7 +27,7 @@ export function Settings() {
       <section class="card" aria-labelledby="look">
         <h2 id="look">Look</h2>
         <fieldset class="row">
-          <legend>Colours</legend>
+          <legend>Colors</legend>
           {THEMES.map((name) => (
             <label key={name}>
               <input type="radio" name="theme" checked={theme.value === name} onChange={() => chooseTheme(name)} /> {name}
@@ -50,7 +50,7 @@ export function Settings() {
           </div>
         </dl>
         <h3>clearml.conf</h3>
-        <p class="muted">For ClearML's SDK and agents. The machine that runs the server prints it complete, with the secret key:</p>
+        <p class="muted">For ClearML's SDK and agents. On the machine of the server, this command prints it with the secret key:</p>
         <pre tabIndex={0} aria-label="clearml.conf">
           {clearmlConf(url, access_key)}
         </pre>

@@ -80,7 +80,7 @@ function Why({ explanation }: { explanation: Explanation }) {
   const { position } = explanation;
   return (
     <section class="card" aria-labelledby="why" data-testid="why">
-      <h2 id="why">{WHY[explanation.state] ?? "What became of it"}</h2>
+      <h2 id="why">{WHY[explanation.state] ?? "How it ended"}</h2>
       <p>
         <Says text={explanation.reason} />
       </p>
@@ -90,7 +90,7 @@ function Why({ explanation }: { explanation: Explanation }) {
           {explanation.nodes.map((node) => (
             <li key={node.node}>
               {node.node}
-              {node.alive ? "" : " (gone)"}: <Says text={node.reason ?? "has not looked at it yet"} />
+              {node.alive ? "" : " (gone)"}: <Says text={node.reason ?? "has not considered it yet"} />
             </li>
           ))}
         </ul>
@@ -123,7 +123,7 @@ function Memory({ task, history }: { task: TaskView; history: History | null }) 
           ]}
         />
       ) : (
-        <p class="muted">The server has no record of its memory: it has not run, or too long ago.</p>
+        <p class="muted">The server has no record of its memory: the task has not run, or it ran too long ago.</p>
       )}
     </section>
   );

@@ -123,7 +123,7 @@ export function Tasks() {
       <p class="muted" role="status" data-testid="count">
         {shown.length === taskList.value.length ? plural(shown.length, "task") : `${shown.length.toLocaleString("en")} of ${plural(taskList.value.length, "task")}`}
       </p>
-      <Rows label="Tasks" items={shown} columns={COLUMNS} keyOf={(task) => task.id} empty="No task is like that." />
+      <Rows label="Tasks" items={shown} columns={COLUMNS} keyOf={(task) => task.id} empty="No task matches." />
     </>
   );
 }

@@ -32,7 +32,7 @@ export function QueueChart({ queue }: { queue: string }) {
 
 function Charts({ queue }: { queue: string }) {
   const history = useHistory(`history/queue/${encodeURIComponent(queue)}`, true);
-  if (!history) return <p class="muted">The server has not recorded anything about it yet.</p>;
+  if (!history) return <p class="muted">The server has no record of this queue yet.</p>;
   return (
     <>
       <Chart

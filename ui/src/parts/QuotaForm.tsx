@@ -86,11 +86,11 @@ export function QuotaForm({ project }: { project?: ProjectView }) {
         </label>
       )}
       {amounts("gpu")}
-      {field(WEIGHT, { min: 0, step: 1, required: true, title: "Part of what is left over, beside the weights of the other projects" })}
-      {field(PRIORITY, { step: 1, required: true, title: "Higher ones get what is left over first" })}
+      {field(WEIGHT, { min: 0, step: 1, required: true, title: "Share of the spare capacity, relative to the weights of the other projects" })}
+      {field(PRIORITY, { step: 1, required: true, title: "Projects with a higher priority get spare capacity first" })}
       {amounts("cpu")}
       {amounts("memory")}
-      {field(UNDISTURBED, { min: 0, step: 1, required: true, title: "Its tasks run at least so long before they may be stopped for others" })}
+      {field(UNDISTURBED, { min: 0, step: 1, required: true, title: "Minimum time that its tasks run before they may be stopped for others" })}
       <div class="row">
         <button type="submit" class="solid" title={`$ ${action.cli}`}>
           Save

@@ -76,7 +76,7 @@ pub(super) async fn put_back(
             return Ok(Some(Handover::Adopt { entry: found.remove().entry, running: Box::new(running) }));
         }
         Err(error) => {
-            tracing::error!(%error, "a job can't be taken back yet");
+            tracing::error!(%error, "a job cannot be taken back yet");
             return Ok(None);
         }
     }

@@ -99,7 +99,7 @@ impl Run {
                 env.note("run", Some(&self.entry.job.task.0), None, message);
             }
             // Without its first process in it the lease would end when we do.
-            Err(error) => self.stop(env, Stop::Enforced(format!("its lease can't be kept: {error}"))),
+            Err(error) => self.stop(env, Stop::Enforced(format!("its lease cannot be kept: {error}"))),
         }
         env.journal.set_node_changed(true);
     }

@@ -104,7 +104,7 @@ impl Planner {
             Ok(leases) => Some(leases.into_iter().map(|lease| lease.id).collect()),
             Err(error) => {
                 if FALLBACKS.count(Fallback::UnreadableLeases, &error.to_string()) {
-                    tracing::warn!(%error, "leases can't be read: whether they changed is not known");
+                    tracing::warn!(%error, "leases cannot be read: whether they changed is not known");
                 }
                 None
             }
@@ -224,7 +224,7 @@ async fn read_requests(
     let request = |task: tasks::Task| {
         let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
             if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{} {error}", task.id)) {
-                tracing::warn!(task = task.id, %error, "a request can't be read; it counts as none until the task is refused");
+                tracing::warn!(task = task.id, %error, "a request cannot be read; it counts as none until the task is refused");
             }
             None
         });

@@ -74,7 +74,7 @@ async fn forward_log(env: &Environment, entry: &Entry, ended: bool) -> Result<()
             Ok(Some(piece)) => piece,
             Ok(None) => return Ok(()),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "can't read a task's output");
+                tracing::warn!(path = %path.display(), %error, "cannot read a task's output");
                 return Ok(());
             }
         };

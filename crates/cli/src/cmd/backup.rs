@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::context::{CommandResult, Context, runtime};
+use crate::error::{CliError, ErrorKind};
 
 /// `cantle backup`
 #[derive(Args, Debug)]
@@ -37,6 +38,8 @@ pub(crate) fn backup(context: &Context, args: &BackupArgs) -> CommandResult {
 
 /// Makes the state directory from a backup.
 pub(crate) fn restore(context: &Context, args: &RestoreArgs) -> CommandResult {
+    std::fs::metadata(&args.file)
+        .map_err(|error| CliError::wrap(ErrorKind::NotFound, args.file.display(), error))?;
     let contents = runtime()?.block_on(cantle_server::restore(&context.dirs.state, &args.file))?;
     let state = context.dirs.state.display();
     context.printer.say(&format!("{state}: {} tasks and {} files are back", contents.tasks, contents.files));

@@ -136,7 +136,7 @@ fn engines(nodes: &[SurveyedNode]) -> Vec<Checkup> {
         match name {
             "containerd" if version >= (2, 0) => good("engine", found),
             "containerd" if version >= (1, 7) => {
-                let hint = "CDI is off there unless enable_cdi = true stands in its configuration, section \
+                let hint = "CDI is off there unless its configuration has enable_cdi = true, section \
                             plugins.\"io.containerd.grpc.v1.cri\"";
                 not(Severity::Warning, "engine", found, hint)
             }
@@ -156,7 +156,7 @@ fn kubelets(survey: &Survey) -> Option<Checkup> {
     let floor = if survey.is_classic { Version::CLASSIC } else { Version::KUBELET };
     let is_old = |node: &&SurveyedNode| node.kubelet.parse::<Version>().is_ok_and(|version| version < floor);
     let old = survey.nodes.iter().filter(is_old).count();
-    let hint = format!("their pods can't have slices: upgrade them to {floor} or newer");
+    let hint = format!("their pods cannot have slices: upgrade them to {floor} or newer");
     let found = format!("{} with a kubelet older than {floor}", counted(old, "node"));
     (old > 0).then(|| not(Severity::Warning, "kubelet", found, &hint))
 }
@@ -237,7 +237,7 @@ fn injector(survey: &Survey) -> Checkup {
         }
         Probe::Refused(why) => {
             let hint = if why.contains("failed calling webhook") {
-                "the API server can't reach it or does not trust its certificate: are its pods ready, is caBundle in the \
+                "the API server cannot reach it or does not trust its certificate: are its pods ready, is caBundle in the \
                  configuration, may the API server reach nodes at port 8443?"
             } else {
                 "the API server says why"

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use cantle_clearml::cantle::{
     EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
 };
+use cantle_clearml::{WireError, subcode};
 use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
 use clap::{Args, Subcommand};
 use clap_complete::ArgValueCompleter;
@@ -13,7 +14,7 @@ use serde::Serialize;
 use super::cluster::{self, ClusterArg};
 use super::delete::{self, DeleteArgs};
 use crate::complete;
-use crate::connect::{Connection, no_task};
+use crate::connect::{Connection, no_task, not_there};
 use crate::context::{CommandResult, Context};
 use crate::error::{CliError, ErrorKind};
 use crate::out::{Column, Printer};
@@ -86,7 +87,7 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         project: args.project,
         limit: Some(args.limit.into()),
     };
-    let found = Connection::open(context)?.call(&request)?.tasks;
+    let found = Connection::open(context)?.answer(&request).map_err(|error| filtered(error, &request))?.tasks;
     if let Some(missing) = args.tasks.iter().find(|id| !found.iter().any(|t| t.id == **id)) {
         return Err(no_task(missing));
     }
@@ -97,6 +98,15 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
 /// Tasks, as `cantle tasks` lists them.
 pub(super) fn print_tasks(printer: &Printer, tasks: &[TaskView]) {
     printer.items(tasks, |t| t.id.clone(), &TASK_COLUMNS);
+}
+
+/// A filter may name what does not exist.
+fn filtered(error: WireError, request: &GetTasks) -> CliError {
+    match (&request.queue, &request.project) {
+        (Some(queue), _) if error.is_subcode(subcode::INVALID_QUEUE_ID) => not_there("queue", queue),
+        (_, Some(project)) if error.is_subcode(subcode::INVALID_PROJECT_ID) => not_there("project", project),
+        _ => error.into(),
+    }
 }
 
 /// A GPU with the node it is in.

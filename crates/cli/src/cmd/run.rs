@@ -111,7 +111,7 @@ fn timeout(seconds: Option<u64>) -> Option<Duration> {
 
 fn refuse_inside_a_slice() -> Result<(), CliError> {
     if inside_slice() {
-        let text = "this is inside a slice already, and a slice can't be cut again";
+        let text = "this is inside a slice already, and a slice cannot be cut again";
         return Err(CliError::new(ErrorKind::Conflict, text).with_hint("run the command by itself"));
     }
     Ok(())

@@ -67,8 +67,8 @@ pub(super) fn run(collector: &Collector, messages: &Receiver<ExportMessage>) {
     let client = reqwest::Client::builder().timeout(ANSWER_WITHIN).build();
     let (runtime, client) = match (runtime, client) {
         (Ok(runtime), Ok(client)) => (runtime, client),
-        (Err(error), _) => return tracing::warn!(%error, "spans can't be sent"),
-        (_, Err(error)) => return tracing::warn!(%error, "spans can't be sent"),
+        (Err(error), _) => return tracing::warn!(%error, "spans cannot be sent"),
+        (_, Err(error)) => return tracing::warn!(%error, "spans cannot be sent"),
     };
     let mut troubled = false;
     loop {

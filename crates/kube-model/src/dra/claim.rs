@@ -92,7 +92,7 @@ fn gpus(
     }
     let first = requests.first().cloned().ok_or("nothing of it is on this node")?;
     if requests.iter().any(|request| *request != first) {
-        return Err("one request can't be parts of different size; ask for them one by one".to_owned());
+        return Err("one request cannot be parts of different size; ask for them one by one".to_owned());
     }
     let whole = first == GpuRequest::Gpus(1);
     let count = u32::try_from(gpus.len()).unwrap_or(u32::MAX);

@@ -25,7 +25,7 @@ pub enum Denial {
         other: String,
     },
     /// How many GPUs, but not how much of each.
-    #[error("annotation gpu-fraction-num-devices needs annotation gpu-fraction or gpu-memory beside it")]
+    #[error("annotation gpu-fraction-num-devices also needs annotation gpu-fraction or gpu-memory")]
     NothingToMultiply,
     /// Which container, but nothing for it.
     #[error("annotation gpu-fraction-container-name is \"{given}\", but the pod has only {containers}")]

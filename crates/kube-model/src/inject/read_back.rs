@@ -16,8 +16,8 @@ pub fn missing_slice(pod: &Pod) -> Option<String> {
         Err(denial) => return Some(denial.to_string()),
     };
     let template = asked.template.to_string();
-    let is_labelled = pod.labels().get(SLICE_LABEL) == Some(&template);
-    if is_labelled && (has_claim(pod, &template) || has_slot(pod)) {
+    let is_labeled = pod.labels().get(SLICE_LABEL) == Some(&template);
+    if is_labeled && (has_claim(pod, &template) || has_slot(pod)) {
         return None;
     }
     let namespace = pod.namespace().unwrap_or_default();

@@ -14,7 +14,7 @@ fn one_container(metadata: Value, container: Value) -> Value {
     pod(metadata, json!({"containers": [container]}))
 }
 
-fn labelled(fraction: &str) -> Value {
+fn labeled(fraction: &str) -> Value {
     one_container(json!({"labels": {"clearml-injector/fraction": fraction}}), json!({}))
 }
 
@@ -55,7 +55,7 @@ fn every_documented_amount() {
         ("2", "cantle-whole-2"),
         ("2.0", "cantle-whole-2"),
     ] {
-        assert_eq!(template(&labelled(given)), name);
+        assert_eq!(template(&labeled(given)), name);
     }
     for (annotations, name) in [
         (json!({"gpu-fraction": "0.33"}), "cantle-fraction-3300"),
@@ -144,7 +144,7 @@ fn malformed_amounts_are_refused_with_the_reason() {
         "0.333", "0.5", ".5", "0.50", "0", "0.000", "1.5", "-0.5", "NaN", "inf", "50%", "0,500", "1e-1",
         "half", "", "33", "01", "2.",
     ] {
-        let text = refusal(&labelled(given));
+        let text = refusal(&labeled(given));
         assert!(
             text.starts_with(&format!("label clearml-injector/fraction is \"{given}\"; write 0.125, ")),
             "{text}"
@@ -232,7 +232,7 @@ fn contradictions_are_refused_with_both_sides() {
         refusal(&annotated(json!({"gpu-fraction-num-devices": "2"})))
             .contains("needs annotation gpu-fraction")
     );
-    let mut other = labelled("0.500");
+    let mut other = labeled("0.500");
     other["spec"]["resourceClaims"] =
         json!([{"name": "cantle-gpu", "resourceClaimTemplateName": "cantle-fraction-8750"}]);
     assert!(refusal(&other).contains("cantle-fraction-8750"));
@@ -257,7 +257,7 @@ fn the_container_must_be_clear() {
 
 #[test]
 fn a_named_node_is_refused_where_schedulers_give_out_claims() {
-    let mut pod = labelled("0.500");
+    let mut pod = labeled("0.500");
     pod["spec"]["nodeName"] = json!("n1");
     let text = refusal(&pod);
     assert!(
@@ -310,14 +310,14 @@ fn limits_cannot_be_lifted() {
             assert!(text.starts_with("container side ") && text.contains(said), "{text}");
         }
     }
-    let mut pod = labelled("0.250");
+    let mut pod = labeled("0.250");
     pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/dev"}}]);
     assert!(refusal(&pod).starts_with("volume v mounts /dev of the node"));
 }
 
 #[test]
 fn what_the_documents_have_is_harmless() {
-    let mut pod = labelled("0.250");
+    let mut pod = labeled("0.250");
     pod["spec"]["hostPID"] = json!(true);
     pod["spec"]["volumes"] = json!([{"name": "v", "hostPath": {"path": "/data"}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]);
     pod["spec"]["containers"][0]["env"] = json!([{"name": "CUDA_VISIBLE_DEVICES", "value": "0"}]);
@@ -326,7 +326,7 @@ fn what_the_documents_have_is_harmless() {
 
 #[test]
 fn a_container_added_later_gets_nothing() {
-    let old = injected(&labelled("0.250"));
+    let old = injected(&labeled("0.250"));
     let mut new = old.clone();
     new["spec"]["ephemeralContainers"] = json!([{"name": "debug"}]);
     let changed = inject_ephemeral(&new, &old, &Rules::default()).unwrap();
@@ -348,7 +348,7 @@ fn review(pod: &Value) -> Value {
 fn answers_to_the_api_server() {
     use base64::Engine as _;
 
-    let pod = labelled("0.500");
+    let pod = labeled("0.500");
     let response = review(&pod);
     assert_eq!(
         (&response["uid"], &response["allowed"], &response["patchType"]),
@@ -360,14 +360,14 @@ fn answers_to_the_api_server() {
     json_patch::patch(&mut patched, &serde_json::from_slice::<json_patch::Patch>(&patch).unwrap()).unwrap();
     assert_eq!(patched, injected(&pod), "the patch makes of the pod what was meant");
     assert_eq!(review(&patched), json!({"uid": "u-1", "allowed": true}));
-    let refused = review(&labelled("0.333"));
+    let refused = review(&labeled("0.333"));
     assert_eq!((&refused["allowed"], &refused["status"]["code"]), (&json!(false), &json!(403)));
     assert!(answer(&json!({}), &Rules::default()).is_err());
 }
 
 #[test]
 fn unknown_fields_of_newer_versions_survive() {
-    let mut pod = labelled("0.500");
+    let mut pod = labeled("0.500");
     pod["spec"]["fieldOfTomorrow"] = json!({"a": [1]});
     assert_eq!(injected(&pod)["spec"]["fieldOfTomorrow"], json!({"a": [1]}));
 }
@@ -426,7 +426,7 @@ fn on_the_classic_path_an_instance_is_asked_for_by_its_resource() {
 #[test]
 fn on_the_classic_path_a_pod_gets_a_slot_and_a_scheduler() {
     let rules = classic(false);
-    let mut pod = labelled("0.500");
+    let mut pod = labeled("0.500");
     pod["spec"]["schedulerName"] = json!("default-scheduler");
     pod["spec"]["containers"][0]["resources"] = json!({"limits": {"nvidia.com/gpu": "4", "cpu": "1"}});
     let once = inject(&pod, &rules).unwrap();

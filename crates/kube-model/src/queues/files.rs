@@ -43,7 +43,9 @@ pub(crate) fn expand(template: &mut Map<String, Value>) -> Result<(), String> {
     let (mut annotations, mut items, mut mounts) = (Map::new(), Vec::new(), Vec::new());
     for (at, File { name, folder_path, file_content }) in files.into_iter().enumerate() {
         if name.is_empty() || name.contains('/') || name == ".." || !folder_path.starts_with('/') {
-            return Err(format!("{KEY}: {name} in {folder_path} is no file's name in an absolute folder"));
+            return Err(format!(
+                "{KEY}: {name} in {folder_path} is not a file name in an absolute directory"
+            ));
         }
         let (annotation, path) = (format!("{ANNOTATION}-{at}"), at.to_string());
         let field = json!({"fieldPath": format!("metadata.annotations['{annotation}']")});

@@ -90,7 +90,7 @@ impl Server {
         let request = |task: &tasks::Task| {
             let request = TaskRequest::from_hyperparams(&task.hyperparams).unwrap_or_else(|error| {
                 if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{} {error}", task.id)) {
-                    tracing::warn!(task = task.id, %error, "a request can't be read; it counts as none until the task is refused");
+                    tracing::warn!(task = task.id, %error, "a request cannot be read; it counts as none until the task is refused");
                 }
                 None
             });

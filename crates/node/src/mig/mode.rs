@@ -18,7 +18,7 @@ pub enum WholeGpu {
 }
 
 impl WholeGpu {
-    /// What keeps a task that asks for `request` apart from its neighbours.
+    /// What keeps a task that asks for `request` apart from its neighbors.
     pub fn isolation(self, request: &GpuRequest, asked: Isolation) -> Isolation {
         match (self, request, asked) {
             (Self::Wait, GpuRequest::Gpus(_), Isolation::Any) => Isolation::Shared,
@@ -39,7 +39,7 @@ pub fn turn_on(driver: &dyn Driver, gpus: &mut [Gpu], wanted: &GpuList) -> Resul
             Ok(Activation::Done) => {}
             Ok(Activation::InUse) => {
                 let why =
-                    "MIG mode can't be turned on while a program or a monitor uses the GPU; stop it first";
+                    "MIG mode cannot be turned on while a program or a monitor uses the GPU; stop it first";
                 return Err(error(why.to_owned()));
             }
             Ok(Activation::ResetRequired) => {

@@ -149,7 +149,7 @@ impl<'a> Writer<'a> {
             Err(error) => {
                 self.journal.avoid(instance.profile_id, instance.start, now_ms() + AVOID_MS, true);
                 self.write_journal()?;
-                let why = format!("the instance at {} can't be destroyed: {error}", instance.start);
+                let why = format!("the instance at {} cannot be destroyed: {error}", instance.start);
                 Err(self.lost(wanted, why + &self.who_is_in(instance.id)))
             }
         }

@@ -16,7 +16,7 @@
 //! after a restart empties it, and nothing in it needs to be synced: it only has to survive the death of processes.
 
 mod claim;
-mod neighbours;
+mod neighbors;
 mod sweep;
 mod unreadable;
 
@@ -58,7 +58,7 @@ impl NodeStore {
     pub fn dir_for(installation: &Installation) -> PathBuf {
         match installation.directory() {
             Some(dir) => dir.join("node"),
-            None => neighbours::own_store(),
+            None => neighbors::own_store(),
         }
     }
 

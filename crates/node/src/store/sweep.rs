@@ -79,7 +79,7 @@ fn set_limits(region: &Observer, lease: &Lease, limit_bytes: impl Fn(&Slice) -> 
     for slice in &lease.slices {
         let Some(uuid) = gpu_uuid_bytes(slice.device()) else { continue };
         if let Err(error) = region.set_limit(&uuid, limit_bytes(slice)) {
-            tracing::warn!(%error, lease = %lease.id, "can't change a slice's limit");
+            tracing::warn!(%error, lease = %lease.id, "cannot change a slice's limit");
         }
     }
 }

@@ -55,7 +55,7 @@ fn read_one(node: &NodeStore, path: &Path) -> Option<Found> {
 fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
     let id = LeaseId(path.file_stem().unwrap_or_default().to_string_lossy().into_owned());
     if REPORTED.count(Fallback::UnreadableLeases, &id.0) {
-        tracing::error!(lease = %id, %error, "a lease can't be read; its slice counts as long as a process uses it");
+        tracing::error!(lease = %id, %error, "a lease cannot be read; its slice counts as long as a process uses it");
     }
     let region = Observer::open(&node.slice_dir(&id)).and_then(|region| region.snapshot());
     let slices =

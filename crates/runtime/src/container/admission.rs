@@ -171,7 +171,7 @@ fn check_mount(
         return Err("it brings a driver library past the limit".to_owned());
     }
     if file.ends_with("docker.sock") || file.ends_with("containerd.sock") || file.ends_with("podman.sock") {
-        return Err("whoever has the engine's socket has the machine".to_owned());
+        return Err("a process with the engine's socket controls the machine".to_owned());
     }
     if source == Path::new("/dev/shm") {
         return Ok(());

@@ -263,7 +263,7 @@ impl Engine {
     }
 }
 
-/// Recognises the messages of container runtimes for a program that is not in the image, or can't be executed; engines pass
+/// Recognizes the messages of container runtimes for a program that is not in the image, or can't be executed; engines pass
 /// them on.
 fn explain(error: EngineError, program: String) -> StartError {
     let says = |text: &str| matches!(&error, EngineError::Refused { why, .. } if why.contains(text));

@@ -77,7 +77,7 @@ pub(super) fn request(task: &TaskRow) -> TaskRequest {
     read_request(task).unwrap_or_else(|error| {
         let id = &task.index.id;
         if FALLBACKS.count(Fallback::UnreadableRequest, &format!("{id} {error}")) {
-            tracing::warn!(task = %id, %error, "a task's request can't be read; it counts as none until an agent refuses it");
+            tracing::warn!(task = %id, %error, "a task's request cannot be read; it counts as none until an agent refuses it");
         }
         TaskRequest::default()
     })

@@ -16,7 +16,7 @@ pub(super) async fn parse(call: &Call, by: &[String]) -> Result<Vec<OrderBy>, Ap
             Some(("hyperparams" | "runtime" | "configuration", _)) => member(name)?,
             _ => column(name).ok_or_else(|| {
                 let name = name.escape_default();
-                ApiError::invalid(format!("order_by: tasks can't be ordered by \"{name}\""))
+                ApiError::invalid(format!("order_by: tasks cannot be ordered by \"{name}\""))
             })?,
         };
         order.push(OrderBy { key, down });

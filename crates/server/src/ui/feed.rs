@@ -40,7 +40,7 @@ pub(crate) struct Message {
 
 impl Message {
     fn new(event: &'static str, data: &impl Serialize) -> Self {
-        // These plain types always serialise; a page would ignore an empty message.
+        // These plain types always serialize; a page would ignore an empty message.
         Self { event, data: serde_json::to_string(data).unwrap_or_default() }
     }
 }

@@ -243,7 +243,7 @@ pub(super) fn release(allocation: &Entry) {
 }
 
 /// Index of a device in the slice, by its UUID: ordinals depend on the program's environment. If the driver does not tell the
-/// UUID, because it is not initialised or there is no such device, its status is the answer, and the next call asks again.
+/// UUID, because it is not initialized or there is no such device, its status is the answer, and the next call asks again.
 #[inline]
 fn gpu_index(process: &Process, device: Device) -> Result<usize, Status> {
     let mut refused = OUT_OF_MEMORY;

@@ -1,6 +1,6 @@
 //! Stream-ordered memory: charged by what its pool has reserved, not by what was asked for.
 //!
-//! A pool takes physical memory when it must grow and keeps it beyond a free, until a trim or a synchronisation releases it. So
+//! A pool takes physical memory when it must grow and keeps it beyond a free, until a trim or a synchronization releases it. So
 //! each pool's reservation is charged as the driver reports it, and read again whenever it may have changed. Before an
 //! allocation that may make the pool grow, the growth is reserved.
 //!
@@ -336,7 +336,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
     status
 }
 
-/// A synchronisation: pools give back what they may not keep.
+/// A synchronization: pools give back what they may not keep.
 pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Status {
     // SAFETY: the call contract; the function takes no arguments.
     let real = || unsafe { real() };

@@ -99,7 +99,7 @@ pub(super) unsafe fn by_index(
         // SAFETY: the call contract for `device`; any number may be asked for.
         Some((number, _)) => unsafe { real(number, device) },
         None => {
-            // The driver checks first whether it was initialised.
+            // The driver checks first whether it was initialized.
             let mut count = 0;
             let get = real::nvmlDeviceGetCount_v2.get();
             // SAFETY: `count` is a live local of the type that the function writes.

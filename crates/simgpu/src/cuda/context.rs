@@ -10,7 +10,7 @@ use super::{CuError, CuResult, driver_api};
 use crate::ffi::Out;
 use crate::granules;
 
-/// A context of this process. Contexts are numbered from 1; numbers are never reused, so a stale handle is recognised.
+/// A context of this process. Contexts are numbered from 1; numbers are never reused, so a stale handle is recognized.
 struct Context {
     device: usize,
     flags: u32,

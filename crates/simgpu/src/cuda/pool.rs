@@ -1,7 +1,7 @@
 //! Memory pools: what a pool has reserved of the device, and what of that is in use.
 //!
 //! A pool packs its allocations (each rounded up to 512 B) and reserves whole granules for their sum. Freed memory stays
-//! reserved until the pool is trimmed or, above its release threshold, until the next synchronisation.
+//! reserved until the pool is trimmed or, above its release threshold, until the next synchronization.
 
 use super::session::Inner;
 use super::{CuError, CuResult};
@@ -135,7 +135,7 @@ impl Inner {
         account.give(registration, surplus)
     }
 
-    /// A synchronisation on a device: its pools shrink to their release thresholds.
+    /// A synchronization on a device: its pools shrink to their release thresholds.
     pub(super) fn synchronize(&mut self, device: usize) -> CuResult {
         for pool in self.pools.of_device(device) {
             let threshold = self.pools.get(pool)?.release_threshold_bytes;

@@ -1,4 +1,4 @@
-//! Utilisation, power, temperature, clocks and modes. All of it simulated, see the module above.
+//! Utilization, power, temperature, clocks and modes. All of it simulated, see the module above.
 
 use super::handle::{Gpu, Handle, Target, gpu};
 use super::utilization::Measured;

@@ -1,4 +1,4 @@
-//! Initialisation and its count.
+//! Initialization and its count.
 
 use std::fs::File;
 use std::sync::Mutex;
@@ -39,7 +39,7 @@ pub(crate) fn is_open_elsewhere(sim: &Sim) -> bool {
 }
 
 /// A driver library has no other place for a sentence.
-#[expect(clippy::print_stderr, reason = "the one line a user sees when the driver's model can't be used")]
+#[expect(clippy::print_stderr, reason = "the one line a user sees when the driver's model cannot be used")]
 fn complain(why: &str) -> NvmlError {
     eprintln!("cantle simulated driver: {why}");
     NvmlError::INVALID_ARGUMENT

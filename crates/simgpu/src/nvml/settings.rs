@@ -1,7 +1,7 @@
 //! What differs between drivers and between machines: one table, each row with its source.
 //!
 //! Without a file, a machine has a current driver. A text file `model` beside `faults` changes rows, one `name=value` per line;
-//! it is read when a process initialises the library. A name or value that is not in the table makes `nvmlInit` fail.
+//! it is read when a process initializes the library. A name or value that is not in the table makes `nvmlInit` fail.
 //!
 //! "Library" in a source means NVIDIA's own libnvidia-ml as Debian ships it (470.256, 525.147, 535.261, 550.163), read in its
 //! machine code; "header" is NVIDIA's `nvml.h`; "kernel modules" are NVIDIA's open ones (595.45). Nothing here has been
@@ -73,7 +73,7 @@ switches! {
         "how old the figures of processes may be, milliseconds"
         "the kernel's resource manager gathers them when asked, and no document bounds their age: an unkind assumption";
     MigTrace "mig_trace" 0..=1
-        "each MIG call is written to `mig-calls` beside this file: process and function"
+        "each MIG call is written to `mig-calls` next to this file: process and function"
         "no driver has it: a witness for tests";
 }
 

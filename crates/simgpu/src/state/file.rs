@@ -166,7 +166,7 @@ impl Sim {
     /// Takes the machine's lock.
     pub fn lock(&'static self) -> StateGuard {
         let mutex = self.region.mutex.get();
-        // SAFETY: the mutex was initialised before the file got its name, is never destroyed, and its mapping never ends.
+        // SAFETY: the mutex was initialized before the file got its name, is never destroyed, and its mapping never ends.
         let rc = unsafe { libc::pthread_mutex_lock(mutex) };
         // Anything else means that the lock is not held, and that it can't be had again.
         assert!(matches!(rc, 0 | libc::EOWNERDEAD), "the simulated GPUs' lock is unusable (error {rc})");
@@ -335,7 +335,7 @@ fn map(file: &File) -> io::Result<*mut Region> {
 fn init_mutex(mutex: *mut libc::pthread_mutex_t) -> io::Result<()> {
     let mut attributes = MaybeUninit::<libc::pthread_mutexattr_t>::uninit();
     let a = attributes.as_mut_ptr();
-    // SAFETY: `a` is a live local that the first call initialises before the others use it; `mutex` is valid memory in a mapping,
+    // SAFETY: `a` is a live local that the first call initializes before the others use it; `mutex` is valid memory in a mapping,
     // and both callers are the only user of it so far.
     let rc = unsafe {
         libc::pthread_mutexattr_init(a)

@@ -2,7 +2,7 @@
 //!
 //! One robust mutex in the file guards everything. A process can be killed at any instruction: the kernel then marks the
 //! mutex, the next owner recomputes the totals from the per-process figures, and nothing drifts. What a dead process held
-//! is given back by [`Sim::swept`], which recognises the dead by a word that the kernel writes for them (see `liveness`).
+//! is given back by [`Sim::swept`], which recognizes the dead by a word that the kernel writes for them (see `liveness`).
 
 mod file;
 mod layout;

@@ -119,7 +119,7 @@ impl Sim {
 
     /// Gives back what dead processes hold; `own` is a slot known to be alive. For callers that need memory and no consistent
     /// picture: the kernel is asked without the lock, since with many processes that takes a while, and a slot that changes hands
-    /// meanwhile is recognised by its generation.
+    /// meanwhile is recognized by its generation.
     fn sweep(&'static self, own: Option<usize>) {
         let in_use = self.lock().in_use(own);
         let dead: Vec<_> =

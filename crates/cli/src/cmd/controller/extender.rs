@@ -14,7 +14,7 @@ use crate::host::until_signal;
 /// `cantle controller extender`
 #[derive(Args, Debug)]
 pub(crate) struct ExtenderArgs {
-    /// Address for kube-scheduler's calls, over HTTP; whoever reaches it can place pods, so keep it in the scheduler's pod
+    /// Address for kube-scheduler's calls, over HTTP; a client that reaches it can place pods, so keep it in the scheduler's pod
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:9403")]
     listen: SocketAddr,
     /// Address of /healthz, /readyz and /metrics, over HTTP [default: none]

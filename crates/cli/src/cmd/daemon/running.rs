@@ -91,7 +91,8 @@ pub(super) fn stop(context: &Context, config: &AgentConfig, workers: &[String]) 
             while agent.is_alive() {
                 if Instant::now() >= until {
                     let (worker, pid) = (&agent.worker, agent.holder.pid);
-                    let text = format!("agent {worker} (pid {pid}) was told to stop and still runs");
+                    let text =
+                        format!("agent {worker} (pid {pid}) received the signal to stop and still runs");
                     return Err(CliError::new(ErrorKind::Failed, text).with_hint("see its log"));
                 }
                 sleep(Duration::from_millis(50)).await;

@@ -97,7 +97,7 @@ fn monochrome_and_ascii() {
 }
 
 #[test]
-fn colours_only_where_wanted() {
+fn colors_only_where_wanted() {
     let colored = text(&picture(), "", Sort::Node, Style { ascii: false, color: true });
     assert!(colored[0].contains("\x1b[36m███▒▒▒▒▒▒▒▒▒\x1b[0m\x1b[33m██████\x1b[0m······"), "{}", colored[0]);
     let plain = text(&picture(), "", Sort::Node, Style { ascii: false, color: false });

@@ -56,7 +56,7 @@ impl NodeStore {
 
     /// The active leases of other users. A store that can't be read, or belongs to the wrong user, counts for nothing: nobody
     /// may block a GPU by writing nonsense.
-    pub fn neighbours(&self) -> Vec<Lease> {
+    pub fn neighbors(&self) -> Vec<Lease> {
         if !self.is_shared() {
             return Vec::new();
         }
@@ -67,7 +67,7 @@ impl NodeStore {
             }
             match read_leases(&dir.join("leases")) {
                 Ok(leases) => found.extend(leases.into_iter().filter(|lease| is_active(lease, uid))),
-                Err(error) => tracing::warn!(%error, uid, "can't read the leases of another user"),
+                Err(error) => tracing::warn!(%error, uid, "cannot read the leases of another user"),
             }
         }
         found

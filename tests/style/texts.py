@@ -1,0 +1,56 @@
+"""The texts that users read, out of the sources that hold them.
+
+Each function returns the source with everything else blanked, so that a line of the result is the line of the source."""
+
+import re
+
+from pygments.lexers import get_lexer_for_filename
+from pygments.token import Comment, String
+from pygments.util import ClassNotFound
+
+TESTS = "#[cfg(test)]\nmod tests {"
+# A string, a template, and what stands between two tags.
+WEB_TEXT = re.compile(r'"[^"\n]*"|`[^`]*`|(?<=>)[^<>{}=;()]*[a-z]{2}[^<>{}=;()]*(?=[<{])')
+WEB_COMMENT = re.compile(r"/\*.*?\*/|(?<!:)//[^\n]*", re.S)
+
+
+def blank(text):
+    return re.sub(r"[^\n]", " ", text)
+
+
+def lines(parts):
+    return "\n".join(line.rstrip() for line in "".join(parts).split("\n"))
+
+
+def tokens(source, lexer, wanted):
+    return lines(text if wanted(kind) else blank(text) for _, kind, text in lexer.get_tokens_unprocessed(source))
+
+
+def messages(path):
+    """Strings of a Rust file without its tests: messages, reasons, log lines. Help texts are in docs/reference/cli.md."""
+    source = path.read_text()
+    return tokens(source.split(TESTS)[0], get_lexer_for_filename("a.rs"), lambda kind: kind in String and kind is not String.Doc)
+
+
+def comments(path):
+    """Comments of a chart, an example or a script."""
+    name = "Dockerfile" if path.name == "Dockerfile" else path.name
+    try:
+        lexer = get_lexer_for_filename(name)
+    except ClassNotFound:
+        lexer = get_lexer_for_filename("a.sh")
+    return tokens(path.read_text(), lexer, lambda kind: (kind in Comment and kind is not Comment.Preproc) or kind is String.Doc)
+
+
+def web(path):
+    """Strings and the text of elements."""
+    source = WEB_COMMENT.sub(lambda match: blank(match[0]), path.read_text())
+    kept, end = [], 0
+    for match in WEB_TEXT.finditer(source):
+        kept += [blank(source[end : match.start()]), match[0]]
+        end = match.end()
+    return lines([*kept, blank(source[end:])])
+
+
+def plain(path):
+    return path.read_text()
