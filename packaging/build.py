@@ -50,7 +50,7 @@ def newest_glibc(program):
 
 
 def make_tree(tree, date):
-    """What every package has: the program, its libraries, manual pages, completions, licence, configuration."""
+    """What every package has: the program, its libraries, manual pages, completions, license, configuration."""
     shutil.rmtree(tree, ignore_errors=True)
     (tree / "bin").mkdir(parents=True)
     program = tree / "bin/cantle"

@@ -37,7 +37,7 @@ def write_sbom(path, metadata, date):
     components = {}
     for identity in found:
         package = packages[identity]
-        # A licence field of before SPDX separates by a slash.
+        # A license field of before SPDX separates by a slash.
         license_text = (package["license"] or "").replace("/", " OR ")
         components[identity] = Component(
             name=package["name"],

@@ -129,7 +129,7 @@ def write_limits():
     copy = "libcuda.so.1"
 
 
-def write_neighbour():
+def write_neighbor():
     """Shortens the accounting of another task."""
     os.truncate(f"/proc/{words[1]}/root/run/cantle/slice/usage", 0)
     say(granted=0)
@@ -204,7 +204,7 @@ STEPS = {
     "outside": [go_outside],
     "outside_deep": [go_outside, deep],
     "own_limits": [write_limits],
-    "neighbours_usage": [write_neighbour],
+    "neighbors_usage": [write_neighbor],
     "bursts": [bursts],
     "kill_parent": [lambda: os.kill(os.getppid(), signal.SIGKILL)],
     "stop_parent": [lambda: os.kill(os.getppid(), signal.SIGSTOP)],

@@ -1,5 +1,5 @@
 """A task that tries to have more than its slice: what it tries is prevented, or the watchdog sees it in the driver's figures and ends
-the task in time. Its neighbour does not notice."""
+the task in time. Its neighbor does not notice."""
 
 import json
 import os
@@ -99,7 +99,7 @@ WAYS = {
     "outside_accomplice_deep": "ended",
     "own_limits_process": "prevented",
     "own_limits_accomplice": "ended",
-    "neighbours_usage": "prevented",
+    "neighbors_usage": "prevented",
     "bursts": "ended",
     "kill_parent": "ended",
     "stop_parent": "ended",
@@ -149,15 +149,15 @@ def accomplice(machine, tmp_path):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_who_tries(machine, copy, neighbour, outsider, accomplice, way):
-    """Each way: prevented, or ended in time with the neighbour unharmed (the fixture sees to that)."""
+def test_who_tries(machine, copy, neighbor, outsider, accomplice, way):
+    """Each way: prevented, or ended in time with the neighbor unharmed (the fixture sees to that)."""
     step, how = way, []
     if way.endswith("_process"):
         step, how = way.removesuffix("_process"), ["proc", outsider, LIMIT]
     elif "_accomplice" in way:
         step, how = way.replace("_accomplice", ""), ["unix", accomplice, LIMIT]
-    elif way == "neighbours_usage":
-        how = ["proc", neighbours_task(neighbour)]
+    elif way == "neighbors_usage":
+        how = ["proc", neighbors_task(neighbor)]
     elif way in ("signal", "trace"):
         how = ["proc", outsider]
     as_user = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"] if way.startswith("own_mounts") else []
@@ -171,8 +171,8 @@ def test_who_tries(machine, copy, neighbour, outsider, accomplice, way):
     assert_ended_in_time(running, machine)
 
 
-def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, neighbour):
-    """Its `cantle run` is killed from outside; the neighbour's sees to it."""
+def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, neighbor):
+    """Its `cantle run` is killed from outside; the neighbor's sees to it."""
     running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
     assert running.record() == {"waiting": True}
     running.child.kill()
@@ -184,7 +184,7 @@ def test_who_nobody_watches_any_more_is_watched_by_the_others(machine, copy, nei
 
 
 @pytest.mark.parametrize("hidden", ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"])
-def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbour, hidden):
+def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbor, hidden):
     """A machine with version 1 only, and one where no group can be made: there the kernel's other signs count. (On a machine with version 2
     only, the first case is the second.)"""
     subprocess.run(machine.command("mount", "-t", "tmpfs", "tmpfs", hidden), check=True)
@@ -193,7 +193,7 @@ def test_who_tries_with_older_control_groups_or_none(machine, copy, neighbour, h
     assert_ended_in_time(running, machine)
 
 
-def test_a_spoiled_lease_hides_no_task(machine, copy, neighbour):
+def test_a_spoiled_lease_hides_no_task(machine, copy, neighbor):
     """Somebody who may write the store spoils the task's lease."""
     running = machine.start([sys.executable, HERE / "evade.py", "when_told", copy, 2 * LIMIT])
     assert running.record() == {"waiting": True}
@@ -208,10 +208,10 @@ def test_a_spoiled_lease_hides_no_task(machine, copy, neighbour):
     running.child.wait(timeout=60)
 
 
-def neighbours_task(neighbour):
-    """The first process of the neighbour's task: below its `cantle run`."""
+def neighbors_task(neighbor):
+    """The first process of the neighbor's task: below its `cantle run`."""
     found = subprocess.run(["pgrep", "-f", "holder.py"], capture_output=True, text=True, check=True).stdout.split()
-    return next(pid for pid in found if int(pid) != neighbour.child.pid and descends_from(int(pid), neighbour.child.pid))
+    return next(pid for pid in found if int(pid) != neighbor.child.pid and descends_from(int(pid), neighbor.child.pid))
 
 
 def descends_from(pid, ancestor):

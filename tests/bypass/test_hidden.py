@@ -111,10 +111,10 @@ def test_what_no_module_takes_is_not_borne(machine):
 
 @pytest.mark.parametrize("processes, mib, code", [(8, 60, None), (9, 60, 137)])
 def test_a_task_has_no_more_tolerance_for_having_more_processes(machine, processes, mib, code):
-    """Eight processes may exceed a slice by 64 MiB each though the neighbour could not have all of his then; nine may not."""
+    """Eight processes may exceed a slice by 64 MiB each though the neighbor could not have all of his then; nine may not."""
     limit = processes * (CONTEXT + HEAP_MIB * MIB)
-    neighbour = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - limit)
-    assert neighbour.child.stdout.readline() == "holding\n"
+    neighbor = machine.start([sys.executable, HERE / "holder.py", 2], CAPACITY - limit)
+    assert neighbor.child.stdout.readline() == "holding\n"
     task = machine.start([sys.executable, HERE / "many.py", processes, HEAP_MIB, HEAP_MIB + mib], limit)
     assert task.child.stdout.readline() == "ready\n"
     time.sleep(1)
@@ -127,5 +127,5 @@ def test_a_task_has_no_more_tolerance_for_having_more_processes(machine, process
         time.sleep(4)
         assert task.child.poll() is None
         assert task.end() == 0
-    assert neighbour.child.poll() is None
-    neighbour.end()
+    assert neighbor.child.poll() is None
+    neighbor.end()

@@ -50,7 +50,7 @@ def test_what_waits_runs_or_is_young_stays(server):
     assert young.returncode == 0 and server.status(task) == "stopped"
     assert cantle(server, "tasks", "delete").returncode == 2, "all of them is not what nothing means"
     assert cantle(server, "tasks", "delete", "f" * 32, "--yes").returncode == 3
-    assert cantle(server, "tasks", "delete", "--status", "runing").returncode == 2
+    assert cantle(server, "tasks", "delete", "--status", "alive").returncode == 2
 
 
 def test_whoever_sits_there_is_asked(server):

@@ -146,7 +146,7 @@ def test_each_gpu_numbers_its_instances_in_its_own_way(machine, own):
 
 @pytest.mark.gpus("1xA100-40GB:mig")
 @pytest.mark.parametrize("by_pipe", [1, 0])
-def test_a_neighbour_changes_the_name_of_a_place(machine, by_pipe):
+def test_a_neighbor_changes_the_name_of_a_place(machine, by_pipe):
     run(machine, "show(0)")
     model(machine, f"uuid_by_pipe={by_pipe}")
     alone, again, beside = json.loads(run(machine, """

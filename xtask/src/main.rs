@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "usage: cargo xtask <command>
   arch          check who uses whom, what pure crates use, and that public type names are unique
-  deps          check licences and banned crates against deny.toml
+  deps          check licenses and banned crates against deny.toml
   dist [shim|demo]
                 build everything, or only the filter libraries, into dist/; demo: what the example runs, unoptimized, into
                 target/demo/

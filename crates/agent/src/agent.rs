@@ -63,7 +63,7 @@ pub async fn daemon(
         ended = match serve(config.clone(), &mut stop, &mut release, || ()).await {
             Ok(ended) => ended,
             Err(error) => {
-                tracing::error!(%error, "the GPUs can't be served again yet");
+                tracing::error!(%error, "the GPUs cannot be served again yet");
                 Ended::DriverReplaced
             }
         };
@@ -133,7 +133,7 @@ impl Agent {
             if let Some(library) = self.env.launcher.replaced_library() {
                 if self.own_tasks().leases.is_empty() {
                     let library = library.display();
-                    tracing::warn!(%library, "another driver has been installed: it is opened anew");
+                    tracing::warn!(%library, "another driver has been installed: it is opened again");
                     return Ended::DriverReplaced;
                 }
                 self.meet_replaced_driver();

@@ -1,6 +1,6 @@
 //! Who of a GPU's slices may launch work now, so that each has its part of the GPU's time.
 //!
-//! Weighted fair queueing over *slices*: each has a virtual time, which grows by the GPU time that it is charged, divided by its
+//! Weighted fair queuing over *slices*: each has a virtual time, which grows by the GPU time that it is charged, divided by its
 //! weight. The slice with the least has the grant: its gate is open, the others' are closed. A grant lasts a quantum; then its work
 //! in flight ends (the drain) and the next slice is opened. So overrun is charged like any other time, and is paid back by turns that
 //! its owner skips. A slice that wants nothing is passed over. One that wants something after a pause starts at most a bounded

@@ -17,7 +17,7 @@ pub enum KubeError {
     Api(#[from] Box<kube::Error>),
     /// A version that has not what cantle needs.
     #[error(
-        "Kubernetes {found} can't share all GPUs of a node by claims, which takes {} or newer; use the classic path",
+        "Kubernetes {found} cannot share all GPUs of a node by claims, which takes {} or newer; use the classic path",
         Version::FLOOR
     )]
     TooOld {

@@ -229,7 +229,7 @@ pub enum ComputeError {
     },
     /// Where nothing would enforce it.
     #[error(
-        "--compute {mode} can't be kept by {what}; run the task by mount namespace (as root) or in a container of cantle's"
+        "--compute {mode} cannot be kept by {what}; run the task by mount namespace (as root) or in a container of cantle's"
     )]
     Unenforceable {
         /// What was asked for.

@@ -123,7 +123,7 @@ impl Share {
     }
 }
 
-/// What must keep the slice apart from its neighbours.
+/// What must keep the slice apart from its neighbors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Isolation {

@@ -145,7 +145,7 @@ impl Watchdog {
         let findings = leases.iter().filter(|lease| ours(&lease.id)).filter_map(|lease| {
             let why = lease.slices.iter().find_map(|slice| newly(&slice.gpu))?;
             let text =
-                format!("its use of memory can't be seen, and the GPU takes no new task meanwhile: {why}");
+                format!("its use of memory cannot be seen, and the GPU takes no new task meanwhile: {why}");
             Some((lease.id.clone(), Finding::Unseen(text)))
         });
         let findings = findings.collect();
@@ -432,7 +432,7 @@ mod tests {
         assert_eq!(with(4, 256 * mib, true), None);
         assert!(with(4, 257 * mib, true).is_some());
         assert_eq!(with(64, 512 * mib, true), None);
-        assert!(with(64, 513 * mib, true).is_some(), "a neighbour's memory is not 64 processes' to take");
+        assert!(with(64, 513 * mib, true).is_some(), "a neighbor's memory is not 64 processes' to take");
         assert_eq!(with(64, 8 * GIB, false), None);
         assert!(with(64, 8 * GIB + mib, false).is_some());
     }

@@ -80,6 +80,6 @@ async fn prune(app: &App, kept: Kept, now_us: i64) {
     match app.store.prune(before(kept.events), before(kept.logs), PRUNED_AT_ONCE).await {
         Ok((0, 0)) => {}
         Ok((events, logs)) => tracing::debug!(events, logs, "what was too old is pruned"),
-        Err(error) => tracing::error!("what is too old can't be pruned: {error}"),
+        Err(error) => tracing::error!("what is too old cannot be pruned: {error}"),
     }
 }

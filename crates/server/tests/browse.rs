@@ -119,7 +119,7 @@ async fn the_values_that_there_are_to_choose_from() {
 }
 
 #[tokio::test]
-async fn samples_and_their_neighbours() {
+async fn samples_and_their_neighbors() {
     let World { server, task, .. } = world().await;
     let s = &server;
     let image = json!({"task": task, "metric": "pictures", "variant": "one"});

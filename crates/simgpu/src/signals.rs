@@ -22,7 +22,7 @@ impl SignalsBlocked {
 
 impl Drop for SignalsBlocked {
     fn drop(&mut self) {
-        // SAFETY: `before` is a set that `new` initialised; a null pointer asks for no old mask.
+        // SAFETY: `before` is a set that `new` initialized; a null pointer asks for no old mask.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }

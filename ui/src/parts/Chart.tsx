@@ -11,7 +11,7 @@ export interface Line {
   fill?: boolean;
 }
 
-/** A colour of style.css, as the canvas wants it. */
+/** A color of style.css, as the canvas wants it. */
 export function resolved(color: string, element: HTMLElement): string {
   element.style.color = color;
   const value = getComputedStyle(element).color;

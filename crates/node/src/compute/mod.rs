@@ -46,7 +46,7 @@ impl ComputeArbiter {
         let (dir, told) = (node.dir().to_owned(), Arc::clone(&ended));
         let started = thread::Builder::new().name("compute".to_owned()).spawn(move || work(&dir, &told));
         if let Err(error) = started {
-            tracing::error!(%error, "compute shares are not enforced: the thread can't be started");
+            tracing::error!(%error, "compute shares are not enforced: the thread cannot be started");
         }
         Self { ended }
     }

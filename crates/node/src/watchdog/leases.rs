@@ -23,7 +23,7 @@ impl Remembered {
                 self.reported.retain(|id| self.leases.contains_key(id));
             }
             Err(error) => {
-                tracing::error!(%error, "the watchdog can't read the leases and goes by those that it knows");
+                tracing::error!(%error, "the watchdog cannot read the leases and goes by those that it knows");
             }
         }
         self.all().cloned().collect()

@@ -1,4 +1,4 @@
-//! `events.*`: single plots and debug images with their neighbours, raw scalars, and deleting what was reported.
+//! `events.*`: single plots and debug images with their neighbors, raw scalars, and deleting what was reported.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ struct Place {
     metric: String,
     /// Empty for plots, of which those of one graph are shown together.
     variant: String,
-    /// Neighbours are those of the same graph only.
+    /// Neighbors are those of the same graph only.
     one_graph: bool,
 }
 
@@ -121,7 +121,7 @@ struct Next {
     scroll_id: String,
     #[serde(default)]
     navigate_earlier: bool,
-    /// The neighbour is of another iteration.
+    /// The neighbor is of another iteration.
     #[serde(default)]
     next_iteration: bool,
     #[serde(default)]

@@ -343,7 +343,7 @@ pub(super) unsafe fn synchronize(real: unsafe extern "C" fn() -> Status) -> Stat
     settled(if cfg!(feature = "gate") { gate::synchronized_context(real) } else { real() })
 }
 
-/// A synchronisation with a context.
+/// A synchronization with a context.
 pub(super) unsafe fn synchronize_context(
     real: unsafe extern "C" fn(Context) -> Status,
     context: Context,
@@ -354,7 +354,7 @@ pub(super) unsafe fn synchronize_context(
     settled(if cfg!(feature = "gate") { gate::synchronized_event(real) } else { real() })
 }
 
-/// A synchronisation with a stream.
+/// A synchronization with a stream.
 pub(super) unsafe fn synchronize_stream<const PER_THREAD: bool>(
     real: unsafe extern "C" fn(Stream) -> Status,
     stream: Stream,
@@ -364,7 +364,7 @@ pub(super) unsafe fn synchronize_stream<const PER_THREAD: bool>(
     settled(if cfg!(feature = "gate") { gate::synchronized_stream(stream, PER_THREAD, real) } else { real() })
 }
 
-/// A synchronisation with an event.
+/// A synchronization with an event.
 pub(super) unsafe fn synchronize_event(
     real: unsafe extern "C" fn(*mut c_void) -> Status,
     event: *mut c_void,

@@ -16,7 +16,7 @@ pub(super) enum Effect {
     Event(u64),
     /// A word of host memory gets a value of this many bytes.
     Write { address: u64, value: u64, bytes: u32 },
-    /// The stream waits until a word of host memory fulfils a condition.
+    /// The stream waits until a word of host memory fulfills a condition.
     Await { address: u64, value: u64, bytes: u32, condition: u32 },
     /// A function is called; the stream waits until it returns.
     Host { function: HostFunction, data: usize },

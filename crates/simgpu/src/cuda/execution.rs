@@ -43,7 +43,7 @@ pub(super) struct Objects {
 
 /// Handles are numbers, no pointers.
 const FIRST_HANDLE: u64 = 0xC0DB_0000_0000;
-/// Set in the handles of functions that take time: all others are recognised by one comparison.
+/// Set in the handles of functions that take time: all others are recognized by one comparison.
 const TIMED: u64 = 1 << 62;
 
 impl Objects {

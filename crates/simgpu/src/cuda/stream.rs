@@ -78,7 +78,7 @@ fn of_this_thread() -> u64 {
     MINE.get()
 }
 
-/// Whatever synchronises lets the device's pools shrink.
+/// Whatever synchronizes lets the device's pools shrink.
 pub(super) fn settle_pools() -> CuResult {
     let mut inner = session()?.lock();
     let (_, device) = inner.current_device()?;

@@ -11,7 +11,7 @@ use super::timeline::timeline;
 use super::{CuResult, code, driver_api};
 use crate::time::Op;
 
-/// PCIe with 16 lanes, fourth and fifth generation: what NVIDIA's `bandwidthTest` reaches, about 80 % of the signalling rate.
+/// PCIe with 16 lanes, fourth and fifth generation: what NVIDIA's `bandwidthTest` reaches, about 80 % of the signaling rate.
 const LINK_BYTES_PER_US: u64 = 25_000;
 const FAST_LINK_BYTES_PER_US: u64 = 50_000;
 /// Within the GPU: of the order of what all cards since 2020 reach.

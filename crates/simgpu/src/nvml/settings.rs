@@ -55,16 +55,16 @@ switches! {
         "GPUs number their instances differently: those with odd numbers count each size from the last placement"
         "DCGM issue 138: 3g at 4:4 is id 2 on one GPU and id 1 on another of the same node; which GPUs do so is invented";
     UuidByPipe "uuid_by_pipe" 1..=1
-        "the UUID of a MIG device depends on the pipe that its instance got, the first free one: neighbours change it"
+        "the UUID of a MIG device depends on the pipe that its instance got, the first free one: neighbors change it"
         "kernel modules: nvGenerateSmcUuid hashes chip, board, instance id and pipe; that the first free one is taken is inferred";
     OpenCapability "open_capability" 1..=1
-        "an instance whose device node another process has open can't be destroyed: IN_USE"
+        "an instance whose device node another process has open cannot be destroyed: IN_USE"
         "kernel modules: a subscription keeps a reference (kernel_mig_manager.c) and a duplicate of the node's descriptor; DCGM issue 276";
     AmpereReset "ampere_reset" 1..=1
         "before Hopper a change of MIG mode resets the GPU, and stays pending, IN_USE, while another process has NVML open"
         "header at nvmlDeviceSetMigMode; DRA driver nvlib.go: its open session keeps an A100 from entering MIG mode";
     NoReset "no_reset" 0..=1
-        "the GPU can't be reset from here, so before Hopper a change of MIG mode stays pending, RESET_REQUIRED"
+        "the GPU cannot be reset from here, so before Hopper a change of MIG mode stays pending, RESET_REQUIRED"
         "header at nvmlDeviceSetMigMode: pass-through virtualisation";
     Mps "mps" 0..=1
         "all programs are clients of MPS: NVML lists them as such and not among the compute processes"
