@@ -66,6 +66,16 @@ pub enum Denial {
         "spec.nodeName is \"{0}\", so no scheduler would give out its slice; write nodeSelector kubernetes.io/hostname in its place"
     )]
     NamedNode(String),
+    /// A weighted share or a cap of compute time, which pods cannot have.
+    #[error(
+        "annotation {what} is \"{given}\", but pods have no compute shares yet: the driver divides compute time evenly; leave it out"
+    )]
+    NoComputeShares {
+        /// The annotation.
+        what: String,
+        /// Its value.
+        given: String,
+    },
     /// A volume of the node that reaches GPUs or limits.
     #[error(
         "volume {volume} mounts {path} of the node, from where GPUs or their limits can be reached; leave it out"

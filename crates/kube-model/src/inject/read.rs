@@ -27,6 +27,11 @@ pub(crate) const CONTAINER_NAME: &str = "gpu-fraction-container-name";
 pub(super) const ANNOTATIONS: [&str; 5] =
     [GPU_FRACTION, GPU_MEMORY, NUM_DEVICES, MIG_PROFILE, CONTAINER_NAME];
 
+/// cantle's words for compute shares, which pods cannot have yet.
+const COMPUTE: [&str; 3] = ["cantle.dev/compute", "cantle.dev/compute-request", "cantle.dev/compute-limit"];
+/// The mode that every pod has.
+const EVEN: &str = "even";
+
 /// Less than a granule is nothing.
 const LEAST_MIB: u64 = GRANULE_BYTES >> 20;
 
@@ -60,6 +65,7 @@ pub(crate) fn amounts(container: &Container) -> Vec<(&str, &str)> {
 
 /// Everything the pod says must say the same.
 pub(crate) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<StatedRequest>, Denial> {
+    without_compute_share(pod)?;
     let mut found = by_label(pod)?;
     found.extend(by_resource(pod, rules)?);
     found.extend(by_annotation(pod)?);
@@ -67,6 +73,20 @@ pub(crate) fn asked(pod: &Pod, rules: &Rules) -> Result<Option<StatedRequest>, D
         return Err(Denial::Contradiction { one: found[0].by.clone(), other: other.by.clone() });
     }
     Ok(found.into_iter().next())
+}
+
+/// A compute share would be ignored, so it is refused, also in NVIDIA's words
+/// (`nvidia.com/container.NAME.gpu-compute.request`), of which the time-slicing mode is what pods have.
+fn without_compute_share(pod: &Pod) -> Result<(), Denial> {
+    let is_nvidias = |key: &str| key.starts_with("nvidia.com/container.") && key.contains(".gpu-compute.");
+    let asks = |(key, value): &(&String, &String)| match key.as_str() {
+        key if COMPUTE.contains(&key) => value.as_str() != EVEN,
+        key => is_nvidias(key) && !(key.ends_with(".mode") && value.as_str() == "time-slicing"),
+    };
+    match pod.metadata.annotations.iter().flatten().find(asks) {
+        Some((key, value)) => Err(Denial::NoComputeShares { what: key.clone(), given: value.clone() }),
+        None => Ok(()),
+    }
 }
 
 /// What a pod asks of cantle, in whichever words: to be injected, by a claim of ours, or as an instance of MIG. Nothing of what

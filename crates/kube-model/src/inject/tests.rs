@@ -178,6 +178,33 @@ fn malformed_amounts_are_refused_with_the_reason() {
 }
 
 #[test]
+fn compute_shares_are_refused_and_not_ignored() {
+    for (key, given) in [
+        ("cantle.dev/compute", "fair"),
+        ("cantle.dev/compute-request", "0.3"),
+        ("cantle.dev/compute-limit", "0.3"),
+        ("nvidia.com/container.main.gpu-compute.request", "0.3"),
+        ("nvidia.com/container.main.gpu-compute.mode", "sm-sharing"),
+    ] {
+        let text = refusal(&annotated(json!({"gpu-fraction": "0.5", key: given})));
+        assert!(
+            text.starts_with(&format!(
+                "annotation {key} is \"{given}\", but pods have no compute shares yet"
+            )),
+            "{text}"
+        );
+        refusal(&annotated(json!({key: given})));
+    }
+    let plain = annotated(json!({"gpu-fraction": "0.5"}));
+    for (key, given) in
+        [("cantle.dev/compute", "even"), ("nvidia.com/container.main.gpu-compute.mode", "time-slicing")]
+    {
+        let same = annotated(json!({"gpu-fraction": "0.5", key: given}));
+        assert_eq!(template(&same), template(&plain));
+    }
+}
+
+#[test]
 fn contradictions_are_refused_with_both_sides() {
     let half = json!({"clearml-injector/fraction": "0.500"});
     let with = |annotations: Value, limits: Value| {
