@@ -50,6 +50,8 @@ pub(super) struct Line {
     /// Up to here, this stream has waited for the legacy one, and the legacy one for this.
     after_legacy: u64,
     legacy_after: u64,
+    /// How many kernels of each group that spin were queued.
+    rounds: BTreeMap<(u32, u64), u32>,
     /// What is to be done at items of this line, in their order.
     pub(super) effects: VecDeque<(u64, Effect)>,
     is_closed: bool,
@@ -113,6 +115,7 @@ impl Timeline {
             }
             let waits = lines.order_with_legacy(place);
             let line = lines.line(place.key)?;
+            let op = line.with_round(op);
             let now = now_ns();
             for wait in waits {
                 line.ring.push(wait, now);
@@ -147,7 +150,7 @@ impl Timeline {
             ring.release();
             return Err(CuError::OUT_OF_MEMORY);
         };
-        let effects = VecDeque::new();
+        let (effects, rounds) = (VecDeque::new(), BTreeMap::new());
         let line = Line {
             place,
             ring,
@@ -157,6 +160,7 @@ impl Timeline {
             legacy_after: head,
             effects,
             is_closed: false,
+            rounds,
         };
         lines.lines.insert(place.key, line);
         Ok(())
@@ -329,6 +333,15 @@ impl Timeline {
 }
 
 impl Line {
+    /// The first kernel of a group on a stream meets the first ones of the others, the second the second ones. So whoever looks finds the
+    /// same kernels to have met, however much later he comes to say so.
+    fn with_round(&mut self, op: Op) -> Op {
+        let Op::Spin { ranks, group } = op else { return op };
+        let round = self.rounds.entry((ranks, group)).or_default();
+        *round = round.wrapping_add(1);
+        Op::Spin { ranks, group: group << 32 | u64::from(*round) }
+    }
+
     /// The first item at which the worker has to do something.
     fn next_for_worker(&self) -> Option<(u64, Effect)> {
         self.effects.iter().find(|(_, effect)| effect.needs_worker()).copied()

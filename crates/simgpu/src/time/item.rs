@@ -13,7 +13,7 @@ pub(crate) enum Op {
     Wait { channel: u64, seq: u64 },
     /// Until its process says that it is ready: host functions and what else an engine can't know.
     Hold,
-    /// A kernel that runs until as many of its group run at the same time.
+    /// A kernel that runs until as many of its group, which has its number among its stream's in it, run at the same time.
     Spin { ranks: u32, group: u64 },
 }
 
