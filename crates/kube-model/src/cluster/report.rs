@@ -61,12 +61,12 @@ pub struct PodReport {
     /// Why it is in that state.
     pub reason: String,
     /// What each node with GPUs lacks, while it waits.
-    pub nodes: Vec<NodeReason>,
+    pub nodes: Vec<NodeReport>,
 }
 
 /// What a node lacks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct NodeReason {
+pub struct NodeReport {
     /// Its name.
     pub node: String,
     /// Why the pod does not go there.
@@ -140,7 +140,7 @@ pub fn pod(
     let name = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
     let template = template_of(pod);
     let request = template.as_ref().map(describe);
-    let report = |state: &str, reason: String, nodes: Vec<NodeReason>| PodReport {
+    let report = |state: &str, reason: String, nodes: Vec<NodeReport>| PodReport {
         pod: name.clone(),
         state: state.to_owned(),
         request: request.clone(),
@@ -171,7 +171,7 @@ pub fn pod(
     let with_gpus = || view.nodes.iter().filter(|node| node.gpus.iter().any(|gpu| !gpu.by_plugin));
     let of = |node: &super::ViewNode| {
         let reason = nominator.lacks(pod, &none, Some(node)).unwrap_or_else(|| "has room".to_owned());
-        NodeReason { node: node.name.clone(), reason }
+        NodeReport { node: node.name.clone(), reason }
     };
     let reason = match (held_back(pod), nominator.lacks(pod, &none, None)) {
         (Some(gates), _) => gates,
