@@ -292,15 +292,17 @@ mod tests {
             Some(GpuRequest::Memory(Bytes(12_345_678_901))),
             Some(GpuRequest::MigProfile("2g.10gb".into())),
         ] {
+            // Compute shares exist on a part of one GPU only.
+            let mode = match gpu {
+                Some(GpuRequest::Fraction(_) | GpuRequest::Memory(_)) => cantle_model::ComputeMode::Strict,
+                _ => cantle_model::ComputeMode::Even,
+            };
             round_trip(&TaskRequest {
                 command: command.clone(),
                 cwd: Some("/data".into()),
                 gpu,
                 isolation: Isolation::Mig,
-                compute: ComputeRequest {
-                    mode: cantle_model::ComputeMode::Strict,
-                    ..ComputeRequest::default()
-                },
+                compute: ComputeRequest { mode, ..ComputeRequest::default() },
                 cpu_milli: 1500,
                 memory_bytes: 16 << 30,
                 priority: -3,

@@ -42,12 +42,10 @@ const CASES: [Case; 6] = [
                   caused by: No such file or directory (os error 2)\n",
     },
     Case {
-        words: &["run", "--compute", "fair", "--", "true"],
+        words: &["run", "--gpu", "0.5", "--compute", "fair", "--compute-limit", "0.2", "--", "true"],
         code: 2,
-        plain: "cantle: --compute fair is not enforced by this version, only even is (the driver's own time-slicing)\n\
-                hint: leave it out\n",
-        verbose: "cantle: --compute fair is not enforced by this version, only even is (the driver's own time-slicing)\n\
-                  hint: leave it out\n",
+        plain: "cantle: the compute limit 0.2 is below the compute request 0.5; a limit is at least the request\n",
+        verbose: "cantle: the compute limit 0.2 is below the compute request 0.5; a limit is at least the request\n",
     },
     Case {
         words: &["explain", "alocation"],

@@ -160,7 +160,8 @@ pub(crate) async fn erase(files_dir: &Path, task: &str, urls: &[String]) -> u64 
 /// The object that an address means, if it is in the directory of this task, which clients call `NAME.ID`: another task's
 /// files, which a task may name as its own, are not its to delete.
 fn object_of(task: &str, url: &str) -> Option<String> {
-    let (_, path) = url.split_once("://")?.1.split_once('/')?;
+    let (scheme, rest) = url.split_once("://")?;
+    let (_, path) = rest.split_once('/').filter(|_| matches!(scheme, "http" | "https"))?;
     let path = percent_decode_str(path.strip_prefix("files/")?).decode_utf8().ok()?;
     let is_of_task = |part: &str| part.strip_suffix(task).is_some_and(|name| name.ends_with('.'));
     path.split('/').any(is_of_task).then(|| path.into_owned())

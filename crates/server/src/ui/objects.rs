@@ -36,8 +36,8 @@ pub(crate) async fn object(State(ui): State<Ui>, headers: HeaderMap, Path(path):
 
 /// The type of a file by its name, and whether a browser shows it. A drawing may hold scripts; as a picture they do not run.
 fn shown_as(path: &str) -> (&'static str, &'static str) {
-    let ending = path.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
-    let kind = match ending.as_str() {
+    let ending = std::path::Path::new(path).extension().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+    let kind = match ending.to_ascii_lowercase().as_str() {
         "png" => "image/png",
         "jpg" | "jpeg" => "image/jpeg",
         "gif" => "image/gif",
