@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import subprocess
 import sys
@@ -94,12 +95,25 @@ def nvidia_smi_shows_the_slice(bench):
     return {"inside_mib": inside, "outside_mib": outside}
 
 
+def outside_pid(inside, word):
+    """A task has its own pid namespace: the machine's pid of its process `inside`, whose command line has `word`."""
+    for process in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            pids = process.joinpath("status").read_text().split("NSpid:")[1].split("\n")[0].split()
+            command = process.joinpath("cmdline").read_text()
+        except OSError:
+            continue
+        if int(pids[-1]) == inside and word in command:
+            return int(process.name)
+    raise AssertionError(f"no process {inside} with {word}")
+
+
 def kill_gives_everything_back(bench):
     base = bench.used()
     task = bench.start("run", "--gpu", "0.5", "--", "sh", "-c", f"echo $$; exec {' '.join(FILL)} --hold 60")
     pid = int(task.stdout.readline())
     json.loads(task.stdout.readline())
-    os.kill(pid, 9)
+    os.kill(outside_pid(pid, "--hold"), 9)
     assert task.wait(timeout=30) == 128 + 9
     assert bench.settle(base) <= base, "the driver took it back"
     bench.run("run", "--gpu", "1", "--", "true")
