@@ -1,57 +1,14 @@
-"""ClearML's own agent with `--dynamic-gpus`, our server and our module: fractions that are enforced."""
+"""The module for ClearML's own agent with `--dynamic-gpus`, and what its tests with a real engine share (test_real_docker.py)."""
 
 import json
-import os
-import pathlib
 import subprocess
 import sys
 
-import pytest
 from conftest import CANTLE, ROOT, wait_until
 
-HERE = pathlib.Path(__file__).parent
 MODULE = ROOT / "python/src"
 MIB = 1 << 20
 A100_40GB = 40 * 1024 * MIB
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the stand-in for docker mounts, so it needs root")
-
-
-@pytest.fixture
-def dynamic(server):
-    """Starts the stock agent on three GPUs; queues are made as they are named."""
-    home = server.home
-    (home / "bin").mkdir()
-    (home / "bin/docker").symlink_to(HERE / "docker")
-    (home / "reports").mkdir()
-
-    def start(*queues, gpus="0-2"):
-        names = {queue.split("=")[0]: server.queue(queue.split("=")[0]) for queue in queues}
-        env = {
-            "PATH": f"{home}/bin:{server.env['PATH']}",
-            "PYTHONPATH": str(MODULE),
-            "CANTLE_BIN": CANTLE,
-            "CLEARML_WORKER_NAME": "node1",
-            "CLEARML_AGENT_QUEUE_POLL_FREQ_SEC": "1",
-            "PYTHONUNBUFFERED": "1",
-            "FAKE_DOCKER_LOG": str(home / "docker.log"),
-            "FAKE_DOCKER_PROGRAM": str(HERE / "greedy.py"),
-            # docker's stand-in gives the container nothing of its environment; the agent passes these on as -e.
-            "CLEARML_AGENT_EXTRA_DOCKER_ARGS": f"-e GREEDY_REPORT_DIR={home}/reports",
-        }
-        argv = ["clearml-agent", "daemon", "--dynamic-gpus", "--gpus", gpus, "--queue", *queues, "--docker", "--foreground"]
-        child = server.start(argv, "agent.log", **env)
-        wait_until(lambda: "No tasks in Queues" in server.text("agent.log") or child.poll() is not None, 60, "agent")
-        assert child.poll() is None, server.text("agent.log")
-        return names
-
-    return start
-
-
-def enqueue(server, queue, name):
-    task = server.api("tasks.create", name=name, type="training", script={"entry_point": "x.py", "diff": "pass"})["id"]
-    server.api("tasks.enqueue", task=task, queue=queue)
-    return task
 
 
 def report_of(server, task):
@@ -76,33 +33,6 @@ def each_is_held_to_its_slice(server, tasks):
 def ended(server, task):
     wait_until(lambda: server.status(task) in ("completed", "failed", "stopped"), 90, f"{task}'s end")
     return server.status(task)
-
-
-@needs_root
-def test_the_documented_example(server, dynamic):
-    names = dynamic("dual_gpus=2", "quarter_gpu=0.25", "half_gpu=0.5", "single_gpu=1")
-    tasks = {name: enqueue(server, queue, name) for name, queue in names.items()}
-    workers = lambda: {w["id"] for w in server.api("workers.get_all", last_seen=600, worker_pattern="node1:gpu*")["workers"]}
-    wait_until(lambda: {"node1:gpu0,1", "node1:gpu2.25a", "node1:gpu2.5a"} <= workers(), 60, "three containers")
-    assert "Not enough free GPUs 0.25/1.0" in wait_until(
-        lambda: "Not enough free GPUs" in server.text("agent.log") and server.text("agent.log"), 30, "the waiting task"
-    )
-    each_is_held_to_its_slice(server, tasks)
-    assert len(server.leases()) == 2, "the two fractions have slices"
-    (server.home / "reports/go").touch()
-    assert all(ended(server, task) == "completed" for task in tasks.values()), server.text("agent.log")
-    assert server.leases() == [], "slices end with their containers"
-
-
-@needs_root
-def test_an_option_that_would_lift_the_limit_is_refused(server, dynamic):
-    queue = dynamic("half_gpu=0.5")["half_gpu"]
-    container = {"image": "python:3.11", "arguments": "--privileged"}
-    task = server.api("tasks.create", name="t", type="training", script={"entry_point": "x.py"}, container=container)["id"]
-    server.api("tasks.enqueue", task=task, queue=queue)
-    assert ended(server, task) == "failed"
-    said = server.log_of(task) + server.text("agent.log")
-    assert "container option --privileged is refused: it gives the task every GPU and undoes every limit" in said
 
 
 def patch(words, fraction, **env):

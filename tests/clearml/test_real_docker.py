@@ -82,6 +82,17 @@ def test_the_documented_example_with_the_stock_agent_in_real_containers(server):
     wait_until(lambda: server.leases() == [], 30, "slices end with their containers")
 
 
+def test_an_option_that_would_lift_the_limit_is_refused(server):
+    queue = {name: server.queue(name) for name in (queue.partition("=")[0] for queue in QUEUES)}["half_gpu"]
+    stock_agent(server)
+    container = {"image": IMAGE, "arguments": "--privileged"}
+    task = server.api("tasks.create", name="t", type="training", script={"entry_point": "x.py"}, container=container)["id"]
+    server.api("tasks.enqueue", task=task, queue=queue)
+    assert ended(server, task) == "failed"
+    said = server.log_of(task) + server.text("agent.log")
+    assert "container option --privileged is refused: it gives the task every GPU and undoes every limit" in said
+
+
 def test_services_of_our_agent_in_real_containers(server):
     """No GPU: nothing of the driver is in the container, no device and no library."""
     queue = server.queue("services")

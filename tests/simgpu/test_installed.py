@@ -148,7 +148,7 @@ def test_exit_codes(words, code, said):
 @pytest.mark.parametrize(
     "options, said",
     [
-        (["--layout", "suse"], '"suse" is not a layout of a driver; known: debian, rhel, driver-container, wsl'),
+        (["--layout", "suse"], '--layout: "suse" is not a layout of a driver; known: debian, rhel, driver-container, wsl'),
         (["--gpus", "1xA1000"], "simulated GPUs: unknown simulated GPU model `A1000`; known: V100-16GB"),
         (["--driver", "12"], '"12" is not a driver that can be simulated; expected a version such as 550.163.01, from 470 on'),
         (["--driver", "390.157"], '"390.157" is not a driver that can be simulated'),

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use cantle_model::LeaseId;
 use cantle_node::{Finding, LOOK_INTERVAL, Watch, Watchdog};
@@ -15,24 +15,38 @@ use crate::environment::Environment;
 
 type Watched = Mutex<BTreeMap<LeaseId, Stopper>>;
 
-/// The tasks that are watched. The thread ends with this value.
-pub(super) struct Sentry(Arc<Watched>);
+/// The tasks that are watched. The thread ends with this value, and with it its use of the driver.
+pub(super) struct Sentry {
+    watched: Arc<Watched>,
+    thread: Option<JoinHandle<()>>,
+}
 
 impl Sentry {
     /// Begins to watch; findings go to `sender`.
     pub(super) fn start(env: &Arc<Environment>, sender: UpdateSender) -> Self {
         let watched = Arc::new(Watched::default());
         let (env, known) = (Arc::clone(env), Arc::downgrade(&watched));
-        thread::spawn(move || watch(&env, &known, &sender));
-        Self(watched)
+        let thread = Some(thread::spawn(move || watch(&env, &known, &sender)));
+        Self { watched, thread }
     }
 
     pub(super) fn add(&self, lease: LeaseId, stopper: Stopper) {
-        lock(&self.0).insert(lease, stopper);
+        lock(&self.watched).insert(lease, stopper);
     }
 
     pub(super) fn remove(&self, lease: &LeaseId) {
-        lock(&self.0).remove(lease);
+        lock(&self.watched).remove(lease);
+    }
+}
+
+impl Drop for Sentry {
+    fn drop(&mut self) {
+        self.watched = Arc::default();
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It has nothing to say that could fail this.
+            let _ = thread.join();
+        }
     }
 }
 
@@ -42,8 +56,8 @@ fn lock(watched: &Watched) -> MutexGuard<'_, BTreeMap<LeaseId, Stopper>> {
 
 fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
     let mut watchdog = Watchdog::default();
-    while let Some(known) = watched.upgrade() {
-        let known = lock(&known).clone();
+    while let Some(alive) = watched.upgrade() {
+        let known = lock(&alive).clone();
         let ours = |lease: &LeaseId| known.contains_key(lease);
         for (lease, finding) in watchdog.scan(env.driver.as_ref(), &env.node, &env.gpus, ours, Instant::now())
         {
@@ -55,6 +69,7 @@ fn watch(env: &Environment, watched: &Weak<Watched>, sender: &UpdateSender) {
                 stopper.kill_now();
             }
         }
-        thread::sleep(LOOK_INTERVAL);
+        drop(alive);
+        thread::park_timeout(LOOK_INTERVAL);
     }
 }
