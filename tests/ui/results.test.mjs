@@ -29,6 +29,8 @@ async function report(name, rate) {
     CLEARML_FILES_HOST: `${cantle.url}/files`,
     CLEARML_API_ACCESS_KEY: cantle.keys.access_key,
     CLEARML_API_SECRET_KEY: cantle.keys.secret_key,
+    // Otherwise the SDK asks git from a thread, beside others; now and then its fork is stuck for ever, with any server.
+    CLEARML__SDK__DEVELOPMENT__VCS_REPO_DETECT_ASYNC: "false",
   };
   const { stdout } = await promisify(execFile)(PYTHON, [path.join(import.meta.dirname, "report.py"), name, String(rate)], { env, cwd: cantle.home, timeout: 180_000 });
   const [, id, link] = /REPORTED (\w+) (\S+)/.exec(stdout);

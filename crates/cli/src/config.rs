@@ -13,8 +13,8 @@ use toml::Value;
 
 use crate::error::{CliError, ErrorKind};
 
-/// The option that names the file.
-const OPTION: &str = "config";
+/// The option that names the file, `--config` before the command. `cantle controller queues` has an option of that name for itself.
+const OPTION: &str = "options_file";
 /// Options that no file has: they ask for something else than to run.
 const NOT_IN_A_FILE: [&str; 7] = ["config", "help", "version", "stop", "status", "detached", "foreground"];
 
@@ -231,6 +231,12 @@ mod tests {
             joined("[server]\nlisten = \"[::1]:8008\"\n", "cantle --config FILE --state server server")
                 .unwrap();
         assert_eq!(done, "cantle --config FILE --state server server --listen=[::1]:8008");
+    }
+
+    #[test]
+    fn a_commands_own_option_of_that_name_is_its_own() {
+        let words = "cantle controller queues --config FILE";
+        assert_eq!(joined("queues: {}", words).unwrap(), words);
     }
 
     #[test]

@@ -39,9 +39,9 @@ pub(crate) struct Global {
     /// A clearml.conf with the server, its keys and the agent's settings [default: ~/clearml.conf if it exists]
     #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
     pub(crate) config_file: Option<PathBuf>,
-    /// Take options from this TOML file: a table for each command, keys as its long options
-    #[arg(long, value_name = "FILE", env = "CANTLE_CONFIG", global = true)]
-    config: Option<PathBuf>,
+    /// Take options from this TOML file: a table for each command, keys as its long options. It comes before the command
+    #[arg(long = "config", value_name = "FILE", env = "CANTLE_CONFIG")]
+    options_file: Option<PathBuf>,
     /// Set for an agent that runs in the background
     #[arg(long, hide = true)]
     pub(crate) background: bool,

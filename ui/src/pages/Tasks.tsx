@@ -31,7 +31,7 @@ function Pick({ task }: { task: TaskView }) {
 }
 
 const COLUMNS: Column<TaskView>[] = [
-  { id: "pick", head: "", width: "1.1rem", narrow: "hidden", cell: (task) => <Pick task={task} /> },
+  { id: "pick", head: "✓", width: "1.1rem", narrow: "hidden", cell: (task) => <Pick task={task} /> },
   { id: "name", head: "Task", width: "minmax(8rem, 2fr)", sort: (task) => task.name, cell: (task) => <a href={link(`tasks/${task.id}`)}>{task.name}</a> },
   { id: "state", head: "State", width: "5.8rem", sort: (task) => task.state, cell: (task) => <State task={task} /> },
   { id: "queue", head: "Queue", width: "minmax(4.5rem, 1fr)", narrow: "hidden", sort: (task) => task.queue ?? "", cell: (task) => task.queue },

@@ -9,7 +9,7 @@ use super::versions::{ThirdLists, third_lists};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
-use crate::state::WHOLE_GPU;
+use crate::state::{INVISIBLE, WHOLE_GPU};
 use crate::time::now_ns;
 
 /// GPU or compute instance of a process outside MIG.
@@ -107,9 +107,10 @@ fn running_now(target: &Target) -> Vec<Process> {
     for (slot, process) in state.processes() {
         for domain in target.domains() {
             let held = process.held_granules[gpu.index][domain];
-            if held > 0 {
+            let pid = if held > 0 { state.pid_of(slot) } else { INVISIBLE };
+            if pid != INVISIBLE {
                 found.push(Process {
-                    pid: state.pid_of(slot),
+                    pid,
                     used_bytes: u64::from(held) * GRANULE_BYTES,
                     gpu_instance: if domain == WHOLE_GPU { NO_INSTANCE } else { domain as u32 - 1 },
                     compute_instance: if domain == WHOLE_GPU { NO_INSTANCE } else { 0 },
@@ -118,6 +119,14 @@ fn running_now(target: &Target) -> Vec<Process> {
         }
     }
     found
+}
+
+/// How many processes hold memory there, also those that this process can't see.
+pub(super) fn holders(target: &Target) -> usize {
+    let gpu = target.gpu();
+    let state = gpu.swept();
+    let holds = |held: &[u32]| target.domains().any(|domain| held[domain] > 0);
+    state.processes().filter(|(_, process)| holds(&process.held_granules[gpu.index])).count()
 }
 
 /// Those that are no clients of MPS.

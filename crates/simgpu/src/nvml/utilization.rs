@@ -3,7 +3,7 @@
 //! each, one period after the last one that the caller names.
 
 use super::handle::{Handle, Target, gpu};
-use super::process::{list, running};
+use super::process::{holders, list, running};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::ffi::Out;
 use crate::time::{Engine, EngineId, PERIOD_NS, Process, view};
@@ -53,7 +53,7 @@ fn samples(device: Handle, since_us: u64) -> NvmlResult<Vec<Sample>> {
         return Err(NvmlError::NOT_FOUND);
     }
     let measured = Measured::of(&target);
-    let share = 100 / processes.len() as u32;
+    let share = 100 / holders(&target).max(1) as u32;
     let percent = |pid| measured.as_ref().map_or(share, |measured| measured.percent_of(pid));
     let sample = |pid| Sample {
         pid,

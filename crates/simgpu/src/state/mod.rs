@@ -16,5 +16,6 @@ pub use layout::{
     MAX_COMPUTE_INSTANCES, MAX_DOMAINS, MAX_INSTANCES, MAX_PROCESSES, SimComputeInstance, SimGpu,
     SimGpuInstance, SimState, Slot, WHOLE_GPU,
 };
+pub(crate) use pids::INVISIBLE;
 pub use process::{ConsumeError, Registration};
 pub use site::Site;

@@ -27,14 +27,18 @@ pub(super) fn own_namespace() -> u64 {
     namespace("self").unwrap_or(0)
 }
 
-/// The pid of the process in `slot` as this process sees it; its own pid where it is not visible from here.
+/// No process: what the kernel answers about one of another namespace, and what a driver does not list.
+pub(crate) const INVISIBLE: u32 = 0;
+
+/// The pid of the process in `slot` as this process sees it; [`INVISIBLE`] if it is in another namespace. Without `/proc` its own.
 pub(super) fn pid_from_here(slot: &Slot) -> u32 {
     let registered = (slot.generation, slot.pid, slot.start_ticks, slot.pid_namespace);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(pid) = known.get(&registered) {
         return *pid;
     }
-    let pid = search(slot).unwrap_or(slot.pid);
+    let invisible = if own_namespace() == 0 { slot.pid } else { INVISIBLE };
+    let pid = search(slot).unwrap_or(invisible);
     if known.len() >= KEPT {
         known.clear();
     }
