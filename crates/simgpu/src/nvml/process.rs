@@ -9,7 +9,8 @@ use super::versions::{ThirdLists, third_lists};
 use super::{NvmlError, NvmlResult, nvml_api, version_word};
 use crate::GRANULE_BYTES;
 use crate::ffi::Out;
-use crate::state::{INVISIBLE, WHOLE_GPU};
+use crate::state::WHOLE_GPU;
+use crate::state::pids::INVISIBLE;
 use crate::time::now_ns;
 
 /// GPU or compute instance of a process outside MIG.

@@ -7,7 +7,7 @@
 mod file;
 mod layout;
 mod liveness;
-mod pids;
+pub(crate) mod pids;
 mod process;
 mod site;
 
@@ -16,6 +16,5 @@ pub use layout::{
     MAX_COMPUTE_INSTANCES, MAX_DOMAINS, MAX_INSTANCES, MAX_PROCESSES, SimComputeInstance, SimGpu,
     SimGpuInstance, SimState, Slot, WHOLE_GPU,
 };
-pub(crate) use pids::INVISIBLE;
 pub use process::{ConsumeError, Registration};
 pub use site::Site;
