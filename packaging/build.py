@@ -98,8 +98,8 @@ def tar(tree, prefix, date, paths):
 def main():
     if not (ROOT / "dist/bin/cantle").exists():
         sys.exit("packages: dist/bin/cantle is missing; run: make build")
-    version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
-    homepage = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["repository"]
+    package = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]
+    version, homepage = package["version"], package["repository"]
     date = int(os.environ.get("SOURCE_DATE_EPOCH") or run("git", "log", "-1", "--format=%ct"))
     machine = platform.machine()
     shutil.rmtree(OUT, ignore_errors=True)

@@ -16,10 +16,13 @@ def write_wheel(out, tree, modules, version, date, glibc, machine, homepage):
     record = []
     with zipfile.ZipFile(out / f"cantle-{version}-{tag}.whl", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
 
-        def add(name, content, mode=0o644):
+        def put(name, content, mode=0o644):
             member = zipfile.ZipInfo(name, stamp)
             member.external_attr, member.compress_type = (0o100000 | mode) << 16, zipfile.ZIP_DEFLATED
             wheel.writestr(member, content)
+
+        def add(name, content, mode=0o644):
+            put(name, content, mode)
             digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
             record.append(f"{name},sha256={digest},{len(content)}\n")
 
@@ -45,6 +48,4 @@ def write_wheel(out, tree, modules, version, date, glibc, machine, homepage):
         add(f"{info}/METADATA", ("\n".join(lines) + "\n").encode())
         add(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: cantle\nRoot-Is-Purelib: false\nTag: {tag}\n".encode())
         record.append(f"{info}/RECORD,,\n")
-        member = zipfile.ZipInfo(f"{info}/RECORD", stamp)
-        member.external_attr, member.compress_type = 0o100644 << 16, zipfile.ZIP_DEFLATED
-        wheel.writestr(member, "".join(record))
+        put(f"{info}/RECORD", "".join(record))

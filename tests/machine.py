@@ -46,6 +46,17 @@ def driver_files():
     return _driver_files
 
 
+def skip_unless_built(items, *files):
+    """For `pytest_collection_modifyitems` of a suite that runs on a machine: without these files, or without root, its tests are skipped."""
+    import pytest  # noqa: PLC0415  the programs of tests/bench use machines without it
+
+    missing = [str(path) for path in files if not path.exists()]
+    reason = f"not built: {', '.join(missing)}" if missing else "needs root, to make a machine" if os.geteuid() != 0 else None
+    if reason:
+        for item in items:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 class Witness:
     """Reads the GPUs' memory through the device node of a machine whose files are below `root`."""
 

@@ -36,11 +36,7 @@ CUDART = pathlib.Path(sysconfig.get_path("purelib")) / "nvidia/cuda_runtime/lib"
 
 
 def pytest_collection_modifyitems(items):
-    missing = [str(path) for path in (CANTLE, STUB) if not path.exists()]
-    reason = f"not built: {', '.join(missing)}" if missing else "needs root, to make a machine" if os.geteuid() != 0 else None
-    if reason:
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    machines.skip_unless_built(items, CANTLE, STUB)
 
 
 @pytest.fixture(scope="session")

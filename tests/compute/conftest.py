@@ -23,11 +23,7 @@ GATE = DIST / "lib/cantle/shim/gate/libcuda.so.1"
 
 
 def pytest_collection_modifyitems(items):
-    missing = [str(path) for path in (CANTLE, STUB, GATE) if not path.exists()]
-    reason = f"not built: {', '.join(missing)}" if missing else "needs root, to make a machine" if os.geteuid() != 0 else None
-    if reason:
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    machines.skip_unless_built(items, CANTLE, STUB, GATE)
 
 
 @pytest.fixture(scope="session")

@@ -29,11 +29,7 @@ RUNTIME = "libcudart.so.13"
 
 
 def pytest_collection_modifyitems(items):
-    missing = [str(path) for path in (CANTLE, DIST / "lib/cantle/sim" / RUNTIME) if not path.exists()]
-    reason = f"not built: {', '.join(missing)}" if missing else "needs root, to make a machine" if os.geteuid() != 0 else None
-    if reason:
-        for item in items:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    machines.skip_unless_built(items, CANTLE, DIST / "lib/cantle/sim" / RUNTIME)
 
 
 class Machine(machines.Machine):

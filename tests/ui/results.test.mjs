@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { execFile } from "node:child_process";
-import { existsSync, readFileSync } from "node:fs";
+import { copyFileSync, existsSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
 import { after, before, test } from "node:test";
@@ -32,7 +32,7 @@ async function report(name, rate) {
     // Otherwise the SDK asks git from a thread, beside others; now and then its fork is stuck for ever, with any server.
     CLEARML__SDK__DEVELOPMENT__VCS_REPO_DETECT_ASYNC: "false",
   };
-  const { stdout } = await promisify(execFile)(PYTHON, [path.join(import.meta.dirname, "report.py"), name, String(rate)], { env, cwd: cantle.home, timeout: 180_000 });
+  const { stdout } = await promisify(execFile)(PYTHON, [path.join(cantle.home, "report.py"), name, String(rate)], { env, cwd: cantle.home, timeout: 180_000 });
   const [, id, link] = /REPORTED (\w+) (\S+)/.exec(stdout);
   assert.ok(stdout.includes(`ClearML results page: ${link}`), "the link is the one that Task.init prints");
   tasks[name] = id;
@@ -42,6 +42,8 @@ async function report(name, rate) {
 before(async () => {
   if (skip) return;
   cantle = await Cantle.start("1xT4-16GB", "server");
+  // Outside of this repository, so that the SDK keeps the whole script, however clean the checkout is.
+  copyFileSync(path.join(import.meta.dirname, "report.py"), path.join(cantle.home, "report.py"));
   printed = await report("slow", 0.05);
   await report("fast", 0.2);
 });

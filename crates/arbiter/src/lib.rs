@@ -12,8 +12,8 @@
 //! * **Only caps idle the GPU.** A slice with a limit takes its time from a bucket of tokens. Weights never hold back a slice that
 //!   nobody else competes with.
 //!
-//! There is no clock and no input or output here: [`Arbiter::poll`] is told the time and what was observed, and returns what each
-//! gate should be. The proof sketch and what was rejected are in docs/adr/0016.
+//! There is no clock and no input or output here: [`Arbiter::poll`] gets the time and the observations, and returns what each
+//! gate should be. The proof sketch and what was rejected are in docs/adr/0024.
 
 mod charge;
 mod state;

@@ -2,7 +2,7 @@
 
 use crate::MS;
 
-/// The constants of the policy. Those of [`Parameters::default`] come from a discrete-event simulation of the policy (docs/adr/0016),
+/// The constants of the policy. Those of [`Parameters::default`] come from a discrete-event simulation of the policy (docs/adr/0024),
 /// in which each was varied by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {

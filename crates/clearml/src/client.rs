@@ -25,10 +25,17 @@ pub struct Client {
 const JSON: &str = "application/json";
 const JSON_LINES: &str = "application/json-lines";
 
+/// How long a connection is kept for the next request. Servers and the proxies before them close a silent connection
+/// after 60 s or more, and a request that crosses that closing is lost.
+const IDLE: Duration = Duration::from_secs(30);
+
 /// A system without certificates of authorities is none that https works on; http needs none.
 fn http_client(scheme: &str) -> Result<reqwest::Client, reqwest::Error> {
     let settings = || {
-        reqwest::Client::builder().connect_timeout(Duration::from_secs(5)).timeout(Duration::from_secs(30))
+        reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            .timeout(Duration::from_secs(30))
+            .pool_idle_timeout(IDLE)
     };
     match settings().build() {
         Err(_) if scheme == "http" => settings().tls_certs_only([]).build(),

@@ -15,12 +15,20 @@ use crate::error::{CliError, ErrorKind};
 
 /// The option that names the file, `--config` before the command. `cantle controller queues` has an option of that name for itself.
 const OPTION: &str = "options_file";
+/// The variable that names it too.
+pub(crate) const VARIABLE: &str = "CANTLE_CONFIG";
 /// Options that no file has: they ask for something else than to run.
 const NOT_IN_A_FILE: [&str; 7] = ["config", "help", "version", "stop", "status", "detached", "foreground"];
 
 /// `words` with the options of the file that they name, if they name one.
-pub(crate) fn with_file(words: Vec<OsString>, root: Command) -> Result<Vec<OsString>, CliError> {
-    let mut root = root;
+pub(crate) fn with_file(
+    words: Vec<OsString>,
+    command_line: fn() -> Command,
+) -> Result<Vec<OsString>, CliError> {
+    if !may_name_a_file(&words) {
+        return Ok(words);
+    }
+    let mut root = command_line();
     root.build();
     // What is missing may be in the file.
     let Ok(given) = root.clone().ignore_errors(true).try_get_matches_from(&words) else { return Ok(words) };
@@ -31,6 +39,12 @@ pub(crate) fn with_file(words: Vec<OsString>, root: Command) -> Result<Vec<OsStr
     let at = after_name(&words, &root, command);
     let (before, after) = words.split_at(at);
     Ok([before, &added, after].concat())
+}
+
+/// The command line is read twice only then.
+fn may_name_a_file(words: &[OsString]) -> bool {
+    words.iter().any(|word| word.to_string_lossy().starts_with("--config"))
+        || std::env::var_os(VARIABLE).is_some()
 }
 
 /// Where the options of `command` begin: behind its name, which may also be the value of an option before it.
@@ -202,7 +216,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let words = words.replace("FILE", &path.display().to_string());
         let words = words.split(' ').map(OsString::from).collect();
-        let done = with_file(words, Cli::command());
+        let done = with_file(words, Cli::command);
         std::fs::remove_file(&path).unwrap();
         let done: Vec<_> = done?.into_iter().map(|word| word.into_string().unwrap()).collect();
         Ok(done.join(" ").replace(&path.display().to_string(), "FILE"))

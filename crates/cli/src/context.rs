@@ -40,7 +40,7 @@ pub(crate) struct Global {
     #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
     pub(crate) config_file: Option<PathBuf>,
     /// Take options from this TOML file: a table for each command, keys as its long options. It comes before the command
-    #[arg(long = "config", value_name = "FILE", env = "CANTLE_CONFIG")]
+    #[arg(long = "config", value_name = "FILE", env = crate::config::VARIABLE)]
     options_file: Option<PathBuf>,
     /// Set for an agent that runs in the background
     #[arg(long, hide = true)]

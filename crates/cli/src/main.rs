@@ -42,7 +42,7 @@ fn main() -> ExitCode {
         _ => {}
     }
     complete::answer_shell(Cli::command);
-    let carried = match config::with_file(containers::carried(words.clone(), Cli::command), Cli::command()) {
+    let carried = match config::with_file(containers::carried(words.clone(), Cli::command), Cli::command) {
         Ok(words) => words,
         Err(error) => {
             out::complain(&error, false);

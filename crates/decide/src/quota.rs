@@ -129,20 +129,7 @@ mod tests {
 
     fn running(lease: &str) -> Running {
         let holder = Holder { pid: 1, start_ticks: 0 };
-        let lease = cantle_model::Lease {
-            id: LeaseId::from(lease),
-            task: TaskId::from(lease),
-            name: String::new(),
-            queue: None,
-            slices: half_gpu(),
-            placed_ms: 0,
-            owner: holder,
-            leader: None,
-            kept: false,
-            enforcement: None,
-            cgroup: None,
-            compute: None,
-        };
+        let lease = cantle_model::Lease::new(LeaseId::from(lease), TaskId::from(lease), half_gpu(), holder);
         Running::of_lease(&lease, "here", 0)
     }
 

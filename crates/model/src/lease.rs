@@ -101,3 +101,24 @@ pub struct Lease {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cgroup: Option<PathBuf>,
 }
+
+impl Lease {
+    /// A lease whose task has not been started: without a name, a queue, a time and what a start adds.
+    #[must_use]
+    pub const fn new(id: LeaseId, task: TaskId, slices: Vec<Slice>, owner: Holder) -> Self {
+        Self {
+            id,
+            task,
+            name: String::new(),
+            queue: None,
+            slices,
+            placed_ms: 0,
+            owner,
+            leader: None,
+            kept: false,
+            enforcement: None,
+            compute: None,
+            cgroup: None,
+        }
+    }
+}

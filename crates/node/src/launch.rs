@@ -151,21 +151,8 @@ impl Launcher {
 /// A new lease on `slices`. This process holds it until the task has a process of its own.
 pub fn new_lease(task: TaskId, name: String, queue: Option<String>, slices: Vec<Slice>) -> Lease {
     let id = LeaseId(uuid::Uuid::new_v4().simple().to_string());
-    let (placed_ms, owner) = (crate::clock::now_ms(), crate::own_holder());
-    Lease {
-        id,
-        task,
-        name,
-        queue,
-        slices,
-        placed_ms,
-        owner,
-        leader: None,
-        kept: false,
-        enforcement: None,
-        compute: None,
-        cgroup: None,
-    }
+    let placed_ms = crate::clock::now_ms();
+    Lease { name, queue, placed_ms, ..Lease::new(id, task, slices, crate::own_holder()) }
 }
 
 /// How a slice is enforced, for people.

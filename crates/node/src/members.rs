@@ -127,20 +127,7 @@ pub(crate) mod tests {
 
     pub(crate) fn lease_of(id: &str, pid: u32, slices: Vec<Slice>) -> Lease {
         let owner = cantle_runtime::holder_of(pid).unwrap_or(Holder { pid, start_ticks: 0 });
-        Lease {
-            id: LeaseId::from(id),
-            task: TaskId::from("t"),
-            name: String::new(),
-            queue: None,
-            slices,
-            placed_ms: 0,
-            owner,
-            leader: None,
-            kept: false,
-            enforcement: None,
-            compute: None,
-            cgroup: None,
-        }
+        Lease::new(LeaseId::from(id), TaskId::from("t"), slices, owner)
     }
 
     fn lease(id: &str, pid: u32) -> Lease {

@@ -14,7 +14,7 @@ use crate::store::NodeStore;
 pub struct SliceUsage {
     /// Its lease.
     pub lease: LeaseId,
-    /// Whom it belongs to: of a pod `namespace/name`.
+    /// The task that it belongs to: of a pod `namespace/name`.
     pub name: String,
     /// The GPU.
     pub gpu: Gpu,

@@ -45,7 +45,8 @@ pub(crate) fn spawn(spec: &TaskSpec, stdio: Stdio3, group: Group) -> Result<Spaw
     // This thread sees the machine. In the task's namespaces the groups are read-only, and `/proc` has other pids.
     let cgroup = Cgroup::make(&spec.lease.0);
     let first = if spec.confinement.backend == BackendChoice::Preload {
-        spawn_preloaded(spec, cgroup.as_ref(), stdio, group, "preload was asked for".to_owned())
+        let backend = Backend::Preload { why: "preload was asked for".to_owned() };
+        spawn_first(spec, cgroup.as_ref(), backend, stdio, group)
     } else {
         spawn_in_namespace(spec, cgroup.as_ref(), stdio, group)
     };
@@ -117,20 +118,11 @@ fn spawn_in_namespace(
     match outcome {
         Ok(spawned) => spawned,
         Err((why, stdio)) if why.is_forbidden() && spec.confinement.backend == BackendChoice::Auto => {
-            spawn_preloaded(spec, cgroup, stdio, group, format!("no mount namespace: {why}"))
+            let backend = Backend::Preload { why: format!("no mount namespace: {why}") };
+            spawn_first(spec, cgroup, backend, stdio, group)
         }
         Err((why, _)) => Err(StartError::Namespace(why.to_string())),
     }
-}
-
-fn spawn_preloaded(
-    spec: &TaskSpec,
-    cgroup: Option<&Cgroup>,
-    stdio: Stdio3,
-    group: Group,
-    why: String,
-) -> Result<FirstProcess, StartError> {
-    spawn_first(spec, cgroup, Backend::Preload { why }, stdio, group)
 }
 
 /// A first process of cantle's, which enters the task's control group, gives up privileges and starts the task.

@@ -40,20 +40,9 @@ fn step(state: &mut Snapshot, policy: &Policy) -> Plan {
     assert_eq!(audit(state, &plan), []);
     for start in &plan.starts {
         let owner = Holder { pid: 1, start_ticks: 1 };
-        let lease = Lease {
-            id: LeaseId(format!("lease-{}", start.task)),
-            task: start.task.clone(),
-            name: String::new(),
-            queue: Some(start.queue.clone()),
-            slices: start.slices.clone(),
-            placed_ms: 0,
-            owner,
-            leader: None,
-            kept: false,
-            enforcement: None,
-            cgroup: None,
-            compute: None,
-        };
+        let id = LeaseId(format!("lease-{}", start.task));
+        let lease = Lease::new(id, start.task.clone(), start.slices.clone(), owner);
+        let lease = Lease { queue: Some(start.queue.clone()), ..lease };
         state.running.push(Running::of_lease(&lease, &start.node, 0));
         for queue in &mut state.queues {
             queue.waiting.retain(|waiting| waiting.task != start.task);

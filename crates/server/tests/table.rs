@@ -1,4 +1,4 @@
-//! The table of ClearML's endpoints (docs/reference/clearml-endpoints.md) says what the server does. `UPDATE=1` writes it anew.
+//! The table of ClearML's endpoints (docs/reference/clearml-endpoints.md) says what the server does. `UPDATE=1` writes it again.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
 mod common;

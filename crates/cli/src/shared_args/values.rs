@@ -72,7 +72,7 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs).ok_or_else(wrong)
 }
 
-/// A length of time, or `None` for ever.
+/// A length of time, or `None` for no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Kept(pub(crate) Option<Duration>);
 

@@ -60,21 +60,10 @@ fn stand_in(node: &NodeStore, path: &Path, error: &FileError) -> Lease {
     let region = Observer::open(&node.slice_dir(&id)).and_then(|region| region.snapshot());
     let slices =
         region.map(|region| region.gpus.into_iter().map(|gpu| slice(&gpu.uuid, gpu.limit_bytes)).collect());
-    Lease {
-        id,
-        task: TaskId(String::new()),
-        name: NAME.to_owned(),
-        queue: None,
-        // A region that can't be read either gives nothing out: its limits are gone for its processes too.
-        slices: slices.unwrap_or_default(),
-        placed_ms: 0,
-        owner: Holder { pid: 0, start_ticks: u64::MAX },
-        leader: None,
-        kept: false,
-        enforcement: None,
-        compute: None,
-        cgroup: None,
-    }
+    // A region that can't be read either gives nothing out: its limits are gone for its processes too.
+    let slices = slices.unwrap_or_default();
+    let owner = Holder { pid: 0, start_ticks: u64::MAX };
+    Lease { name: NAME.to_owned(), ..Lease::new(id, TaskId(String::new()), slices, owner) }
 }
 
 /// Nobody knows which fraction it was, so nothing more of that GPU is given out.

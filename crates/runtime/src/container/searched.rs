@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use super::copies::{DriverCopy, STEMS};
 use crate::files::{self, Durability};
 
-/// Images are replaced; a file that has this many is begun anew.
+/// Images are replaced; a file that has this many starts again, empty.
 const MOST: usize = 256;
 
 /// By image and searched directories: paths, and which of [`STEMS`] each of them is.

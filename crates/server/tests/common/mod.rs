@@ -54,6 +54,12 @@ impl TestServer {
         Self::start_with(dir, config).await
     }
 
+    /// A client with connections of its own.
+    pub(crate) fn another_client(&self) -> Client {
+        let credentials = cantle_server::CredentialsFile::read(self.dir.path()).unwrap().unwrap();
+        Client::new(self.client.url(), credentials.credentials()).unwrap()
+    }
+
     pub(crate) async fn queue(&self, name: &str) -> String {
         let create = queues::Create { name: name.into(), ..queues::Create::default() };
         self.client.call(&create).await.unwrap().id

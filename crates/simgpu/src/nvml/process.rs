@@ -102,16 +102,20 @@ pub(super) fn running(target: &Target) -> Vec<Process> {
 }
 
 fn running_now(target: &Target) -> Vec<Process> {
+    holders(target).into_iter().filter(|process| process.pid != INVISIBLE).collect()
+}
+
+/// All that hold memory there, also those that this process can't see.
+pub(super) fn holders(target: &Target) -> Vec<Process> {
     let gpu = target.gpu();
     let state = gpu.swept();
     let mut found = Vec::new();
     for (slot, process) in state.processes() {
         for domain in target.domains() {
             let held = process.held_granules[gpu.index][domain];
-            let pid = if held > 0 { state.pid_of(slot) } else { INVISIBLE };
-            if pid != INVISIBLE {
+            if held > 0 {
                 found.push(Process {
-                    pid,
+                    pid: state.pid_of(slot),
                     used_bytes: u64::from(held) * GRANULE_BYTES,
                     gpu_instance: if domain == WHOLE_GPU { NO_INSTANCE } else { domain as u32 - 1 },
                     compute_instance: if domain == WHOLE_GPU { NO_INSTANCE } else { 0 },
@@ -120,14 +124,6 @@ fn running_now(target: &Target) -> Vec<Process> {
         }
     }
     found
-}
-
-/// How many processes hold memory there, also those that this process can't see.
-pub(super) fn holders(target: &Target) -> usize {
-    let gpu = target.gpu();
-    let state = gpu.swept();
-    let holds = |held: &[u32]| target.domains().any(|domain| held[domain] > 0);
-    state.processes().filter(|(_, process)| holds(&process.held_granules[gpu.index])).count()
 }
 
 /// Those that are no clients of MPS.

@@ -53,7 +53,7 @@ fn samples(device: Handle, since_us: u64) -> NvmlResult<Vec<Sample>> {
         return Err(NvmlError::NOT_FOUND);
     }
     let measured = Measured::of(&target);
-    let share = 100 / holders(&target).max(1) as u32;
+    let share = 100 / holders(&target).len().max(1) as u32;
     let percent = |pid| measured.as_ref().map_or(share, |measured| measured.percent_of(pid));
     let sample = |pid| Sample {
         pid,
