@@ -33,7 +33,8 @@ bench: build
 	cargo build --release --locked -q -p cantle-server --examples
 	@dir=$$(mktemp -d) && target/release/examples/many_tasks $$dir $${CANTLE_BENCH_TASKS:-100000}; rm -rf $$dir
 
-# What users install, into target/packages: tarball, .deb, .rpm, wheel, chart, SBOM, checksums (packaging/build.py).
+# What users install, into target/packages: tarball, .deb, .rpm, wheel, image, chart, SBOM, checksums (packaging/build.py).
+packages: export CANTLE_COMMIT ?= $(shell git rev-parse --short=12 HEAD)
 packages: build
 	@tests/needs.sh python3 objdump
 	tests/venv.sh .venv-packages packaging/requirements.txt

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the packages of `dist/` in target/packages: a tarball, .deb, .rpm, a wheel, the Helm chart, an SBOM and checksums.
+"""Makes the packages of `dist/` in target/packages: a tarball, .deb, .rpm, a wheel, the container image, the Helm chart, an SBOM and checksums.
 
 Two runs over the same `dist/` make the same bytes: files are sorted and have the date of the commit ($SOURCE_DATE_EPOCH, if it is set).
 """
@@ -21,6 +21,7 @@ import tomllib
 
 import zstandard
 
+from image import write_image
 from sbom import write_sbom
 from wheel import write_wheel
 
@@ -132,6 +133,7 @@ def main():
     chart = ROOT / "charts/cantle"
     (OUT / f"cantle-chart-{version}.tgz").write_bytes(gzip.compress(tar(chart, "cantle", date, files(chart)), mtime=date))
     write_sbom(OUT / f"cantle-{version}.cdx.json", json.loads(run("cargo", "metadata", "--locked", "--format-version", "1")), date)
+    write_image(OUT, tree, version, date, DEB_ARCH[machine], homepage)
     made = files(OUT)
     lines = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in made]
     (OUT / "SHA256SUMS").write_text("".join(lines))

@@ -4,10 +4,11 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use cantle_ledger::Layouts;
 use cantle_shim::hooks::{self, Hook};
 use object::elf::FileHeader64;
 use object::read::elf::{Dyn as _, ElfFile64, FileHeader as _, ProgramHeader as _};
-use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, elf};
+use object::{Endianness, Object as _, ObjectSection as _, ObjectSymbol as _, SectionKind, elf};
 
 use crate::build_shim::{ARTIFACTS, Artifact};
 use crate::link_names;
@@ -46,6 +47,7 @@ fn check(artifact: &Artifact, bytes: &[u8]) -> Result<String> {
     let exported = check_exports(artifact, &file)?;
     check_sections(&file)?;
     check_panics(&file, bytes)?;
+    check_note(&file, bytes)?;
     let glibc =
         glibc.map_or_else(|| "no glibc symbol".to_owned(), |(major, minor)| format!("glibc {major}.{minor}"));
     Ok(format!("{} KiB, {exported} names, {glibc}", bytes.len() >> 10))
@@ -142,6 +144,15 @@ fn check_sections(file: &ElfFile64<'_, Endianness>) -> Result<()> {
         let size = file.section_by_name(name).map_or(0, |section| section.size());
         ensure!(size == 0, "its section {name} has {size} bytes");
     }
+    Ok(())
+}
+
+/// Its note is one that tools can read, and names the layouts of this build.
+fn check_note(file: &ElfFile64<'_, Endianness>, bytes: &[u8]) -> Result<()> {
+    let section = file.section_by_name(".note.cantle").context("it has no section .note.cantle")?;
+    ensure!(section.kind() == SectionKind::Note, "its section .note.cantle is {:?}", section.kind());
+    let layouts = Layouts::of_library(bytes);
+    ensure!(layouts == Some(Layouts::OWN), "its note names {layouts:?}");
     Ok(())
 }
 

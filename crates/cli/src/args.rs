@@ -1,5 +1,8 @@
 //! The command line: the flags of every command, and the commands. Each command's arguments are declared next to its code.
 
+use std::sync::LazyLock;
+
+use cantle_ledger::Layouts;
 use clap::{Parser, Subcommand};
 
 use crate::cmd::backup::{BackupArgs, RestoreArgs};
@@ -26,11 +29,22 @@ use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
 use crate::context::Global;
 
+/// Says which build this is, and whose libraries go with it. $CANTLE_COMMIT is set where packages are built.
+static LONG_VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("CANTLE_COMMIT").unwrap_or("not recorded in this build");
+    let Layouts { memory, compute } = Layouts::OWN;
+    format!(
+        "{}\ncommit: {commit}\naccounting layouts of its libraries: memory {memory}, compute {compute}",
+        env!("CARGO_PKG_VERSION")
+    )
+});
+
 /// cantle shares GPUs by the slice.
 #[derive(Parser, Debug)]
 #[command(
     name = "cantle",
     version,
+    long_version = LONG_VERSION.as_str(),
     about = "Shares GPUs by the slice, and holds every task to its slice",
     disable_help_subcommand = true,
     max_term_width = 110

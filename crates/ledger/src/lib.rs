@@ -24,6 +24,7 @@ pub mod compute;
 pub mod host;
 mod layout;
 mod map;
+mod note;
 #[cfg(feature = "std")]
 mod observer;
 mod proc_stat;
@@ -32,6 +33,7 @@ pub mod protocol;
 pub use attach::{Account, Attachment, Ledger};
 pub use layout::{ANY_GPU, GpuEntry, MAX_GPUS, MAX_SLOTS, Refusal, Uuid};
 pub use map::OpenError;
+pub use note::{Layouts, NOTE};
 pub use protocol::Over;
 
 /// Memory is accounted in granules of this many bytes (the physical page of every NVIDIA GPU since Pascal).

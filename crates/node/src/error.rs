@@ -182,6 +182,7 @@ impl NodeError {
             Self::SharedInstance { .. } => "give instances of their own",
             Self::SeveralInstances { .. } => "add --dynamic-gpus to give each task one of them, or name one",
             Self::NoRoom(_) => "see cantle explain no-capacity",
+            Self::Start(error) => return error.hint().map(str::to_owned).into_iter().collect(),
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

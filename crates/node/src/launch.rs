@@ -10,6 +10,7 @@ use cantle_ledger::host::{self, GpuLimit};
 use cantle_model::{Bytes, Gpu, Lease, LeaseId, Milli, Slice, TaskId};
 use cantle_runtime::{
     Backend, BackendChoice, Command, Confinement, DriverLibraries, DriverLibrary, Privileges, TaskSpec,
+    check_filters,
 };
 
 use crate::NodeError;
@@ -37,20 +38,22 @@ fn identity(path: &Path) -> Option<Identity> {
 
 impl Launcher {
     /// # Errors
-    /// If the driver's libraries can't be found.
+    /// If the driver's libraries can't be found, or cantle's own are missing or of another version.
     pub fn new(
         driver: &dyn Driver,
         lib_dir: &Path,
         node: &NodeStore,
         backend: BackendChoice,
     ) -> Result<Self, NodeError> {
+        let shim_dir = lib_dir.join("shim");
+        check_filters(&shim_dir, false)?;
         let libraries = driver.libraries()?;
         let library =
             |library: cantle_driver::Library| DriverLibrary { real: library.real, names: library.names };
         let files = [&libraries.cuda.real, &libraries.nvml.real];
         Ok(Self {
             installed: files.map(|file| (file.clone(), identity(file))).into(),
-            shim_dir: lib_dir.join("shim"),
+            shim_dir,
             libraries: DriverLibraries { cuda: library(libraries.cuda), nvml: library(libraries.nvml) },
             contexts: ContextCache::new(node.dir().join("contexts.json")),
             backend,
@@ -102,6 +105,7 @@ impl Launcher {
         if lease.slices.is_empty() {
             return Ok(());
         }
+        check_filters(&self.shim_dir, lease.compute.is_some())?;
         let limit = |slice: &Slice| -> Result<GpuLimit, NodeError> {
             let gpu = gpus.iter().find(|gpu| gpu.uuid == slice.gpu);
             let gpu = gpu.ok_or_else(|| cantle_driver::DriverError::NoSuchGpu(slice.gpu.clone()))?;

@@ -24,8 +24,11 @@ pub enum StartError {
     #[error("working directory {} does not exist", .0.display())]
     NoWorkingDirectory(PathBuf),
     /// A part of the installation is missing.
-    #[error("{} is missing; run `make build`, or set CANTLE_LIB_DIR", .0.display())]
+    #[error("{} is missing", .0.display())]
     NotInstalled(PathBuf),
+    /// The program and its libraries are not of one installation.
+    #[error("{} is of another version than this program", .0.display())]
+    OtherVersion(PathBuf),
     /// The mount namespace could not be made, and no weaker backend is allowed.
     #[error("cannot give the task its own mount namespace: {0}; enforcement needs root, or allow preload")]
     Namespace(String),
@@ -56,6 +59,20 @@ pub enum StartError {
 impl StartError {
     pub(crate) fn setup(what: impl Into<String>, why: impl ToString) -> Self {
         Self::Setup { what: what.into(), why: why.to_string() }
+    }
+
+    /// What would help.
+    #[must_use]
+    pub const fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::NotInstalled(_) => Some(
+                "install cantle's libraries, or set CANTLE_LIB_DIR to the lib/cantle directory of an installation",
+            ),
+            Self::OtherVersion(_) => Some(
+                "install the program and its libraries together; CANTLE_LIB_DIR, where it is set, names other libraries",
+            ),
+            _ => None,
+        }
     }
 
     /// 127 not found, 126 cannot execute, 125 anything else: as docker and the shell have it.

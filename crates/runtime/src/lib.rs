@@ -18,6 +18,7 @@ mod environment;
 mod error;
 mod exit;
 pub mod files;
+mod filters;
 mod first;
 mod namespace;
 mod privileges;
@@ -38,6 +39,7 @@ pub use container::{
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use exit::Exit;
+pub use filters::check_filters;
 pub use privileges::{Privileges, is_withheld};
 pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, terminate};
 pub use running::{RunningTask, Stopper};

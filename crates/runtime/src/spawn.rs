@@ -81,15 +81,6 @@ fn check(spec: &TaskSpec) -> Result<(), StartError> {
     if let Some(cwd) = spec.cwd.as_ref().filter(|cwd| !cwd.is_dir()) {
         return Err(StartError::NoWorkingDirectory(cwd.clone()));
     }
-    if !spec.slices.is_empty() {
-        let shim = &spec.confinement.shim_dir;
-        let filters = ["libcuda.so", "libnvidia-ml.so"].map(|stem| spec.confinement.filter(stem));
-        for file in filters.into_iter().chain([shim.join("libcantle-preload.so")]) {
-            if !file.is_file() {
-                return Err(StartError::NotInstalled(file));
-            }
-        }
-    }
     Ok(())
 }
 

@@ -25,6 +25,12 @@ mod preload;
 mod process;
 mod table;
 
+/// Says to who starts tasks which layouts of the accounting files this library knows.
+#[cfg(any(feature = "cuda", feature = "nvml"))]
+#[used]
+#[unsafe(link_section = ".note.cantle")]
+static NOTE: [u32; 7] = cantle_ledger::NOTE;
+
 /// Required of a `no_std` shared object, never reached: `cargo xtask verify-shim` fails if anything in one can panic.
 #[cfg(all(panic = "abort", any(feature = "cuda", feature = "nvml"), not(test)))]
 #[panic_handler]

@@ -1,6 +1,7 @@
 //! `cantle controller …`: the programs that run in the pods of a Kubernetes cluster.
 
 mod extender;
+mod libraries;
 mod node;
 mod path;
 mod queues;
@@ -33,6 +34,8 @@ enum ControllerCommand {
     Extender(extender::ExtenderArgs),
     /// Run the injector: adds what a pod needs that requests a share of a GPU in ClearML's or Run:ai's words
     Webhook(webhook::WebhookArgs),
+    /// Copy cantle's libraries out of the image, to where the node's container engine finds them
+    Libraries(libraries::LibrariesArgs),
 }
 
 /// Runs one of them until it is told to stop.
@@ -42,5 +45,6 @@ pub(crate) fn controller(context: &Context, args: ControllerArgs) -> CommandResu
         ControllerCommand::Queues(queues) => queues::queues(context, args.kubeconfig.as_deref(), queues),
         ControllerCommand::Extender(extender) => extender::extender(args.kubeconfig.as_deref(), &extender),
         ControllerCommand::Webhook(webhook) => webhook::webhook(args.kubeconfig.as_deref(), webhook),
+        ControllerCommand::Libraries(to) => libraries::libraries(context, &to),
     }
 }

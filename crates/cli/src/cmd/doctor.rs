@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use cantle_clearml::workers;
 use cantle_driver::{Driver, DriverError, Installation};
 use cantle_model::Bytes;
-use cantle_runtime::{Engine, EngineError, EngineInfo};
+use cantle_runtime::{Engine, EngineError, EngineInfo, check_filters};
 use clap::Args;
 
 use super::bundle;
@@ -55,7 +55,12 @@ fn libraries(context: &Context) -> Checkup {
     let lib = &context.dirs.lib;
     let missing: Vec<&str> = LIBRARIES.into_iter().filter(|name| !lib.join(name).is_file()).collect();
     if missing.is_empty() {
-        return good("libraries", lib.display().to_string());
+        return match check_filters(&lib.join("shim"), true) {
+            Ok(()) => good("libraries", lib.display().to_string()),
+            Err(other) => {
+                not(Severity::Bad, "libraries", other.to_string(), other.hint().unwrap_or_default())
+            }
+        };
     }
     let found = format!("{} lacks {}", lib.display(), missing.join(", "));
     not(

@@ -8,7 +8,7 @@ use crate::layout::Region;
 pub(super) const GRANT_MAGIC: u64 = u64::from_le_bytes(*b"cantleGR");
 pub(super) const LAUNCHES_MAGIC: u64 = u64::from_le_bytes(*b"cantleLA");
 /// Of both files.
-pub(super) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// Processes of one slice that may launch at a time; further ones are not gated.
 pub(super) const MAX_PROCESSES: usize = 128;
 /// Threads of one process that may launch at a time; further ones are not gated.

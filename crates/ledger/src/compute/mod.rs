@@ -17,5 +17,6 @@ mod tenant;
 pub use host::{
     GRANT_FILE, GrantTerms, LAUNCHES_FILE, LaunchSums, LaunchWatch, create_grant, read_grant, run_first,
 };
+pub(crate) use layout::VERSION;
 pub use layout::{MAX_THREADS, ThreadSlot};
 pub use tenant::{GATE_STALE_NS, GatePage};

@@ -1,0 +1,30 @@
+#!/usr/bin/env python3
+"""Prints the notes of a release: its part of CHANGELOG.md. Fails if VERSION is not the workspace's, or has no part there (“(unreleased)” in a
+heading is to be removed first)."""
+
+import pathlib
+import re
+import sys
+import tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+def notes(changelog, version):
+    """The lines below the heading that is that version, or None."""
+    parts = re.split(r"^## +(.*\S)\s*$", changelog, flags=re.M)
+    return next((text.strip() for name, text in zip(parts[1::2], parts[2::2]) if name == version and text.strip()), None)
+
+
+def main(version):
+    own = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
+    if version != own:
+        sys.exit(f"notes: the tag says {version}, Cargo.toml says {own}")
+    found = notes((ROOT / "CHANGELOG.md").read_text(), version)
+    if found is None:
+        sys.exit(f"notes: CHANGELOG.md has no entries below “## {version}”")
+    print(found)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
