@@ -19,6 +19,7 @@ pub(crate) mod mig;
 pub(crate) mod move_task;
 pub(crate) mod quota;
 pub(crate) mod run;
+pub(crate) mod runs;
 mod serve;
 pub(crate) mod server;
 pub(crate) mod sim;
