@@ -16,6 +16,7 @@ mod events;
 mod evictions;
 mod flow;
 mod listing;
+mod lost;
 mod migrations;
 mod models;
 mod nodes;
@@ -49,6 +50,7 @@ pub use data::{
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
+pub use lost::{FenceRow, LOST, Renewal, Renewed};
 pub use tasks::{NewTask, TaskEdit};
 pub use values::{ParentTask, TaskValue};
 

@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::{
-    EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
-};
+use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, GpuView, NodeView, TaskView};
 use cantle_clearml::{WireError, subcode};
 use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
 use clap::{Args, Subcommand};
@@ -145,21 +143,6 @@ pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
     Ok(ExitCode::SUCCESS)
 }
 
-const QUEUE_COLUMNS: [Column<QueueView>; 5] = [
-    Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
-    Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
-    Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
-    Column { head: "SERVED BY", wide: false, cell: |q| or_dash(Some(&q.nodes.join(","))) },
-    Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
-];
-
-/// Queues by name.
-pub(crate) fn queues(context: &Context) -> CommandResult {
-    let queues = Connection::open(context)?.call(&GetQueues {})?.queues;
-    context.printer.items(&queues, |q| q.name.clone(), &QUEUE_COLUMNS);
-    Ok(ExitCode::SUCCESS)
-}
-
 const NODE_COLUMNS: [Column<NodeView>; 6] = [
     Column { head: "NODE", wide: false, cell: |n| n.node.clone() },
     Column { head: "STATE", wide: false, cell: |n| if n.alive { "up" } else { "gone" }.to_owned() },
@@ -237,7 +220,7 @@ fn memory(bytes: u64) -> String {
     if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() }
 }
 
-fn or_dash(text: Option<&str>) -> String {
+pub(super) fn or_dash(text: Option<&str>) -> String {
     text.filter(|t| !t.is_empty()).unwrap_or("-").to_owned()
 }
 
