@@ -42,6 +42,7 @@ impl Entry {
             task: self.job.task.0.clone(),
             node: env.node_name.clone(),
             lease: self.job.lease.0.clone(),
+            run: self.job.run,
             slices: self.job.slices.clone(),
             quota_milli: None,
             exit_code: outcome.and_then(|outcome| outcome.code),

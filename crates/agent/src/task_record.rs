@@ -51,6 +51,9 @@ pub(crate) struct TaskRecord {
     pub(crate) slices: Vec<Slice>,
     /// The task was taken from its queue: nobody else gives it back.
     pub(crate) claimed: bool,
+    /// The number of the run, from a server that gives one: it refuses what an older run reports.
+    #[serde(default)]
+    pub(crate) run: Option<i64>,
     /// What to execute; known as soon as the task is ours and about to be started.
     pub(crate) command: Option<Command>,
 }
@@ -187,6 +190,7 @@ mod tests {
             worker: None,
             daemon: Holder { pid: 1, start_ticks: 0 },
             claimed: false,
+            run: None,
             command: None,
         }
     }

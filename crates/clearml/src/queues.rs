@@ -52,6 +52,9 @@ pub struct Entry {
     pub task: String,
     /// Since when, RFC 3339.
     pub added: String,
+    /// cantle's own, where the task was taken out: the number of the run that begins.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<i64>,
 }
 
 /// `queues.get_all`.

@@ -304,6 +304,9 @@ macro_rules! transitions {
             pub status_reason: Option<String>,
             /// Why, for people.
             pub status_message: Option<String>,
+            /// cantle's own: the number of the run that it is about; refused if the task has run again since.
+            #[serde(skip_serializing_if = "Option::is_none")]
+            pub run: Option<i64>,
         }
         endpoint!($endpoint, $name => $answer);
     )*};
@@ -338,6 +341,9 @@ pub struct Completed {
     pub status_reason: Option<String>,
     /// Why, for people.
     pub status_message: Option<String>,
+    /// cantle's own: the number of the run that it is about; refused if the task has run again since.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run: Option<i64>,
 }
 endpoint!("tasks.completed", Completed => Updated);
 

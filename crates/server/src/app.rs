@@ -44,7 +44,7 @@ impl Call {
     pub(crate) fn change(&self, force: bool, reason: Option<String>, message: Option<String>) -> Change {
         let (reason, message) = (reason.unwrap_or_default(), message.unwrap_or_default());
         let stop_asked = StopRequest::parse(&message) == Some(StopRequest::Abort);
-        Change { now_us: self.now_us, force, reason, message, stop_asked }
+        Change { now_us: self.now_us, force, reason, message, stop_asked, run: None }
     }
 }
 

@@ -78,6 +78,7 @@ impl From<StoreError> for ApiError {
             StoreError::Status { .. }
             | StoreError::Claimed { .. }
             | StoreError::NotHeld { .. }
+            | StoreError::StaleRun { .. }
             | StoreError::StaleEviction(_) => subcode::INVALID_TASK_STATUS,
             StoreError::OverQuota { .. } => subcode::OVER_QUOTA,
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,

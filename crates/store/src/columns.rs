@@ -16,7 +16,7 @@ macro_rules! columns {
          tasks.completed_us, tasks.last_worker, tasks.last_worker_report_us, tasks.last_iteration, \
          tasks.node, tasks.lease, tasks.slices, tasks.exit_code, tasks.reason, tasks.milli, \
          tasks.cpu_milli, tasks.memory_bytes, tasks.preemptible, tasks.evicted_for, tasks.evicted_cause, \
-         tasks.evicted_reason, tasks.evicted_us"
+         tasks.evicted_reason, tasks.evicted_us, tasks.run"
     };
     (queues) => {
         "id, name, created_us, last_update_us, doc"
@@ -53,6 +53,9 @@ macro_rules! columns {
     };
     (worker_samples) => {
         "worker, time_us, busy, machine_stats"
+    };
+    (runs) => {
+        "task, run, project, queue, taken_us, started_us, ended_us, node, lease, slices, exit_code, outcome, why"
     };
     (project_use) => {
         "project, used, as_of_us"
@@ -92,6 +95,7 @@ mod tests {
             select!(models),
             select!(queue_samples),
             select!(worker_samples),
+            select!(runs),
             select!(project_use),
             select!(charts),
         ] {

@@ -20,6 +20,8 @@ pub struct TaskRow {
     pub last_worker_report_us: Option<i64>,
     /// Highest iteration reported.
     pub last_iteration: i64,
+    /// The number of its newest run; 0: it never ran.
+    pub run: i64,
     /// Where it runs or ran.
     pub node: Option<String>,
     /// The lease that holds or held it.
@@ -208,6 +210,19 @@ pub struct Change {
     pub message: String,
     /// The message asks the task's agent to stop it.
     pub stop_asked: bool,
+    /// The run that it is about; a change about another run than the newest one is refused. `None`: whichever it is.
+    pub run: Option<i64>,
+}
+
+/// A task that was taken out of its queue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// The task.
+    pub task: String,
+    /// When it came into the queue.
+    pub added_us: i64,
+    /// The number of the run that begins.
+    pub run: i64,
 }
 
 /// An agent's report about a task that it holds.
@@ -219,6 +234,8 @@ pub struct TaskClaim {
     pub node: String,
     /// The lease.
     pub lease: String,
+    /// The run that it is about; a report about another run than the newest one is refused. `None`: the lease alone decides.
+    pub run: Option<i64>,
     /// What it got.
     pub slices: Vec<Slice>,
     /// What it counts against quotas, apart from them.

@@ -1,16 +1,16 @@
 //! What takes a task's past away: it becomes a draft again, or it is deleted.
 
-use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued};
+use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued, Stopped};
 use serde_json::{Map, Value};
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::Change;
-use crate::flow::{about, forget_run, leave_queue, refusal};
+use crate::flow::{about, give_up, leave_queue, refusal};
 use crate::tasks::load;
-use crate::{Store, StoreError, row};
+use crate::{Store, StoreError, row, runs};
 
 impl Store {
-    /// Back to a draft, with nothing left of its last run; `forget` removes what else of `doc` is to go.
+    /// Back to a draft; of its last run only the record in its runs is left. `forget` removes what else of `doc` is to go.
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Status`] for a running or published task without force.
@@ -26,7 +26,7 @@ impl Store {
             return Err(refusal(&old, "reset"));
         }
         self.move_to(&mut write, &old, Created, change, "reset").await?;
-        forget_run(&mut write.tx, task).await?;
+        give_up(&mut write.tx, task, Created, change).await?;
         forget(&mut old.doc);
         sqlx::query(
             "UPDATE tasks SET queue = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
@@ -51,6 +51,7 @@ impl Store {
             return Err(refusal(&old, "delete"));
         }
         leave_queue(&mut write.tx, task).await?;
+        runs::end(&mut write.tx, task, Stopped, "the task was deleted", change.now_us).await?;
         delete_output(&mut write.tx, task).await?;
         let children = sqlx::query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
         let children = children.execute(&mut *write.tx).await?.rows_affected();

@@ -61,6 +61,16 @@ pub enum StoreError {
         /// The lease that reports.
         lease: String,
     },
+    /// A report about a run that was given up, or has ended.
+    #[error("Task has run again since: task={task}, run={run}, newest run={newest}")]
+    StaleRun {
+        /// The task.
+        task: String,
+        /// The run that the report names.
+        run: i64,
+        /// The task's newest run.
+        newest: i64,
+    },
     /// The task would take more than its project, or one above it, may have.
     #[error(
         "project {project} holds {} of its {rule} of {}; task {task} needs {} more",

@@ -5,7 +5,7 @@ use cantle_model::{Cause, TaskStatus};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
-use crate::flow::{about, entry, forget_run, prepend, queue_name, set_message, set_status};
+use crate::flow::{about, entry, give_up, prepend, queue_name, set_message, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
 
@@ -92,7 +92,7 @@ impl Store {
                 if entry(&mut write.tx, task).await?.is_none() {
                     prepend(&mut write.tx, task, queue, change.now_us).await?;
                 }
-                forget_run(&mut write.tx, task).await?;
+                give_up(&mut write.tx, task, Queued, change).await?;
                 set_status(&mut write.tx, task, Queued, change).await?;
                 let message = format!("back to the front of {name}: {}", change.reason);
                 let event = about(&old, "requeue", change, message);

@@ -7,9 +7,9 @@ use cantle_model::TaskStatus::{
 };
 use sqlx::SqliteConnection;
 
-use crate::data::{Change, TaskClaim, TaskRow};
+use crate::data::{Change, Taken, TaskClaim, TaskRow};
 use crate::tasks::{NewTask, insert, load};
-use crate::{EventRow, Store, StoreError, Write, quotas, row};
+use crate::{EventRow, Store, StoreError, Write, quotas, row, runs};
 
 /// Whether a task may go from one state to another without force. It may always stay in its state: clients repeat calls.
 #[must_use]
@@ -65,7 +65,7 @@ impl Store {
             return Err(refusal(&old, "enqueue"));
         }
         append(&mut write.tx, task, queue, change.now_us).await?;
-        forget_run(&mut write.tx, task).await?;
+        give_up(&mut write.tx, task, Queued, change).await?;
         sqlx::query("UPDATE tasks SET queue = $2, evicted_for = NULL WHERE id = $1")
             .bind(task)
             .bind(queue)
@@ -87,7 +87,7 @@ impl Store {
         queue: &str,
         only: Option<&str>,
         now_us: i64,
-    ) -> Result<Option<(String, i64)>, StoreError> {
+    ) -> Result<Option<Taken>, StoreError> {
         let mut write = self.write().await?;
         queue_name(&mut write.tx, queue).await?;
         let first: Option<(String, i64)> = sqlx::query_as(
@@ -105,8 +105,9 @@ impl Store {
             .bind(now_us)
             .execute(&mut *write.tx)
             .await?;
+        let run = runs::begin(&mut write.tx, &task).await?;
         write.commit().await?;
-        Ok(Some((task, added_us)))
+        Ok(Some(Taken { task, added_us, run }))
     }
 
     /// Puts tasks that were taken out of a queue before `before_us`, and neither started nor claimed since, back to the
@@ -131,8 +132,10 @@ impl Store {
                 .execute(&mut *write.tx)
                 .await?;
             let name = queue_name(&mut write.tx, queue).await?;
+            let why = "the agent that took it never started it";
+            runs::end(&mut write.tx, task, Queued, why, now_us).await?;
             let change = Change { now_us, ..Change::default() };
-            let message = format!("back to the front of {name}: the agent that took it never started it");
+            let message = format!("back to the front of {name}: {why}");
             let event = about(&old, "enqueue", &change, message);
             self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
         }
@@ -196,7 +199,8 @@ impl Store {
     /// Brings a task into a state. The task leaves its queue; [`Store::enqueue`] puts it into one.
     ///
     /// # Errors
-    /// [`StoreError::NoTask`], [`StoreError::Status`].
+    /// [`StoreError::NoTask`], [`StoreError::Status`]; [`StoreError::StaleRun`] if the change names a run that is not the
+    /// newest one.
     pub async fn set_status(
         &self,
         task: &str,
@@ -206,6 +210,7 @@ impl Store {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
         let from = old.index.status;
+        runs::fence(&old, change.run)?;
         if !(change.force || may_follow(from, to)) {
             return Err(refusal(&old, to.as_str()));
         }
@@ -240,6 +245,10 @@ impl Store {
             _ => "UPDATE tasks SET completed_us = COALESCE(completed_us, $2), taken_us = NULL WHERE id = $1",
         };
         sqlx::query(stamp).bind(task).bind(change.now_us).execute(&mut *write.tx).await?;
+        match to {
+            InProgress => runs::start(&mut write.tx, task, change.now_us).await?,
+            _ => runs::end(&mut write.tx, task, to, &change.reason, change.now_us).await?,
+        }
         let message = match change.reason.as_str() {
             "" => format!("{from} → {to}"),
             reason => format!("{from} → {to}: {reason}"),
@@ -269,11 +278,12 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NoTask`]; [`StoreError::Claimed`] if another lease holds the task; [`StoreError::NotHeld`] for the end
-    /// of a run that was given up; [`StoreError::OverQuota`] if the
-    /// claim exceeds the project's quota.
+    /// of a run that was given up; [`StoreError::StaleRun`] if it names another run than the newest one;
+    /// [`StoreError::OverQuota`] if the claim exceeds the project's quota.
     pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, &claim.task).await?;
+        runs::fence(&old, claim.run)?;
         let (node, lease) = (old.node.clone(), old.lease.clone());
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
         if let (Some(node), Some(lease)) = (node, &lease)
@@ -310,6 +320,7 @@ impl Store {
         .bind(i64::from(claim.terms.preemptible))
         .execute(&mut *write.tx)
         .await?;
+        runs::hold(&mut write.tx, &old, claim, now_us).await?;
         let (kind, message) = match (claim.exit_code, &claim.reason) {
             (None, _) => ("place", format!("placed on {}", claim.node)),
             (Some(code), None) => ("exit", format!("exit code {code}")),
@@ -349,8 +360,14 @@ pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String
     }
 }
 
-/// Forgets when, where and how a task ran, for a new run.
-pub(crate) async fn forget_run(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
+/// The run that lasts ends here, and the task's own record is empty for the next one: clients see the newest run there.
+pub(crate) async fn give_up(
+    tx: &mut SqliteConnection,
+    task: &str,
+    outcome: TaskStatus,
+    change: &Change,
+) -> Result<(), StoreError> {
+    runs::end(&mut *tx, task, outcome, &change.reason, change.now_us).await?;
     sqlx::query(
         "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, lease = NULL, \
          slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",

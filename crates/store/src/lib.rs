@@ -25,6 +25,7 @@ mod projects;
 mod queues;
 mod quotas;
 mod row;
+mod runs;
 mod samples;
 mod tasks;
 mod usage;
@@ -44,13 +45,14 @@ use tokio::sync::{Mutex, MutexGuard};
 
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
-    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskClaim, TaskIndex, TaskRow,
-    Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
+    NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,
+    TaskRow, Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use lost::{FenceRow, LOST, Renewal, Renewed};
+pub use runs::RunRow;
 pub use tasks::{NewTask, TaskEdit};
 pub use values::{ParentTask, TaskValue};
 

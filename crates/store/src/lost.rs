@@ -7,7 +7,7 @@ use cantle_model::TaskStatus::{InProgress, Queued};
 use sqlx::SqliteConnection;
 
 use crate::data::{Change, EventRow};
-use crate::flow::{about, entry, forget_run, prepend, queue_name, set_status};
+use crate::flow::{about, entry, give_up, prepend, queue_name, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError};
 
@@ -194,13 +194,13 @@ impl Store {
         if entry(&mut write.tx, task).await?.is_none() {
             prepend(&mut write.tx, task, &queue, now_us).await?;
         }
-        forget_run(&mut write.tx, task).await?;
+        let change = Change { now_us, reason: reason.clone(), ..Change::default() };
+        give_up(&mut write.tx, task, Queued, &change).await?;
         sqlx::query("DELETE FROM run_fences WHERE task = $1").bind(task).execute(&mut *write.tx).await?;
         sqlx::query("UPDATE tasks SET evicted_for = NULL WHERE id = $1")
             .bind(task)
             .execute(&mut *write.tx)
             .await?;
-        let change = Change { now_us, reason: reason.clone(), ..Change::default() };
         set_status(&mut write.tx, task, Queued, &change).await?;
         let event = about(&old, "requeue", &change, format!("back to the front of {name}: {reason}"));
         self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;

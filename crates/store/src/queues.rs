@@ -126,6 +126,14 @@ impl Store {
         Ok(queues)
     }
 
+    /// Ids and names of all queues.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn queue_names(&self) -> Result<Vec<(String, String)>, StoreError> {
+        Ok(sqlx::query_as("SELECT id, name FROM queues ORDER BY name").fetch_all(&self.readers).await?)
+    }
+
     /// One queue.
     ///
     /// # Errors

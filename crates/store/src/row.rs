@@ -11,7 +11,7 @@ use crate::data::{
     EventRow, Evicted, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
     TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
 };
-use crate::{FALLBACKS, NodeRow, ReportRow, Scalar, StoreError};
+use crate::{FALLBACKS, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
 pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
@@ -27,8 +27,11 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
 }
 
 pub(crate) fn status(row: &SqliteRow) -> Result<TaskStatus, StoreError> {
-    let word: &str = row.try_get("status")?;
-    Ok(word.parse().unwrap_or_else(|_| {
+    Ok(status_of(row.try_get("status")?))
+}
+
+fn status_of(word: &str) -> TaskStatus {
+    word.parse().unwrap_or_else(|_| {
         // A newer version may have written it. One such task must not keep all others from being listed.
         if FALLBACKS.count(Fallback::UnknownStatus, word) {
             tracing::warn!(
@@ -37,7 +40,7 @@ pub(crate) fn status(row: &SqliteRow) -> Result<TaskStatus, StoreError> {
             );
         }
         TaskStatus::Unknown
-    }))
+    })
 }
 
 pub(crate) const TASK_INDEX: &str = "id, name, kind, status, project, parent, queue, tags, system_tags, created_us, \
@@ -71,6 +74,7 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
         last_worker: row.try_get("last_worker")?,
         last_worker_report_us: row.try_get("last_worker_report_us")?,
         last_iteration: row.try_get("last_iteration")?,
+        run: row.try_get("run")?,
         node: row.try_get("node")?,
         lease: row.try_get("lease")?,
         slices: json(row, "slices")?,
@@ -235,6 +239,25 @@ pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
         created_us: row.try_get("created_us")?,
         last_update_us: row.try_get("last_update_us")?,
         doc: json(row, "doc")?,
+    })
+}
+
+pub(crate) fn run(row: &SqliteRow) -> Result<RunRow, StoreError> {
+    let outcome: Option<&str> = row.try_get("outcome")?;
+    Ok(RunRow {
+        task: row.try_get("task")?,
+        run: row.try_get("run")?,
+        project: row.try_get("project")?,
+        queue: row.try_get("queue")?,
+        taken_us: row.try_get("taken_us")?,
+        started_us: row.try_get("started_us")?,
+        ended_us: row.try_get("ended_us")?,
+        node: row.try_get("node")?,
+        lease: row.try_get("lease")?,
+        slices: json(row, "slices")?,
+        exit_code: row.try_get("exit_code")?,
+        outcome: outcome.map(status_of),
+        why: row.try_get("why")?,
     })
 }
 

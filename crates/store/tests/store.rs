@@ -104,6 +104,7 @@ fn half(task: &str, terms: Terms) -> TaskClaim {
         task: task.into(),
         node: "n".into(),
         lease: task.into(),
+        run: None,
         slices: vec![slice],
         terms,
         exit_code: None,

@@ -69,7 +69,9 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
     }
     let command = entry.write_command(env, &found);
     let reason = Some("pulled by agent".to_owned());
-    let started = tasks::Started { task, force: true, status_reason: reason.clone(), status_message: reason };
+    let run = entry.job.run;
+    let started =
+        tasks::Started { task, force: true, status_reason: reason.clone(), status_message: reason, run };
     let started = env.server.call(&started).await;
     if unless_refused(entry, started)?.is_none() {
         return Ok(Answer::Refused);

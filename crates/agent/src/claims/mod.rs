@@ -179,6 +179,7 @@ fn reserve(
         daemon: own_holder(),
         slices,
         claimed: false,
+        run: None,
         command: None,
     };
     let dir = TaskFiles::create(&env.jobs_dir, &job)?;
@@ -195,6 +196,7 @@ async fn claim(env: &Environment, mut found: Found<'_, Pending>) -> Result<(), W
             claimed.state = ClaimState::Claimed;
             // Before the server hears that it is started: an agent that finds it so later must know that it was for us.
             claimed.entry.job.claimed = true;
+            claimed.entry.job.run = got.run;
             if let Err(error) = claimed.entry.dir.write(&claimed.entry.job) {
                 tracing::error!(%error, "that a task is ours is not on disk");
             }

@@ -115,6 +115,7 @@ async fn requeue(env: &Environment, queue: &str, task: &str, why: &str) -> Resul
         force: true,
         status_reason: reason.clone(),
         status_message: reason,
+        run: None,
     };
     env.server.call(&stopped).await?;
     enqueue_in_front(env, queue, task, why).await

@@ -138,7 +138,7 @@ async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireErro
     }
     let details = entry.report(env, Some(&outcome));
     accept_refusal(env.server.call_extended(&details).await.map(|_| ()))?;
-    accept_refusal(send(env, task, &report).await)?;
+    accept_refusal(send(env, task, entry.job.run, &report).await)?;
     let message = match &report {
         Report::Completed => format!("task {name} completed"),
         Report::Stopped(why) => format!("task {name} stopped: {why}"),
@@ -152,24 +152,24 @@ async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireErro
     Ok(())
 }
 
-async fn send(env: &Environment, task: &str, report: &Report) -> Result<(), WireError> {
+async fn send(env: &Environment, task: &str, run: Option<i64>, report: &Report) -> Result<(), WireError> {
     let (task, force) = (task.to_owned(), true);
     let texts = |text: &str| (Some(text.to_owned()), Some(text.to_owned()));
     match report {
         Report::Completed => {
             let (status_reason, status_message) = texts(DONE);
             let publish = false;
-            let done = tasks::Completed { task, force, publish, status_reason, status_message };
+            let done = tasks::Completed { task, force, publish, status_reason, status_message, run };
             env.server.call(&done).await.map(|_| ())
         }
         Report::Stopped(why) => {
             let (status_reason, status_message) = texts(why);
-            let stopped = tasks::Stopped { task, force, status_reason, status_message };
+            let stopped = tasks::Stopped { task, force, status_reason, status_message, run };
             env.server.call(&stopped).await.map(|_| ())
         }
         Report::Failed(why) => {
             let (status_reason, status_message) = texts(why);
-            let failed = tasks::Failed { task, force, status_reason, status_message };
+            let failed = tasks::Failed { task, force, status_reason, status_message, run };
             env.server.call(&failed).await.map(|_| ())
         }
         Report::GivenBack(_) | Report::Nothing => Ok(()),

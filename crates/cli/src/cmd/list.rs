@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::cluster::{self, ClusterArg};
 use super::delete::{self, DeleteArgs};
+use super::runs::{self, RunsArgs};
 use crate::complete;
 use crate::connect::{Connection, no_task, not_there};
 use crate::context::{CommandResult, Context};
@@ -45,6 +46,8 @@ pub(crate) struct TasksArgs {
 enum TasksCommand {
     /// Delete tasks that ended, with their output, their files on the server and their unpublished models
     Delete(DeleteArgs),
+    /// List all runs of a task: when, where, with what and why each ended
+    Runs(RunsArgs),
 }
 
 /// `cantle events`
@@ -73,8 +76,10 @@ const TASK_COLUMNS: [Column<TaskView>; 10] = [
 
 /// Tasks, newest first.
 pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
-    if let Some(TasksCommand::Delete(args)) = &args.command {
-        return delete::delete(context, args);
+    match &args.command {
+        Some(TasksCommand::Delete(args)) => return delete::delete(context, args),
+        Some(TasksCommand::Runs(args)) => return runs::runs(context, args),
+        None => {}
     }
     let states = args.status.iter().map(|word| word.parse::<TaskStatus>()).collect::<Result<Vec<_>, _>>();
     let states = states.map_err(|error| CliError::new(ErrorKind::Usage, error))?;
@@ -212,11 +217,11 @@ fn use_of(gpu: &GpuView) -> String {
     format!("{used} / {limit} / {}", Bytes(gpu.memory_bytes))
 }
 
-fn amount(milli: u32) -> String {
+pub(super) fn amount(milli: u32) -> String {
     if milli == 0 { "-".to_owned() } else { Milli(milli).to_string() }
 }
 
-fn memory(bytes: u64) -> String {
+pub(super) fn memory(bytes: u64) -> String {
     if bytes == 0 { "-".to_owned() } else { Bytes(bytes).to_string() }
 }
 

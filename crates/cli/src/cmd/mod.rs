@@ -20,6 +20,7 @@ pub(crate) mod move_task;
 pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod run;
+pub(crate) mod runs;
 mod serve;
 pub(crate) mod server;
 pub(crate) mod sim;

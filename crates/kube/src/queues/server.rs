@@ -232,8 +232,13 @@ impl Server {
             Err(error) if error.is_subcode(subcode::INVALID_TASK_STATUS) => {
                 // ClearML's own server takes only tasks that do not run.
                 let (task, force) = (task.to_owned(), true);
-                let stopped =
-                    tasks::Stopped { task, force, status_reason: words.clone(), status_message: words };
+                let stopped = tasks::Stopped {
+                    task,
+                    force,
+                    status_reason: words.clone(),
+                    status_message: words,
+                    run: None,
+                };
                 self.client.call(&stopped).await?;
                 self.client.call(&enqueue).await?;
             }
@@ -257,20 +262,27 @@ impl Server {
         accept_refusal(match end {
             TaskOutcome::Completed => {
                 let (status_reason, status_message) = words(DONE);
-                let done = tasks::Completed { task, force, publish: false, status_reason, status_message };
+                let done = tasks::Completed {
+                    task,
+                    force,
+                    publish: false,
+                    status_reason,
+                    status_message,
+                    run: None,
+                };
                 self.client.call(&done).await.map(drop)
             }
             TaskOutcome::Failed(why) => {
                 let (status_reason, status_message) = words(why);
                 self.client
-                    .call(&tasks::Failed { task, force, status_reason, status_message })
+                    .call(&tasks::Failed { task, force, status_reason, status_message, run: None })
                     .await
                     .map(drop)
             }
             TaskOutcome::Stopped(why) => {
                 let (status_reason, status_message) = words(why);
                 self.client
-                    .call(&tasks::Stopped { task, force, status_reason, status_message })
+                    .call(&tasks::Stopped { task, force, status_reason, status_message, run: None })
                     .await
                     .map(drop)
             }

@@ -3,13 +3,14 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
-    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, Nodes,
-    QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
+    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetRuns, GetTasks, Nodes,
+    QueueView, QueueViews, ReportNode, ReportTask, RunView, RunViews, SubmitTask, TaskExplanation, TaskView,
+    TaskViews,
 };
 use cantle_clearml::projects::Created;
 use cantle_clearml::{Empty, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{EventRow, NodeRow, QueueRow, TaskClaim, TaskFilter, TaskRow, Terms};
+use cantle_store::{EventRow, NodeRow, QueueRow, RunRow, TaskClaim, TaskFilter, TaskRow, Terms};
 
 use super::explain::Board;
 use super::{nodes, quotas};
@@ -28,6 +29,7 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(get_nodes);
     routes.typed(report_task);
     routes.typed(get_tasks);
+    routes.typed(get_runs);
     routes.typed(get_queues);
     routes.typed(add_events);
     routes.typed(get_events);
@@ -54,10 +56,10 @@ async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
 }
 
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
-    let ReportTask { task, node, lease, slices, quota_milli, exit_code, message } = request;
+    let ReportTask { task, node, lease, run, slices, quota_milli, exit_code, message } = request;
     let exit_code = exit_code.map(i64::from);
     let terms = Terms { quota_milli, ..quotas::terms(&call.store.task(&task).await?) };
-    let claim = TaskClaim { task, node, lease, slices, terms, exit_code, reason: message };
+    let claim = TaskClaim { task, node, lease, run, slices, terms, exit_code, reason: message };
     call.store.claim(&claim, call.now_us).await?;
     Ok(Empty {})
 }
@@ -116,6 +118,30 @@ fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>) -> T
         started: row.index.started_us.map(rfc3339),
         ended: row.index.completed_us.map(rfc3339),
     }
+}
+
+async fn get_runs(call: Call, request: GetRuns) -> Result<RunViews, ApiError> {
+    let rows = call.store.runs(&request.task).await?;
+    if rows.is_empty() {
+        // A task that never ran has none; one that does not exist is a mistake of the caller.
+        call.store.task(&request.task).await?;
+    }
+    let names: BTreeMap<String, String> = call.store.queue_names().await?.into_iter().collect();
+    let view = |row: RunRow| RunView {
+        run: row.run,
+        queue: row.queue.map(|id| names.get(&id).cloned().unwrap_or(id)),
+        node: row.node,
+        gpus: row.slices.iter().map(|slice| slice.gpu.0.clone()).collect(),
+        milli: row.slices.iter().map(|slice| slice.milli.0).sum(),
+        memory_limit_bytes: row.slices.iter().map(|slice| slice.memory_limit_bytes).sum(),
+        taken: row.taken_us.map(rfc3339),
+        started: row.started_us.map(rfc3339),
+        ended: row.ended_us.map(rfc3339),
+        outcome: row.outcome,
+        exit_code: row.exit_code.and_then(|code| i32::try_from(code).ok()),
+        why: row.why,
+    };
+    Ok(RunViews { runs: rows.into_iter().map(view).collect() })
 }
 
 async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiError> {

@@ -8,7 +8,7 @@ use cantle_clearml::queues::{
 };
 use cantle_clearml::{Empty, Updated, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::QueueRow;
+use cantle_store::{QueueRow, Taken};
 use serde_json::{Map, Value, json};
 
 use crate::app::{COMPANY, Call, USER};
@@ -100,11 +100,11 @@ async fn get_default(call: Call, _request: GetDefault) -> Result<DefaultQueue, A
 
 async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, ApiError> {
     let taken = call.store.take_next(&request.queue, request.task.as_deref(), call.now_us).await?;
-    let Some((task, added_us)) = taken else {
+    let Some(Taken { task, added_us, run }) = taken else {
         return Ok(NextTask::default());
     };
     let owner = || TaskInfo { company: COMPANY.to_owned(), user: USER.to_owned() };
-    let entry = Some(Entry { task, added: rfc3339(added_us) });
+    let entry = Some(Entry { task, added: rfc3339(added_us), run: Some(run) });
     Ok(NextTask { entry, task_info: request.get_task_info.unwrap_or(false).then(owner) })
 }
 

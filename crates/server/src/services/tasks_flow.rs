@@ -6,7 +6,7 @@ use cantle_clearml::tasks::{
 };
 use cantle_clearml::{Empty, StopRequest, Updated};
 use cantle_model::TaskStatus;
-use cantle_store::{StoreError, TaskEdit, TaskRow};
+use cantle_store::{Change, StoreError, TaskEdit, TaskRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -30,13 +30,16 @@ pub(super) fn add(routes: &mut Routes) {
     routes.typed(reset);
     routes.typed(ping);
     routes.typed(|call, r: Stopped| {
-        become_status(call, TaskStatus::Stopped, r.task, r.force, r.status_reason, r.status_message)
+        let change = Change { run: r.run, ..call.change(r.force, r.status_reason, r.status_message) };
+        become_status(call, TaskStatus::Stopped, r.task, change)
     });
     routes.typed(|call, r: Failed| {
-        become_status(call, TaskStatus::Failed, r.task, r.force, r.status_reason, r.status_message)
+        let change = Change { run: r.run, ..call.change(r.force, r.status_reason, r.status_message) };
+        become_status(call, TaskStatus::Failed, r.task, change)
     });
     routes.typed(|call, r: Close| {
-        become_status(call, TaskStatus::Closed, r.task, r.force, r.status_reason, r.status_message)
+        let change = Change { run: r.run, ..call.change(r.force, r.status_reason, r.status_message) };
+        become_status(call, TaskStatus::Closed, r.task, change)
     });
     routes.typed(publish);
     routes.on("tasks.archive", |call, r| archive(call, r, true));
@@ -113,6 +116,7 @@ async fn dequeue(call: Call, request: Dequeue) -> Result<Dequeued, ApiError> {
 
 async fn started(call: Call, request: Started) -> Result<StartedReply, ApiError> {
     let change = call.change(request.force, request.status_reason, request.status_message);
+    let change = Change { run: request.run, ..change };
     let from = call.store.set_status(&request.task, TaskStatus::InProgress, &change).await?;
     let started = u64::from(from != TaskStatus::InProgress);
     Ok(StartedReply { updated: 1, started, fields: status_field(TaskStatus::InProgress) })
@@ -149,12 +153,11 @@ async fn is_run_by_agent(call: &Call, row: &TaskRow) -> Result<bool, ApiError> {
 }
 
 async fn completed(call: Call, request: Completed) -> Result<Updated, ApiError> {
-    let Completed { task, force, publish, status_reason, status_message } = request;
-    let (reason, message) = (status_reason.clone(), status_message.clone());
-    let mut answer =
-        become_status(call.clone(), TaskStatus::Completed, task.clone(), force, reason, message).await?;
+    let Completed { task, force, publish, status_reason, status_message, run } = request;
+    let change = Change { run, ..call.change(force, status_reason, status_message) };
+    let mut answer = become_status(call.clone(), TaskStatus::Completed, task.clone(), change.clone()).await?;
     if publish {
-        become_status(call, TaskStatus::Published, task, force, status_reason, status_message).await?;
+        become_status(call, TaskStatus::Published, task, change).await?;
         answer.fields.insert("published".to_owned(), json!(1));
     }
     Ok(answer)
@@ -164,11 +167,9 @@ async fn become_status(
     call: Call,
     to: TaskStatus,
     task: String,
-    force: bool,
-    reason: Option<String>,
-    message: Option<String>,
+    change: Change,
 ) -> Result<Updated, ApiError> {
-    call.store.set_status(&task, to, &call.change(force, reason, message)).await?;
+    call.store.set_status(&task, to, &change).await?;
     Ok(Updated { updated: 1, fields: status_field(to) })
 }
 
@@ -229,5 +230,6 @@ async fn archive_one(call: Call, OneTask { task }: OneTask, archived: bool) -> R
 }
 
 async fn publish(call: Call, r: Publish) -> Result<Updated, ApiError> {
-    become_status(call, TaskStatus::Published, r.task, r.force, r.status_reason, r.status_message).await
+    let change = call.change(r.force, r.status_reason, r.status_message);
+    become_status(call, TaskStatus::Published, r.task, change).await
 }

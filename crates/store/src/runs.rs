@@ -1,0 +1,144 @@
+//! Runs: each time that a task ran, where, how long and why it ended. A task has a new number for each, and a report that
+//! names another number than the newest is refused.
+
+use cantle_model::{Slice, TaskStatus};
+use sqlx::SqliteConnection;
+
+use crate::data::{TaskClaim, TaskRow};
+use crate::{Store, StoreError, row};
+
+/// A run of a task. Times are microseconds since 1970.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunRow {
+    /// The task.
+    pub task: String,
+    /// Its number: 1 for the first run of the task.
+    pub run: i64,
+    /// Id of the task's project when the run began.
+    pub project: Option<String>,
+    /// Id of the queue that the task came from.
+    pub queue: Option<String>,
+    /// When an agent took the task out of its queue.
+    pub taken_us: Option<i64>,
+    /// When the task began to run.
+    pub started_us: Option<i64>,
+    /// When it ended.
+    pub ended_us: Option<i64>,
+    /// Where.
+    pub node: Option<String>,
+    /// The lease that held the task.
+    pub lease: Option<String>,
+    /// What it held.
+    pub slices: Vec<Slice>,
+    /// How the process ended.
+    pub exit_code: Option<i64>,
+    /// The state that it left its task in; `Queued` or `Created`: it was given up. `None` while it lasts.
+    pub outcome: Option<TaskStatus>,
+    /// Why it ended so, for people.
+    pub why: Option<String>,
+}
+
+impl Store {
+    /// All runs of a task, the first one first; those of a deleted task, too.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn runs(&self, task: &str) -> Result<Vec<RunRow>, StoreError> {
+        let rows = sqlx::query(select!(runs, "WHERE task = $1 ORDER BY run")).bind(task);
+        rows.fetch_all(&self.readers).await?.iter().map(row::run).collect()
+    }
+}
+
+/// Refuses a report about another run than the newest one of the task.
+pub(crate) fn fence(task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
+    match run {
+        Some(run) if run != task.run => {
+            Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Begins a run and returns its number.
+pub(crate) async fn begin(tx: &mut SqliteConnection, task: &str) -> Result<i64, StoreError> {
+    let next = sqlx::query_scalar("UPDATE tasks SET run = run + 1 WHERE id = $1 RETURNING run").bind(task);
+    let run: i64 = next.fetch_one(&mut *tx).await?;
+    sqlx::query(
+        "INSERT INTO runs (task, run, project, queue, taken_us, slices) \
+         SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE id = $1",
+    )
+    .bind(task)
+    .execute(tx)
+    .await?;
+    Ok(run)
+}
+
+/// The number of the run that lasts; one begins if none does.
+async fn lasting(tx: &mut SqliteConnection, task: &str) -> Result<i64, StoreError> {
+    let open =
+        sqlx::query_scalar("SELECT run FROM runs WHERE task = $1 AND outcome IS NULL ORDER BY run DESC");
+    match open.bind(task).fetch_optional(&mut *tx).await? {
+        Some(run) => Ok(run),
+        None => begin(tx, task).await,
+    }
+}
+
+/// The task of the run that lasts has started.
+pub(crate) async fn start(tx: &mut SqliteConnection, task: &str, now_us: i64) -> Result<(), StoreError> {
+    let run = lasting(tx, task).await?;
+    sqlx::query("UPDATE runs SET started_us = $3 WHERE task = $1 AND run = $2")
+        .bind(task)
+        .bind(run)
+        .bind(now_us)
+        .execute(tx)
+        .await?;
+    Ok(())
+}
+
+/// A lease holds the run that lasts, or says how its newest one ended.
+pub(crate) async fn hold(
+    tx: &mut SqliteConnection,
+    old: &TaskRow,
+    claim: &TaskClaim,
+    now_us: i64,
+) -> Result<(), StoreError> {
+    let ends = claim.exit_code.is_some();
+    let run = if ends { old.run } else { lasting(tx, &claim.task).await? };
+    let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
+    sqlx::query(
+        "UPDATE runs SET node = $3, lease = $4, slices = $5, exit_code = $6, why = COALESCE($7, why), \
+         ended_us = COALESCE(ended_us, $8) WHERE task = $1 AND run = $2",
+    )
+    .bind(&claim.task)
+    .bind(run)
+    .bind(&claim.node)
+    .bind(&claim.lease)
+    .bind(row::to_json(slices)?)
+    .bind(claim.exit_code)
+    .bind(&claim.reason)
+    .bind(ends.then_some(now_us))
+    .execute(tx)
+    .await?;
+    Ok(())
+}
+
+/// The run that lasts, if one does, has left its task in this state.
+pub(crate) async fn end(
+    tx: &mut SqliteConnection,
+    task: &str,
+    outcome: TaskStatus,
+    why: &str,
+    now_us: i64,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE runs SET outcome = $2, ended_us = COALESCE(ended_us, $3), why = COALESCE(why, $4) \
+         WHERE task = $1 AND outcome IS NULL",
+    )
+    .bind(task)
+    .bind(outcome.as_str())
+    .bind(now_us)
+    .bind((!why.is_empty()).then_some(why))
+    .execute(tx)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! Every run of a task is kept, and a report about an older one is refused.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
+
+use cantle_model::{Milli, Slice, TaskStatus};
+use cantle_store::{Change, NewTask, RunRow, Store, StoreError, TaskClaim, Terms};
+use serde_json::Map;
+
+async fn open() -> (Store, tempfile::TempDir) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+    store.create_queue("q", "q", &Map::new(), 1).await.unwrap();
+    let new = NewTask { id: "t".into(), name: "t".into(), kind: "training".into(), ..NewTask::default() };
+    store.submit(&new, "q", &at(1)).await.unwrap();
+    (store, dir)
+}
+
+fn at(now_us: i64) -> Change {
+    Change { now_us, ..Change::default() }
+}
+
+fn claim(lease: &str, run: Option<i64>) -> TaskClaim {
+    let slice = Slice { gpu: "GPU-a".into(), milli: Milli(500), memory_limit_bytes: 1 << 30, mig: None };
+    TaskClaim {
+        task: "t".into(),
+        node: "n".into(),
+        lease: lease.into(),
+        run,
+        slices: vec![slice],
+        terms: Terms::default(),
+        exit_code: None,
+        reason: None,
+    }
+}
+
+fn shape(run: &RunRow) -> (i64, Option<&str>, Option<TaskStatus>, Option<i64>, Option<i64>) {
+    (run.run, run.lease.as_deref(), run.outcome, run.started_us, run.ended_us)
+}
+
+#[tokio::test]
+async fn nothing_erases_a_run() {
+    use TaskStatus::{Completed, Failed, InProgress, Queued};
+    let (store, _dir) = open().await;
+    assert!(store.runs("t").await.unwrap().is_empty(), "a task that waits has not run");
+    // Taken and never started; then it fails; then it is enqueued again, completes, and is reset and deleted.
+    assert_eq!(store.take_next("q", None, 2).await.unwrap().unwrap().run, 1);
+    store.reclaim(10, 11).await.unwrap();
+    assert_eq!(store.take_next("q", None, 12).await.unwrap().unwrap().run, 2);
+    store.claim(&claim("two", Some(2)), 13).await.unwrap();
+    store.set_status("t", InProgress, &at(14)).await.unwrap();
+    let exit = TaskClaim { exit_code: Some(3), reason: Some("no memory".into()), ..claim("two", Some(2)) };
+    store.claim(&exit, 20).await.unwrap();
+    store.set_status("t", Failed, &at(21)).await.unwrap();
+    store.enqueue("t", "q", &Change { force: true, ..at(30) }).await.unwrap();
+    assert_eq!(store.take_next("q", None, 31).await.unwrap().unwrap().run, 3);
+    store.claim(&claim("three", Some(3)), 32).await.unwrap();
+    store.set_status("t", InProgress, &at(33)).await.unwrap();
+    store.set_status("t", Completed, &at(40)).await.unwrap();
+    store.reset("t", &at(50), |_| ()).await.unwrap();
+    store.delete_task("t", &at(60)).await.unwrap();
+    let runs = store.runs("t").await.unwrap();
+    let shapes: Vec<_> = runs.iter().map(shape).collect();
+    assert_eq!(
+        shapes,
+        [
+            (1, None, Some(Queued), None, Some(11)),
+            (2, Some("two"), Some(Failed), Some(14), Some(20)),
+            (3, Some("three"), Some(Completed), Some(33), Some(40)),
+        ]
+    );
+    assert_eq!(runs[1].why.as_deref(), Some("no memory"));
+    assert_eq!((runs[1].exit_code, runs[1].slices[0].milli), (Some(3), Milli(500)));
+}
+
+#[tokio::test]
+async fn a_task_that_starts_without_an_agent_has_a_run_too() {
+    let (store, _dir) = open().await;
+    store.set_status("t", TaskStatus::InProgress, &at(2)).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &at(3)).await.unwrap();
+    store.set_status("t", TaskStatus::Stopped, &at(4)).await.unwrap();
+    let runs = store.runs("t").await.unwrap();
+    assert_eq!(
+        runs.iter().map(shape).collect::<Vec<_>>(),
+        [(1, None, Some(TaskStatus::Stopped), Some(2), Some(4))]
+    );
+}
+
+/// A node was lost and its task runs elsewhere. What the first agent reports, even by force, changes nothing.
+#[tokio::test]
+async fn an_older_run_can_neither_claim_nor_start_nor_end_the_task() {
+    let (store, _dir) = open().await;
+    store.take_next("q", None, 2).await.unwrap().unwrap();
+    store.claim(&claim("old", Some(1)), 3).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &Change { run: Some(1), ..at(4) }).await.unwrap();
+    store.enqueue("t", "q", &Change { force: true, reason: "node lost".into(), ..at(5) }).await.unwrap();
+    store.take_next("q", None, 6).await.unwrap().unwrap();
+    store.claim(&claim("new", Some(2)), 7).await.unwrap();
+    store.set_status("t", TaskStatus::InProgress, &Change { run: Some(2), ..at(8) }).await.unwrap();
+    let forced = Change { run: Some(1), force: true, ..at(9) };
+    for status in [TaskStatus::Completed, TaskStatus::Failed, TaskStatus::InProgress] {
+        let refused = store.set_status("t", status, &forced).await.unwrap_err();
+        assert!(matches!(refused, StoreError::StaleRun { run: 1, newest: 2, .. }), "{refused}");
+    }
+    let refused = store.claim(&claim("old", Some(1)), 10).await.unwrap_err();
+    assert!(matches!(refused, StoreError::StaleRun { .. }), "{refused}");
+    assert_eq!(store.task("t").await.unwrap().index.status, TaskStatus::InProgress);
+    let runs = store.runs("t").await.unwrap();
+    assert_eq!((runs[0].outcome, runs[0].why.as_deref()), (Some(TaskStatus::Queued), Some("node lost")));
+    assert_eq!((runs[1].outcome, runs[1].lease.as_deref()), (None, Some("new")));
+}
