@@ -305,6 +305,9 @@ pub struct QueueView {
     pub tasks: Vec<String>,
     /// Nodes that serve it and are alive.
     pub nodes: Vec<String>,
+    /// A task whose node is silent for so many seconds is queued again; absent: its node holds it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub requeue_after_s: Option<u64>,
 }
 
 /// An event: something that happened and was recorded.

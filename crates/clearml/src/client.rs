@@ -1,7 +1,7 @@
 //! The asynchronous client.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::collections::BTreeSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use base64::Engine as _;
@@ -18,8 +18,8 @@ pub struct Client {
     url: String,
     credentials: Credentials,
     token: Mutex<Option<String>>,
-    /// The server has cantle's own service, as far as is known.
-    extended: AtomicBool,
+    /// Calls of cantle's own service that this server does not have: it is ClearML's, or an older cantle.
+    lacking: Mutex<BTreeSet<&'static str>>,
 }
 
 const JSON: &str = "application/json";
@@ -56,7 +56,7 @@ impl Client {
             return Err(address());
         }
         let http = http_client(parsed.scheme()).map_err(|source| unreachable(&url, source))?;
-        Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
+        Ok(Self { http, url, credentials, token: Mutex::new(None), lacking: Mutex::default() })
     }
 
     /// The server's address, without a slash at its end.
@@ -77,19 +77,29 @@ impl Client {
         serde_json::from_value(without_nulls(data)).map_err(|error| self.odd(endpoint, error.to_string()))
     }
 
-    /// A call of cantle's own service; `None` from a server that has none.
+    fn lacking(&self) -> MutexGuard<'_, BTreeSet<&'static str>> {
+        self.lacking.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Is it known that the server has no such call? Each is asked for itself: an older cantle has the others.
+    #[must_use]
+    pub fn lacks<R: Request>(&self) -> bool {
+        self.lacking().contains(R::ENDPOINT)
+    }
+
+    /// A call of cantle's own service; `None` from a server that does not have it.
     ///
     /// # Errors
     /// See [`WireError`].
     pub async fn call_extended<R: Request>(&self, request: &R) -> Result<Option<R::Response>, WireError> {
-        if !self.extended.load(Ordering::Relaxed) {
+        if self.lacks::<R>() {
             return Ok(None);
         }
         match self.call(request).await {
             Ok(answer) => Ok(Some(answer)),
             Err(error) if error.is_unknown_endpoint() => {
-                tracing::info!("the server has no cantle.* service; only ClearML's services are used");
-                self.extended.store(false, Ordering::Relaxed);
+                tracing::info!("the server has no {}: it is ClearML's, or an older cantle", R::ENDPOINT);
+                self.lacking().insert(R::ENDPOINT);
                 Ok(None)
             }
             Err(error) => Err(error),

@@ -10,6 +10,10 @@ pub const LOG: &str = "log";
 /// Type of a scalar event on the wire.
 pub const SCALAR: &str = "training_stats_scalar";
 
+/// A field of events that cantle's agents send to a cantle server: the lease of the run that reports. What a run reports that does
+/// not hold its task any more is refused.
+pub const RUN_LEASE: &str = "cantle_lease";
+
 /// One line of `events.add_batch`: a piece of log, a scalar, or something that is kept unchanged (plots, images).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReportedEvent {
@@ -60,6 +64,13 @@ impl ReportedEvent {
             msg: Some(msg),
             ..Self::default()
         }
+    }
+
+    /// The same, from the run under this lease.
+    #[must_use]
+    pub fn of_run(mut self, lease: &str) -> Self {
+        self.more.insert(RUN_LEASE.to_owned(), Value::String(lease.to_owned()));
+        self
     }
 }
 

@@ -17,6 +17,7 @@ mod wire;
 
 pub mod cantle;
 pub mod events;
+pub mod leases;
 pub mod projects;
 pub mod queues;
 pub mod quotas;

@@ -18,6 +18,7 @@ use crate::cmd::list::{EventsArgs, TasksArgs};
 use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
+use crate::cmd::queues::QueuesArgs;
 use crate::cmd::quota::QuotaCommand;
 use crate::cmd::run::{DockerRunArgs, RunArgs};
 use crate::cmd::server::ServerArgs;
@@ -76,8 +77,8 @@ pub(crate) enum Command {
     Tasks(TasksArgs),
     /// List GPUs and the slices on them
     Gpus(ClusterArg),
-    /// List queues
-    Queues,
+    /// List queues, and set what a queue does with the tasks of a node that is gone
+    Queues(QueuesArgs),
     /// List nodes
     Nodes,
     /// List projects with their quota, fair share and allocation

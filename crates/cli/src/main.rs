@@ -85,7 +85,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Submit(args) => cmd::submit::submit(&context, args),
         Command::Tasks(args) => cmd::list::tasks(&context, args),
         Command::Gpus(args) => cmd::list::gpus(&context, &args),
-        Command::Queues => cmd::list::queues(&context),
+        Command::Queues(args) => cmd::queues::queues(&context, args),
         Command::Nodes => cmd::list::nodes(&context),
         Command::Projects(args) => cmd::quota::projects(&context, &args),
         Command::Quota(command) => cmd::quota::quota(&context, command),

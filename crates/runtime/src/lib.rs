@@ -17,6 +17,7 @@ mod detached;
 mod environment;
 mod error;
 mod exit;
+mod fence;
 pub mod files;
 mod filters;
 mod first;
@@ -39,6 +40,7 @@ pub use container::{
 pub use detached::{adopt, start_detached};
 pub use error::StartError;
 pub use exit::Exit;
+pub use fence::Fence;
 pub use filters::check_filters;
 pub use privileges::{Privileges, is_withheld};
 pub use processes::{alive, ask_for_release, end_now, holder_of, leave_terminal, terminate};

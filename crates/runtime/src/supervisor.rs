@@ -15,6 +15,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::setsid;
 use serde::{Deserialize, Serialize};
 
+use crate::fence;
 use crate::first::{FIRST, Reports, first_main};
 use crate::processes::{Scope, pid_of};
 use crate::spawn::{Group, Stdio3, spawn};
@@ -95,6 +96,9 @@ pub fn task_init_main(args: &[OsString]) -> ExitCode {
     let directory = TaskDirectory::new(Path::new(directory));
     match start(&directory) {
         Ok((scope, reports, _lock)) => {
+            let (guarded, of) = (directory.clone(), scope.clone());
+            // Ends with this process.
+            std::thread::spawn(move || fence::guard(&guarded, &of));
             let exit = wait_for_all(&scope, reports);
             match directory.write_exit(exit) {
                 Ok(()) => ExitCode::SUCCESS,

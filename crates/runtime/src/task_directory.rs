@@ -6,6 +6,8 @@
 //! state.json   processes and backend, once started
 //! output.log   stdout and stderr
 //! exit.json    how it ended, once nothing of it is left
+//! fence.json   until when it may run, renewed by its owner ([`Fence`])
+//! fenced       it was ended because of that
 //! ```
 //!
 //! A task in a container has neither `lock` nor `task.json`: the engine is its supervisor. The program that starts tasks may
@@ -40,13 +42,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::{self, Durability, FileError, FileSystem, Kernel};
 use crate::processes::Scope;
-use crate::{Backend, Exit, TaskSpec};
+use crate::{Backend, Exit, Fence, TaskSpec};
 
 const LOCK: &str = "lock";
 const TASK: &str = "task.json";
 const STATE: &str = "state.json";
 const OUTPUT: &str = "output.log";
 const EXIT: &str = "exit.json";
+const FENCE: &str = "fence.json";
+const FENCED: &str = "fenced";
 
 /// The directory of one task.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -74,7 +78,7 @@ pub(crate) struct ContainerRef {
 
 impl TaskDirectory {
     /// The names that belong to the runtime.
-    pub const FILES: [&str; 5] = [LOCK, TASK, STATE, OUTPUT, EXIT];
+    pub const FILES: [&str; 7] = [LOCK, TASK, STATE, OUTPUT, EXIT, FENCE, FENCED];
 
     /// The directory at `path`, which need not exist.
     #[must_use]
@@ -139,6 +143,34 @@ impl TaskDirectory {
         files::remove(&self.0)
     }
 
+    /// Until when the task may run; `None` for as long as it likes.
+    #[must_use]
+    pub fn fence(&self) -> Option<Fence> {
+        files::read_json(&self.0.join(FENCE)).ok().flatten()
+    }
+
+    /// Sets or renews it; `None` removes it. A restart of the machine ends the task anyway.
+    ///
+    /// # Errors
+    /// Names the file.
+    pub fn set_fence(&self, fence: Option<Fence>) -> Result<(), FileError> {
+        let path = self.0.join(FENCE);
+        match fence {
+            Some(fence) => files::write_json(&path, &fence, Durability::Crash),
+            None => files::remove(&path),
+        }
+    }
+
+    /// Was the task ended at its fence?
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.0.join(FENCED).exists()
+    }
+
+    pub(crate) fn mark_fenced(&self) -> io::Result<()> {
+        File::create(self.0.join(FENCED)).map(drop)
+    }
+
     /// The supervisor's lock; `None` if another process has it.
     pub(crate) fn try_lock(&self) -> io::Result<Option<File>> {
         let mut open = OpenOptions::new();
@@ -154,7 +186,7 @@ impl TaskDirectory {
     /// taken for this one's.
     pub(crate) fn prepare(&self) -> Result<(), FileError> {
         Self::create(&self.0)?;
-        [STATE, EXIT, OUTPUT].iter().try_for_each(|old| files::remove(&self.0.join(old)))
+        [STATE, EXIT, OUTPUT, FENCE, FENCED].iter().try_for_each(|old| files::remove(&self.0.join(old)))
     }
 
     pub(crate) fn write_spec(&self, spec: &TaskSpec) -> Result<(), FileError> {

@@ -1,13 +1,13 @@
 //! What all calls share, and the context of one call.
 
 use std::ops::Deref;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_clearml::StopRequest;
 use cantle_store::{Change, Store};
 
 use crate::clock::now_us;
+use crate::files::Files;
 use crate::health::Health;
 use crate::identity::Keys;
 
@@ -21,7 +21,7 @@ pub(crate) const USER: &str = "cantle-user";
 pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
-    pub(crate) files_dir: PathBuf,
+    pub(crate) files: Files,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,

@@ -6,15 +6,26 @@ use std::path::{Path, PathBuf};
 
 use cantle_store::backup as store;
 
-pub use cantle_store::backup::Contents;
-
+use crate::files::{LOCATION, Location};
 use crate::{ServerError, StateLock, create_private_dir, database_path};
 
 /// Keys and addresses, beside the database in the state directory.
 const KEYS: [&str; 3] = ["credentials.json", "viewer.json", "token.key"];
 const DATABASE: &str = "cantle.db";
 
-/// Writes a backup of the server with this state directory (and `--db`) to `file`, and checks it.
+/// What a backup holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Tasks in it.
+    pub tasks: i64,
+    /// Artifacts, models, debug images and keys in it.
+    pub files: i64,
+    /// The bucket that has the files; the backup holds none of them then.
+    pub bucket: Option<String>,
+}
+
+/// Writes a backup of the server with this state directory (and `--db`) to `file`, and checks it. Files that are in a bucket stay
+/// there.
 ///
 /// # Errors
 /// If there is no server's state, the file exists, or something can't be read or written.
@@ -54,20 +65,33 @@ async fn write(dir: &Path, database: &Path, next: &Path) -> Result<Contents, Ser
     for key in KEYS {
         store::put_file(next, key, &dir.join(key)).await?;
     }
-    let files = dir.join("files");
+    let location = Location::recorded(dir)?;
+    match &location {
+        Location::Directory(files) => put_objects(next, files).await?,
+        // A server that is made from this backup knows where they are.
+        Location::Bucket(_) => store::put_file(next, LOCATION, &dir.join(LOCATION)).await?,
+    }
+    fs::set_permissions(next, fs::Permissions::from_mode(0o600)).map_err(fail)?;
+    OpenOptions::new().write(true).open(next).and_then(|file| file.sync_all()).map_err(fail)?;
+    let store::Contents { tasks, files } = store::check(next).await?;
+    let bucket = matches!(location, Location::Bucket(_)).then(|| location.to_string());
+    Ok(Contents { tasks, files, bucket })
+}
+
+async fn put_objects(next: &Path, files: &Path) -> Result<(), ServerError> {
     let mut objects = Vec::new();
-    collect(&files, &mut objects).map_err(|source| ServerError::File { path: files.clone(), source })?;
+    collect(files, &mut objects).map_err(|source| ServerError::File { path: files.to_owned(), source })?;
     for object in objects {
-        let Ok(below) = object.strip_prefix(dir) else { continue };
-        match store::put_file(next, &below.to_string_lossy(), &object).await {
+        let Ok(below) = object.strip_prefix(files) else { continue };
+        // Wherever they were: restored, they are in the state directory.
+        let path = Path::new("files").join(below);
+        match store::put_file(next, &path.to_string_lossy(), &object).await {
             // It was deleted meanwhile.
             Err(_) if !object.exists() => {}
             done => done?,
         }
     }
-    fs::set_permissions(next, fs::Permissions::from_mode(0o600)).map_err(fail)?;
-    OpenOptions::new().write(true).open(next).and_then(|file| file.sync_all()).map_err(fail)?;
-    Ok(store::check(next).await?)
+    Ok(())
 }
 
 /// All whole objects below a directory; uploads that go on begin with a dot at its top.
@@ -92,7 +116,7 @@ fn collect(dir: &Path, objects: &mut Vec<PathBuf>) -> std::io::Result<()> {
 /// # Errors
 /// If the backup is damaged or the directory is in use.
 pub async fn restore(state_dir: &Path, file: &Path) -> Result<Contents, ServerError> {
-    let contents = store::check(file).await?;
+    let store::Contents { tasks, files } = store::check(file).await?;
     let dir = state_dir.join("server");
     let database = dir.join(DATABASE);
     let _lock = StateLock::hold(state_dir)?;
@@ -115,5 +139,9 @@ pub async fn restore(state_dir: &Path, file: &Path) -> Result<Contents, ServerEr
     let _ = fs::remove_file(&next);
     store::take_database(file, &next).await?;
     fs::rename(&next, &database).map_err(|source| ServerError::File { path: database, source })?;
-    Ok(contents)
+    let bucket = match Location::recorded(&dir)? {
+        Location::Bucket(url) => Some(url.to_string()),
+        Location::Directory(_) => None,
+    };
+    Ok(Contents { tasks, files, bucket })
 }

@@ -48,6 +48,9 @@ pub struct ServerConfig {
     pub listen: String,
     /// `sqlite:PATH`, or a path; by default `server/cantle.db` under `state_dir`.
     pub db: Option<String>,
+    /// Where artifacts, models and debug images are: a directory, or `s3://BUCKET[/PREFIX]`; by default `server/files` under
+    /// `state_dir`.
+    pub files: Option<String>,
     /// Credentials, database and files are in `server/` under this directory.
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
@@ -73,6 +76,7 @@ impl Default for ServerConfig {
         Self {
             listen: "127.0.0.1:0".to_owned(),
             db: None,
+            files: None,
             state_dir: PathBuf::from("."),
             open: false,
             open_source: false,
@@ -131,6 +135,19 @@ pub enum ServerError {
     /// A database that this build does not know.
     #[error("--db {0} is not supported")]
     Database(String),
+    /// Neither a directory nor a bucket.
+    #[error("--files {0} is neither a directory nor s3://BUCKET[/PREFIX]")]
+    Files(String),
+    /// A bucket that cannot be used.
+    #[error("--files {url} {why}")]
+    FileStore {
+        /// As given.
+        url: String,
+        /// What is wrong with it.
+        why: String,
+        /// What the store answered.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// A file under the state directory.
     #[error("cannot use {path}: {source}")]
     File {
@@ -166,6 +183,12 @@ impl ServerError {
                 "stop that one first, or give this one another state directory with --state"
             }
             Self::Database(_) => "write sqlite:PATH",
+            Self::Files(_) => {
+                "write a directory, or s3://BUCKET[/PREFIX] in lower-case letters, digits, dots and dashes"
+            }
+            Self::FileStore { .. } => {
+                "set AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and make the bucket first"
+            }
             Self::Damaged { .. } => "move it away; the next start makes new credentials",
             Self::Store(error) => return error.hints(),
             Self::NoState(_) => "name the server's own with --state",
@@ -199,16 +222,13 @@ impl Server {
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;
-        files::sweep_partial(&dir.join("files"));
+        let location = files::Location::parse(config.files.as_deref(), &dir)?;
+        let files = files::Files::open(location.clone()).await?;
+        location.record(&dir)?;
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
-        let app = Arc::new(app::App {
-            store,
-            keys,
-            files_dir: dir.join("files"),
-            usage_half_life_ms,
-            health: health::Health::default(),
-        });
+        let app =
+            Arc::new(app::App { store, keys, files, usage_half_life_ms, health: health::Health::default() });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,

@@ -1,4 +1,4 @@
-//! Periodic work of the server: a task whose agent died between taking and starting it goes back to the front of its queue, and
+//! Periodic work of the server: a task whose agent died between taking and starting it, or whose node is gone, goes back to the front of its queue, and
 //! the length of the queues and the projects' use of GPUs are recorded.
 
 use std::sync::Arc;
@@ -9,6 +9,9 @@ use cantle_store::Change;
 use crate::app::App;
 use crate::clock::now_us;
 use crate::usage;
+
+/// What a node needs to end a run whose time is over: it looks twice a second, and the last signal cannot be ignored.
+pub(crate) const SLACK_MS: i64 = 5000;
 
 const EVERY: Duration = Duration::from_secs(10);
 /// ClearML's limit for a task that no cantle agent holds: after so long without a word from it or its worker it is stopped.
@@ -42,6 +45,7 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
             Err(error) => tracing::error!("tasks that never started cannot be found: {error}"),
         }
         stop_silent(&app, now_us).await;
+        requeue_lost(&app, now_us).await;
         prune(&app, kept, now_us).await;
         if let Some(half_life_ms) = app.usage_half_life_ms
             && let Err(error) = usage::count(&app.store, half_life_ms, now_us).await
@@ -68,6 +72,16 @@ async fn stop_silent(app: &App, now_us: i64) {
             );
         }
         Err(error) => tracing::error!("silent tasks cannot be stopped: {error}"),
+    }
+}
+
+/// Gives tasks whose node is gone to others, where the queue says so and the run has ended for certain.
+async fn requeue_lost(app: &App, now_us: i64) {
+    match app.store.requeue_lost(SLACK_MS, now_us).await {
+        Ok(tasks) => tasks.iter().for_each(|(task, node)| {
+            tracing::warn!(%task, %node, "the node is silent; the task is queued again");
+        }),
+        Err(error) => tracing::error!("tasks of silent nodes cannot be queued again: {error}"),
     }
 }
 

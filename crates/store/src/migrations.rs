@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text, and what PostgreSQL is told. What is released is never changed: the database remembers a
 /// checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 9] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 10] = [
     (
         1,
         "first",
@@ -42,6 +42,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 9] = [
         Instead(include_str!("../migrations/postgres/0008_lists.sql")),
     ),
     (9, "runs", include_str!("../migrations/0009_runs.sql"), Same),
+    (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql"), Same),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

@@ -1,6 +1,7 @@
 //! Starts, adopts and stops tasks, and watches those that run. What takes long happens outside the agent's loop and comes
 //! back as an [`Update`].
 
+mod fence;
 mod launch;
 mod run;
 mod scan;
@@ -65,13 +66,15 @@ pub(crate) struct Executor {
     sentry: Sentry,
     /// When the GPUs were last described for the metrics.
     described_at: Option<Instant>,
+    /// When the leases were last renewed.
+    renewed_at: Option<Instant>,
 }
 
 impl Executor {
     pub(crate) fn new(env: &Arc<Environment>) -> Self {
         let (sender, updates) = mpsc::unbounded_channel();
         let sentry = Sentry::start(env, sender.clone());
-        Self { tasks: Tasks::default(), updates, sender, sentry, described_at: None }
+        Self { tasks: Tasks::default(), updates, sender, sentry, described_at: None, renewed_at: None }
     }
 
     /// Takes a task over from the claims.

@@ -1,6 +1,7 @@
 //! From the end of a process to a result on the server.
 
 use cantle_clearml::events::ReportedEvent;
+use cantle_clearml::leases::{EndFenced, LeaseRenewal, RenewLeases};
 use cantle_clearml::quotas::GiveBack;
 use cantle_clearml::{ABORTED, DONE, WireError, accept_refusal, tasks};
 use cantle_node::clock::now_ms;
@@ -54,8 +55,13 @@ impl Reporter {
         for lease in self.ended.leases_where(|_| true) {
             let Some(found) = self.ended.find(&lease) else { continue };
             let entry = found.get();
-            forward_log(env, entry, true).await?;
-            deliver_result(env, entry).await?;
+            if is_held(env, entry).await? {
+                forward_log(env, entry, true).await?;
+                deliver_result(env, entry).await?;
+            } else {
+                let task = &entry.job.task.0;
+                tracing::warn!(%task, %lease, "the task was given to another node; nothing of this run is reported");
+            }
             children::dismiss(env, entry).await?;
             if let Err(error) = found.remove().dir.remove() {
                 tracing::error!(%error, "a delivered task stays on disk");
@@ -63,6 +69,16 @@ impl Reporter {
         }
         Ok(())
     }
+}
+
+/// Is the task still ours? After this answer it stays ours until the end is reported: the server gives a task to another node only
+/// while a renewal says that this one has ended it.
+async fn is_held(env: &Environment, entry: &Entry) -> Result<bool, WireError> {
+    let (task, lease) = (entry.job.task.0.clone(), entry.job.lease.0.clone());
+    let leases = vec![LeaseRenewal { task, lease, fence_ms: None }];
+    let request = RenewLeases { node: env.node_name.clone(), leases };
+    let answer = env.server.call_extended(&request).await?;
+    Ok(answer.and_then(|answer| answer.leases.first().map(|lease| lease.held)).unwrap_or(true))
 }
 
 /// One task's output from where the server has it: a piece while it runs, all of it once it has ended.
@@ -79,7 +95,11 @@ async fn forward_log(env: &Environment, entry: &Entry, ended: bool) -> Result<()
             }
         };
         let (task, worker) = (entry.job.task.0.as_str(), env.worker_of(&entry.job));
-        let event = |text| ReportedEvent::log(task, worker, now_ms(), text);
+        let is_cantle = !env.server.lacks::<RenewLeases>();
+        let event = |text| {
+            let event = ReportedEvent::log(task, worker, now_ms(), text);
+            if is_cantle { event.of_run(&entry.job.lease.0) } else { event }
+        };
         let events: Vec<ReportedEvent> = piece.texts.into_iter().map(event).collect();
         match env.server.add_batch(&events).await {
             // The server may refuse a part (a deleted task's log); sending it again would not help.
@@ -104,6 +124,13 @@ async fn deliver_result(env: &Environment, entry: &Entry) -> Result<(), WireErro
     let stop = entry.stop.clone().or_else(|| entry.dir.stop().ok().flatten());
     let report = report_of(&outcome, stop.as_ref());
     let (task, name) = (&entry.job.task.0, &entry.job.name);
+    if stop.is_none() && entry.dir.task_directory().is_fenced() {
+        let message =
+            format!("task {name} was ended: its lease could not be renewed in time; it is queued again");
+        env.note("fence", Some(task), None, message);
+        let request = EndFenced { task: task.clone(), lease: entry.job.lease.0.clone() };
+        return accept_refusal(env.server.call_extended(&request).await.map(|_| ()));
+    }
     if let Report::GivenBack(reason) = report {
         // One call, and the server notes what came of it: there is no moment in which the task is nowhere.
         let request = GiveBack { task: task.clone(), lease: entry.job.lease.0.clone(), reason };

@@ -33,6 +33,10 @@ pub(crate) fn backup(context: &Context, args: &BackupArgs) -> CommandResult {
     let contents = runtime()?.block_on(made)?;
     let file = args.file.display();
     context.printer.say(&format!("{file}: {} tasks and {} files, checked", contents.tasks, contents.files));
+    if let Some(bucket) = &contents.bucket {
+        let text = format!("artifacts, models and debug images are not in it: back up {bucket} itself");
+        context.printer.say(&text);
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -43,5 +47,8 @@ pub(crate) fn restore(context: &Context, args: &RestoreArgs) -> CommandResult {
     let contents = runtime()?.block_on(cantle_server::restore(&context.dirs.state, &args.file))?;
     let state = context.dirs.state.display();
     context.printer.say(&format!("{state}: {} tasks and {} files are back", contents.tasks, contents.files));
+    if let Some(bucket) = &contents.bucket {
+        context.printer.say(&format!("its files are in {bucket}: start it with --files {bucket}"));
+    }
     Ok(ExitCode::SUCCESS)
 }

@@ -2,9 +2,7 @@
 
 use std::process::ExitCode;
 
-use cantle_clearml::cantle::{
-    EventView, GetEvents, GetNodes, GetQueues, GetTasks, GpuView, NodeView, QueueView, TaskView,
-};
+use cantle_clearml::cantle::{EventView, GetEvents, GetNodes, GetTasks, GpuView, NodeView, TaskView};
 use cantle_clearml::{WireError, subcode};
 use cantle_model::{Bytes, GpuMode, Milli, TaskStatus};
 use clap::{Args, Subcommand};
@@ -147,21 +145,6 @@ pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
         })
         .collect();
     context.printer.items(&gpus, |g| g.gpu.uuid.clone(), &GPU_COLUMNS);
-    Ok(ExitCode::SUCCESS)
-}
-
-const QUEUE_COLUMNS: [Column<QueueView>; 5] = [
-    Column { head: "QUEUE", wide: false, cell: |q| q.name.clone() },
-    Column { head: "WAITING", wide: false, cell: |q| q.waiting.to_string() },
-    Column { head: "RUNNING", wide: false, cell: |q| q.running.to_string() },
-    Column { head: "SERVED BY", wide: false, cell: |q| or_dash(Some(&q.nodes.join(","))) },
-    Column { head: "NEXT TASK", wide: false, cell: |q| or_dash(q.tasks.first().map(String::as_str)) },
-];
-
-/// Queues by name.
-pub(crate) fn queues(context: &Context) -> CommandResult {
-    let queues = Connection::open(context)?.call(&GetQueues {})?.queues;
-    context.printer.items(&queues, |q| q.name.clone(), &QUEUE_COLUMNS);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod list;
 pub(crate) mod manual;
 pub(crate) mod mig;
 pub(crate) mod move_task;
+pub(crate) mod queues;
 pub(crate) mod quota;
 pub(crate) mod run;
 pub(crate) mod runs;

@@ -30,6 +30,10 @@ pub(super) struct ListenArgs {
     /// Database [default: in the state directory]
     #[arg(long, value_name = "sqlite:PATH")]
     db: Option<String>,
+    /// Artifacts, models and debug images: a directory, or a bucket of any store that speaks S3, which AWS_* variables
+    /// describe [default: in the state directory]
+    #[arg(long, value_name = "DIR|s3://BUCKET[/PREFIX]")]
+    files: Option<String>,
     /// Require no credentials: on loopback only, for a machine with one user
     #[arg(long)]
     open: bool,
@@ -65,6 +69,7 @@ pub(super) async fn bind(
     let config = cantle_server::ServerConfig {
         listen: listen.listen,
         db: listen.db,
+        files: listen.files,
         open: listen.open,
         state_dir: context.dirs.state.clone(),
         open_source,

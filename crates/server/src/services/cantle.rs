@@ -151,12 +151,14 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
     for task in call.store.task_index(&running).await? {
         *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
     }
+    let requeues = call.store.requeues().await?;
     let view = |queue: QueueRow| {
         let serving = nodes.iter().filter(|node| node.alive && node.serves(&queue.name));
         QueueView {
             nodes: serving.map(|node| node.report.node.clone()).collect(),
             waiting: u64::try_from(queue.entries.len()).unwrap_or(u64::MAX),
             running: running_in.get(&queue.id).copied().unwrap_or(0),
+            requeue_after_s: requeues.get(&queue.id).and_then(|ms| u64::try_from(ms / 1000).ok()),
             tasks: queue.entries.into_iter().map(|(task, _)| task).collect(),
             name: queue.name,
             id: queue.id,

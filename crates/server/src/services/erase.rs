@@ -8,7 +8,6 @@ use serde_json::{Map, Value};
 use super::many::{Many, for_each};
 use crate::app::Call;
 use crate::error::ApiError;
-use crate::files;
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -35,7 +34,7 @@ async fn delete(call: Call, request: Delete) -> Result<Deleted, ApiError> {
         }
     }
     if request.delete_external_artifacts {
-        answer.deleted_files = files::erase(&call.files_dir, &request.task, &left).await;
+        answer.deleted_files = call.files.erase(&request.task, &left).await;
     }
     answer.urls = request.return_file_urls.then_some(urls);
     Ok(answer)

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_clearml::events::{AddBatchReply, GetTaskLog, LOG, ReportedEvent, SCALAR, TaskLog};
+use cantle_clearml::events::{AddBatchReply, GetTaskLog, LOG, RUN_LEASE, ReportedEvent, SCALAR, TaskLog};
 use cantle_store::{LogLine, ReportRow, Scalar, TaskFilter};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -108,8 +108,13 @@ async fn take_in(
         known.extend(call.store.models(&ids, &[]).await?.into_iter().map(|model| model.id));
     }
     let (mut sorted, mut added) = (Sorted::default(), 0);
-    for event in events {
-        let result = if known.contains(&event.task) {
+    let stale = stale_runs(call, &events).await?;
+    for mut event in events {
+        let run = event.more.remove(RUN_LEASE);
+        let of_stale_run = run.is_some_and(|lease| stale.contains(&(event.task.clone(), lease.to_string())));
+        let result = if of_stale_run {
+            Err(format!("Task {} is not held by this lease any more", event.task.escape_default()))
+        } else if known.contains(&event.task) {
             sorted.put(event, call.now_us / 1000)
         } else {
             Err(format!("Invalid task id: id={}", event.task.escape_default()))
@@ -131,6 +136,20 @@ async fn take_in(
     let count = errors.values().sum();
     let errors_info = errors.into_iter().map(|(message, count)| (message, json!(count))).collect();
     Ok(AddBatchReply { added, errors: count, errors_info })
+}
+
+/// Tasks with the leases, as JSON, under which these events come and which do not hold them: another run may have begun.
+async fn stale_runs(call: &Call, events: &[ReportedEvent]) -> Result<BTreeSet<(String, String)>, ApiError> {
+    let run_of = |event: &ReportedEvent| Some((event.task.clone(), event.more.get(RUN_LEASE)?.to_string()));
+    let mut stale: BTreeSet<(String, String)> = events.iter().filter_map(run_of).collect();
+    let tasks: BTreeSet<String> = stale.iter().map(|(task, _)| task.clone()).collect();
+    for task in tasks {
+        // A task that is not there is refused for that.
+        let holder = call.store.task(&task).await.ok().and_then(|row| row.lease);
+        let holder = json!(holder).to_string();
+        stale.remove(&(task, holder));
+    }
+    Ok(stale)
 }
 
 /// What a model reports about itself names the model where others name their task.

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{NodeReason, TaskExplanation};
 use cantle_model::TaskStatus;
-use cantle_store::{QueueRow, TaskRow, WorkerRow};
+use cantle_store::{FenceRow, LOST, QueueRow, TaskRow, WorkerRow};
 
 use super::nodes::{self, Node};
 use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
+use crate::sweep;
 
 /// Stock agents report every 30 seconds.
 const WORKER_LATE_US: i64 = 90_000_000;
@@ -19,13 +20,18 @@ pub(super) struct Board {
     queues: BTreeMap<String, QueueRow>,
     pub(super) nodes: Vec<Node>,
     workers: Vec<WorkerRow>,
+    /// Runs that their nodes end by themselves, by task.
+    fences: BTreeMap<String, FenceRow>,
+    /// Queues that give tasks of lost nodes to others.
+    requeues: BTreeMap<String, i64>,
 }
 
 impl Board {
     pub(super) async fn read(call: &Call) -> Result<Self, ApiError> {
         let queues = call.store.queues().await?.into_iter().map(|queue| (queue.id.clone(), queue)).collect();
         let workers = call.store.workers(call.now_us - WORKER_LATE_US).await?;
-        Ok(Self { queues, nodes: nodes::all(call).await?, workers })
+        let (fences, requeues) = (call.store.fences().await?, call.store.requeues().await?);
+        Ok(Self { queues, nodes: nodes::all(call).await?, workers, fences, requeues })
     }
 
     pub(super) fn queue_name(&self, id: &str) -> Option<&str> {
@@ -63,9 +69,26 @@ impl Board {
         let holder = task.node.as_deref().filter(|_| task.exit_code.is_none())?;
         let node = self.nodes.iter().find(|node| node.report.node == holder)?;
         let since = rfc3339(node.last_seen_us);
-        (!node.alive).then(|| {
-            format!("{holder}, which holds it, is silent since {since}; if it is gone: cantle requeue")
-        })
+        (!node.alive)
+            .then(|| format!("{holder}, which holds it, is silent since {since}; {}", self.what_next(task)))
+    }
+
+    /// What becomes of a task whose node is silent.
+    fn what_next(&self, task: &TaskRow) -> String {
+        let fence = self.fences.get(&task.index.id).filter(|fence| task.lease.as_ref() == Some(&fence.lease));
+        let policy = task.index.queue.as_ref().and_then(|queue| self.requeues.get(queue));
+        match (fence, policy) {
+            (Some(fence), _) => {
+                let at = fence.renewed_us.saturating_add((fence.after_ms + sweep::SLACK_MS) * 1000);
+                format!("it is queued again after {}, unless the node is back before", rfc3339(at))
+            }
+            // Nothing ends this run by itself, so nobody but a person knows when it is over.
+            (None, Some(_)) => {
+                "the node did not agree to end it by itself, so it is held; if the node is gone: cantle requeue"
+                    .to_owned()
+            }
+            (None, None) => "if it is gone: cantle requeue".to_owned(),
+        }
     }
 
     fn why_it_waits(&self, task: &TaskRow) -> String {
@@ -116,6 +139,9 @@ impl Board {
         let mut reason = self.reason(task).unwrap_or_else(|| state_line(task));
         if let Some(evicted) = was_evicted(task, "it was stopped").filter(|_| waits) {
             reason = format!("{reason}; {evicted}");
+        }
+        if waits && task.status_reason.starts_with(LOST) {
+            reason = format!("{reason}; {}", task.status_reason);
         }
         TaskExplanation {
             task: task.index.id.clone(),

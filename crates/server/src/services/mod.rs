@@ -8,6 +8,7 @@ mod erase;
 pub(crate) mod events;
 mod explain;
 mod history;
+mod leases;
 mod many;
 mod metrics;
 mod models;
@@ -46,6 +47,7 @@ pub(crate) fn routes() -> Routes {
     params::add(&mut routes);
     projects::add(&mut routes);
     queues::add(&mut routes);
+    leases::add(&mut routes);
     quotas::add(&mut routes);
     samples::add(&mut routes);
     tasks::add(&mut routes);

@@ -1,25 +1,29 @@
-//! Artifacts, models and debug samples, for the page: the session is checked here, the file server's directory answers.
+//! Artifacts, models and debug samples, for the page: the session is checked here, the file server's store answers.
 //!
 //! Tasks choose what is in these files. A browser shows pictures, sound and films in the page; everything else it saves, so that
 //! nothing of it ever runs with the rights of the page.
 
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::response::{IntoResponse as _, Response};
 
 use super::Ui;
 use super::session::{Session, refuse};
-use crate::files;
 
 /// Even if a browser showed such a file as a page, no script in it would run, and it would have no session.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
 
 /// `GET /ui/-/files/{path}`
-pub(crate) async fn object(State(ui): State<Ui>, headers: HeaderMap, Path(path): Path<String>) -> Response {
+pub(crate) async fn object(
+    State(ui): State<Ui>,
+    method: Method,
+    headers: HeaderMap,
+    Path(path): Path<String>,
+) -> Response {
     if let Err(error) = Session::of(&ui, &headers) {
         return refuse(&error);
     }
-    let mut response = match files::object(&ui.api.app.files_dir, &path).await {
+    let mut response = match ui.api.app.files.answer(&method, &headers, &path).await {
         Ok(response) => response,
         Err(failure) => return failure.into_response(),
     };

@@ -1,0 +1,56 @@
+//! `cantle.renew_leases` and what depends on it: runs whose node may be gone for good.
+
+use cantle_clearml::Empty;
+use cantle_clearml::leases::{EndFenced, LeaseRenewal, RenewLeases, RenewedLease, RenewedLeases, SetQueue};
+use cantle_clearml::subcode;
+use cantle_store::{Renewal, Renewed};
+
+use crate::app::Call;
+use crate::error::ApiError;
+use crate::projection::few;
+use crate::routes::Routes;
+
+/// Agents renew every few seconds; below this a server that is restarted would end tasks.
+const LEAST_S: u64 = 10;
+/// A year.
+const MOST_S: u64 = 366 * 24 * 3600;
+
+pub(super) fn add(routes: &mut Routes) {
+    routes.typed(renew_leases);
+    routes.typed(end_fenced);
+    routes.typed(set_queue);
+}
+
+async fn renew_leases(call: Call, request: RenewLeases) -> Result<RenewedLeases, ApiError> {
+    few(&request.leases.iter().map(|run| run.task.clone()).collect::<Vec<_>>())?;
+    let runs = request.leases.into_iter().map(|LeaseRenewal { task, lease, fence_ms }| {
+        let fence_ms = fence_ms.map(|ms| i64::try_from(ms.min(MOST_S * 1000)).unwrap_or(i64::MAX));
+        Renewal { task, lease, fence_ms }
+    });
+    let renewed = call.store.renew(&runs.collect::<Vec<_>>(), call.now_us).await?;
+    let answer = |Renewed { held, fence_ms }| RenewedLease {
+        held,
+        fence_ms: fence_ms.and_then(|ms| u64::try_from(ms).ok()),
+    };
+    Ok(RenewedLeases { leases: renewed.into_iter().map(answer).collect() })
+}
+
+async fn end_fenced(call: Call, request: EndFenced) -> Result<Empty, ApiError> {
+    call.store.end_fenced(&request.task, &request.lease, call.now_us).await?;
+    Ok(Empty {})
+}
+
+async fn set_queue(call: Call, request: SetQueue) -> Result<Empty, ApiError> {
+    let SetQueue { queue, requeue_after_s } = request;
+    if let Some(seconds) = requeue_after_s.filter(|seconds| !(LEAST_S..=MOST_S).contains(seconds)) {
+        let text = format!("requeue_after_s: {seconds} is not between {LEAST_S} and {MOST_S}");
+        return Err(ApiError::invalid(text));
+    }
+    let queues = call.store.queues().await?;
+    let found = queues.into_iter().find(|row| row.id == queue || row.name == queue);
+    let found = found
+        .ok_or_else(|| ApiError::new(400, subcode::INVALID_QUEUE_ID, format!("no queue \"{queue}\"")))?;
+    let after_ms = requeue_after_s.and_then(|seconds| i64::try_from(seconds * 1000).ok());
+    call.store.set_requeue(&found.id, after_ms).await?;
+    Ok(Empty {})
+}

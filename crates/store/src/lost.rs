@@ -1,0 +1,227 @@
+//! Nodes that are gone for good. A run whose node agreed to end it by itself (its *fence*) is given to another node once that time is
+//! over: whatever happened to the node, the run has ended by then.
+
+use std::collections::BTreeMap;
+
+use cantle_model::TaskStatus::{InProgress, Queued};
+
+use crate::data::{Change, EventRow};
+use crate::db::{Tx, query, query_as, query_scalar};
+use crate::flow::{about, entry, give_up, prepend, queue_name, set_status};
+use crate::tasks::load;
+use crate::{Store, StoreError};
+
+/// What an agent says about one of its runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Renewal {
+    /// The task's id.
+    pub task: String,
+    /// The lease it runs under.
+    pub lease: String,
+    /// The node ends it when it was not renewed for so long; `None`: never.
+    pub fence_ms: Option<i64>,
+}
+
+/// What came of a renewal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Renewed {
+    /// The lease holds the task.
+    pub held: bool,
+    /// What the task's queue asks for.
+    pub fence_ms: Option<i64>,
+}
+
+/// A run that its node ends by itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FenceRow {
+    /// The lease it runs under.
+    pub lease: String,
+    /// When the node last reported it.
+    pub renewed_us: i64,
+    /// How long after that the node ends it.
+    pub after_ms: i64,
+}
+
+const FENCES: &str = "SELECT t.id, f.lease, f.renewed_us, f.after_ms FROM run_fences f \
+     JOIN tasks t ON t.id = f.task AND t.lease = f.lease \
+     WHERE t.exit_code IS NULL AND t.status IN ('queued', 'in_progress')";
+
+impl Store {
+    /// Sets what a queue does with a task whose node is gone: queue it again after this time, or hold it.
+    ///
+    /// # Errors
+    /// [`StoreError::NoQueue`].
+    pub async fn set_requeue(&self, queue: &str, after_ms: Option<i64>) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        queue_name(&mut write.tx, queue).await?;
+        query("DELETE FROM queue_requeues WHERE queue = $1 OR queue NOT IN (SELECT id FROM queues)")
+            .bind(queue)
+            .execute(&mut write.tx)
+            .await?;
+        if let Some(after_ms) = after_ms {
+            query("INSERT INTO queue_requeues (queue, after_ms) VALUES ($1, $2)")
+                .bind(queue)
+                .bind(after_ms)
+                .execute(&mut write.tx)
+                .await?;
+        }
+        write.commit().await
+    }
+
+    /// The queues that give tasks of lost nodes to others, by id, and after how many milliseconds.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn requeues(&self) -> Result<BTreeMap<String, i64>, StoreError> {
+        let rows: Vec<(String, i64)> =
+            query_as("SELECT queue, after_ms FROM queue_requeues").fetch_all(&self.readers).await?;
+        Ok(rows.into_iter().collect())
+    }
+
+    /// The runs that their nodes end by themselves, by task.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn fences(&self) -> Result<BTreeMap<String, FenceRow>, StoreError> {
+        let rows: Vec<(String, String, i64, i64)> = query_as(FENCES).fetch_all(&self.readers).await?;
+        let row = |(task, lease, renewed_us, after_ms)| (task, FenceRow { lease, renewed_us, after_ms });
+        Ok(rows.into_iter().map(row).collect())
+    }
+
+    /// Renews runs, in order.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn renew(&self, runs: &[Renewal], now_us: i64) -> Result<Vec<Renewed>, StoreError> {
+        let fences = self.fences().await?;
+        let is_recorded = |run: &Renewal| fences.get(&run.task).is_some_and(|row| row.lease == run.lease);
+        // Runs without a fence, which most are, cost no write.
+        if !runs.iter().any(|run| run.fence_ms.is_some() || is_recorded(run)) {
+            let mut reader = self.readers.begin().await?;
+            return answers(&mut reader, runs).await;
+        }
+        let mut write = self.write().await?;
+        let answers = answers(&mut write.tx, runs).await?;
+        for (run, _) in runs.iter().zip(&answers).filter(|(_, answer)| answer.held) {
+            let sql = match run.fence_ms {
+                Some(_) => {
+                    "INSERT INTO run_fences (task, lease, renewed_us, after_ms) VALUES ($1, $2, $3, $4) \
+                     ON CONFLICT (task) DO UPDATE SET lease = $2, renewed_us = $3, after_ms = $4"
+                }
+                None => "DELETE FROM run_fences WHERE task = $1",
+            };
+            let sql = query(sql).bind(&run.task);
+            let sql = match run.fence_ms {
+                Some(after_ms) => sql.bind(&run.lease).bind(now_us).bind(after_ms),
+                None => sql,
+            };
+            sql.execute(&mut write.tx).await?;
+        }
+        write.commit().await?;
+        Ok(answers)
+    }
+
+    /// Puts the tasks of runs that were not renewed in time back to the front of their queues. `slack_ms` is what a node needs to end
+    /// a run. Gives each task with its node.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn requeue_lost(
+        &self,
+        slack_ms: i64,
+        now_us: i64,
+    ) -> Result<Vec<(String, String)>, StoreError> {
+        let is_lost =
+            |row: &FenceRow| row.renewed_us.saturating_add((row.after_ms + slack_ms) * 1000) < now_us;
+        let mut lost = self.fences().await?;
+        lost.retain(|_, row| is_lost(row));
+        let mut queued = Vec::new();
+        for (task, row) in lost {
+            let silent_s = (now_us - row.renewed_us) / 1_000_000;
+            let why = |node: &str| format!("{LOST} {node}, which was silent for {silent_s} s");
+            // Looked at again under the lock: it may have been renewed meanwhile.
+            let still_lost = Some(now_us - (row.after_ms + slack_ms) * 1000);
+            if let Some(node) = self.end_run(&task, &row.lease, still_lost, why, now_us).await? {
+                queued.push((task, node));
+            }
+        }
+        Ok(queued)
+    }
+
+    /// The node of a run has ended it by itself: the task goes back to the front of its queue. Nothing happens if that lease does not
+    /// hold it any more. Gives its node then.
+    ///
+    /// # Errors
+    /// [`StoreError::NoTask`].
+    pub async fn end_fenced(
+        &self,
+        task: &str,
+        lease: &str,
+        now_us: i64,
+    ) -> Result<Option<String>, StoreError> {
+        let why = |node: &str| format!("{LOST} {node}, which could not reach the server and ended it");
+        self.end_run(task, lease, None, why, now_us).await
+    }
+
+    async fn end_run(
+        &self,
+        task: &str,
+        lease: &str,
+        renewed_before_us: Option<i64>,
+        why: impl FnOnce(&str) -> String + Send,
+        now_us: i64,
+    ) -> Result<Option<String>, StoreError> {
+        let mut write = self.write().await?;
+        let old = load(&mut write.tx, task).await?;
+        let holds = old.lease.as_deref() == Some(lease) && old.exit_code.is_none();
+        if !holds || !matches!(old.index.status, Queued | InProgress) {
+            return Ok(None);
+        }
+        let renewed: Option<i64> =
+            query_scalar("SELECT renewed_us FROM run_fences WHERE task = $1 AND lease = $2")
+                .bind(task)
+                .bind(lease)
+                .fetch_optional(&mut write.tx)
+                .await?;
+        if renewed_before_us.is_some_and(|before_us| renewed.is_none_or(|us| us >= before_us)) {
+            return Ok(None);
+        }
+        let Some(queue) = old.index.queue.clone() else { return Ok(None) };
+        // A queue that was deleted has no front; the run stays with its node.
+        let Ok(name) = queue_name(&mut write.tx, &queue).await else { return Ok(None) };
+        let node = old.node.clone().unwrap_or_default();
+        let reason = why(&node);
+        if entry(&mut write.tx, task).await?.is_none() {
+            prepend(&mut write.tx, task, &queue, now_us).await?;
+        }
+        let change = Change { now_us, reason: reason.clone(), ..Change::default() };
+        give_up(&mut write.tx, task, Queued, &change).await?;
+        query("DELETE FROM run_fences WHERE task = $1").bind(task).execute(&mut write.tx).await?;
+        query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task).execute(&mut write.tx).await?;
+        set_status(&mut write.tx, task, Queued, &change).await?;
+        let event = about(&old, "requeue", &change, format!("back to the front of {name}: {reason}"));
+        self.record(&mut write.tx, EventRow { queue: Some(name), ..event }).await?;
+        write.commit().await?;
+        Ok(Some(node))
+    }
+}
+
+/// How the reason of a task begins that was queued again because its node is gone.
+pub const LOST: &str = "lost with node";
+
+async fn answers(tx: &mut Tx, runs: &[Renewal]) -> Result<Vec<Renewed>, StoreError> {
+    let mut answers = Vec::with_capacity(runs.len());
+    for run in runs {
+        let found: Option<(Option<String>, Option<i64>)> = query_as(
+            "SELECT t.lease, r.after_ms FROM tasks t LEFT JOIN queue_requeues r ON r.queue = t.queue WHERE t.id = $1",
+        )
+        .bind(&run.task)
+        .fetch_optional(&mut *tx)
+        .await?;
+        answers.push(found.map_or_else(Renewed::default, |(lease, fence_ms)| Renewed {
+            held: lease.as_deref() == Some(&run.lease),
+            fence_ms,
+        }));
+    }
+    Ok(answers)
+}

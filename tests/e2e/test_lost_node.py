@@ -1,0 +1,214 @@
+"""A node that is gone: its tasks are given to another node where the queue says so, and a node that comes back late runs and reports
+nothing of them. A node is lost as a machine is: all its processes stop at one instant, the agent's, the supervisors' and the tasks'."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from conftest import wait_until
+
+AFTER_S = 10
+
+
+class Node:
+    """A machine with one GPU that serves the queue `q` of another machine's server."""
+
+    def __init__(self, machine, name, hub):
+        self.machine, self.name = machine, name
+        (keys,) = hub.json("credentials")
+        machine.env["CANTLE_SERVER"] = keys["url"]
+        machine.env["CLEARML_API_ACCESS_KEY"], machine.env["CLEARML_API_SECRET_KEY"] = keys["access_key"], keys["secret_key"]
+        self.start()
+
+    def start(self):
+        self.machine.start("daemon", "--dynamic-gpus", "--create-queue", "--queue", "q=task", "--worker-name", self.name, log=f"{self.name}.log")
+
+    def log(self):
+        return self.machine.log(f"{self.name}.log")
+
+    def processes(self):
+        """All of this machine but the one that holds it: they see its file systems."""
+        inside, found = os.readlink(f"/proc/{self.machine.machine.holder.pid}/ns/mnt"), []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                ours = os.readlink(process / "ns/mnt") == inside or self.is_task(process)
+            except OSError:
+                continue
+            if ours and int(process.name) not in (self.machine.machine.holder.pid, os.getpid()):
+                found.append(int(process.name))
+        return found
+
+    def is_task(self, process):
+        """Tasks have a mount namespace of their own; their command line names them."""
+        return self.marker in (process / "cmdline").read_bytes()
+
+    marker = b"\0never\0"
+
+    def signal(self, which):
+        # Twice: one may have begun another meanwhile.
+        for _ in range(2):
+            for pid in self.processes():
+                try:
+                    os.kill(pid, which)
+                except ProcessLookupError:
+                    pass
+
+
+@pytest.fixture
+def hub(make_cantle):
+    """A server alone."""
+    found = make_cantle("1xA100-40GB")
+    found.start("server", "--listen", "127.0.0.1:0", log="up.log")
+    wait_until(lambda: "cantle server is up" in found.log(), 20, "the server")
+    return found
+
+
+@pytest.fixture
+def nodes(hub, make_cantle):
+    """Makes nodes of that server; what was stopped goes on before they are ended."""
+    made = []
+
+    def make(name):
+        made.append(Node(make_cantle("1xA100-40GB"), name, hub))
+        wait_until(lambda: any(node["node"] == name and node["alive"] for node in hub.json("nodes")), 30, name)
+        return made[-1]
+
+    yield make
+    for node in made:
+        node.signal(signal.SIGCONT)
+
+
+def submit(hub, tmp_path, name):
+    """A task that says where it runs and goes on until the file `end` is there."""
+    marker = f"lost-task-{name}-{os.getpid()}"
+    script = f"""run=$(cat /proc/sys/kernel/random/uuid); echo $run >> {tmp_path}/runs
+        until [ -e {tmp_path}/end ]; do echo tick >> {tmp_path}/$run; sleep 0.2; done; echo done # {marker}"""
+    Node.marker = marker.encode()
+    return hub.submit("q", "sh", "-c", script, flags=("--gpu", "0.5", "--name", name))
+
+
+def runs(tmp_path):
+    path = tmp_path / "runs"
+    return path.read_text().split() if path.exists() else []
+
+
+def kinds(hub, task):
+    return [event["kind"] for event in hub.json("events", "--task", task, "--limit", "1000")]
+
+
+def ticks(tmp_path, run):
+    path = tmp_path / run
+    return path.read_text().count("tick") if path.exists() else 0
+
+
+def wait_end(tmp_path, run, seconds):
+    """Until this run has done nothing for two seconds."""
+    last, since, deadline = -1, time.monotonic(), time.monotonic() + seconds
+    while time.monotonic() - since < 2:
+        assert time.monotonic() < deadline, f"the run still works after {seconds} s"
+        now = ticks(tmp_path, run)
+        if now != last:
+            last, since = now, time.monotonic()
+        time.sleep(0.1)
+
+
+def wait_fence(node):
+    found = node.machine.machine.path("/var/lib/cantle")
+    wait_until(lambda: list(found.rglob("fence.json")), 30, "the fence")
+    # One more renewal: the server knows that it is on disk.
+    time.sleep(3)
+
+
+def test_a_task_of_a_lost_node_goes_to_another_and_the_first_comes_back_late(hub, nodes, tmp_path):
+    hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s", code=3)
+    first = nodes("first")
+    assert "silent for 10 s is queued again" in hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s").stderr
+    assert "requeue after 10 s" in hub.cli("queues", "-o", "wide").stdout
+    task = submit(hub, tmp_path, "train")
+    hub.wait_state(task, "in_progress", seconds=30)
+    wait_until(lambda: len(runs(tmp_path)) == 1, 20, "the task")
+    wait_fence(first)
+    second = nodes("second")
+    first.signal(signal.SIGSTOP)
+    stopped = time.monotonic()
+    wait_until(lambda: "it is queued again after" in hub.cli("why", task).stdout, 60, lambda: hub.cli("why", task).stdout)
+    wait_until(lambda: len(runs(tmp_path)) == 2, 90, lambda: hub.cli("why", task).stdout)
+    waited = time.monotonic() - stopped
+    assert waited > AFTER_S, "not before the node has ended it for certain"
+    print(f"the task runs again {waited:.0f} s after the node was lost")
+    assert hub.task(task)["node"] == "second"
+    old = runs(tmp_path)[0]
+    (event,) = [e["message"] for e in hub.json("events", "--task", task, "--limit", "1000") if e["kind"] == "requeue"]
+    assert "back to the front of q: lost with node first, which was silent for" in event
+    # The machine goes on, as after a pause: the old run ends before anything of it is reported.
+    before = ticks(tmp_path, old)
+    first.signal(signal.SIGCONT)
+    wait_end(tmp_path, old, 30)
+    assert ticks(tmp_path, old) - before < 25
+    wait_until(lambda: "given to another node" in first.log(), 30, first.log)
+    found = hub.task(task)
+    assert (found["state"], found["node"]) == ("in_progress", "second")
+    (tmp_path / "end").touch()
+    hub.wait_state(task, "completed", seconds=30)
+    assert hub.output(task).splitlines() == ["done"]
+    assert kinds(hub, task).count("exit") == 1 and len(runs(tmp_path)) == 2
+    # The first node serves the queue as before.
+    second.signal(signal.SIGKILL)
+    again = hub.submit("q", "echo", "here", flags=("--gpu", "1"))
+    assert hub.wait_state(again, "completed", seconds=40)["node"] == "first"
+
+
+def test_a_machine_that_lost_its_power_reports_nothing_of_the_past(hub, nodes, tmp_path):
+    first = nodes("first")
+    hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
+    task = submit(hub, tmp_path, "train")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    wait_fence(first)
+    first.signal(signal.SIGKILL)
+    wait_until(lambda: "back to the front of q" in hub.cli("events", "--task", task).stdout, 60, lambda: hub.cli("why", task).stdout)
+    assert "lost with node first" in hub.cli("why", task).stdout
+    # It comes back before anybody else has taken the task, and finds the files of the run that it lost.
+    first.start()
+    wait_until(lambda: len(runs(tmp_path)) == 2, 60, lambda: hub.cli("why", task).stdout)
+    (tmp_path / "end").touch()
+    hub.wait_state(task, "completed", seconds=30)
+    assert hub.output(task).splitlines() == ["done"]
+    assert kinds(hub, task).count("exit") == 1
+
+
+def test_a_queue_that_holds_waits_for_the_node(hub, nodes, tmp_path):
+    first = nodes("first")
+    hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
+    hub.cli("queues", "set", "q", "--requeue-after", "never")
+    task = submit(hub, tmp_path, "train")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    nodes("second")
+    first.signal(signal.SIGSTOP)
+    time.sleep(AFTER_S + 20)
+    why = hub.cli("why", task).stdout
+    assert "first, which holds it, is silent since" in why and "cantle requeue" in why, why
+    first.signal(signal.SIGCONT)
+    (tmp_path / "end").touch()
+    hub.wait_state(task, "completed", seconds=30)
+    assert len(runs(tmp_path)) == 1
+
+
+def test_a_node_that_cannot_reach_the_server_ends_its_tasks_in_time(hub, nodes, tmp_path):
+    """The server is away for longer than the time: the node ends the task by itself, and says so when the server is back."""
+    first = nodes("first")
+    hub.cli("queues", "set", "q", "--requeue-after", f"{AFTER_S}s")
+    task = submit(hub, tmp_path, "train")
+    wait_until(lambda: len(runs(tmp_path)) == 1, 30, "the task")
+    wait_fence(first)
+    server = hub.background[0]
+    server.send_signal(signal.SIGSTOP)
+    (old,) = runs(tmp_path)
+    wait_end(tmp_path, old, AFTER_S + 20)
+    server.send_signal(signal.SIGCONT)
+    wait_until(lambda: len(runs(tmp_path)) == 2, 60, lambda: hub.cli("why", task).stdout)
+    (tmp_path / "end").touch()
+    hub.wait_state(task, "completed", seconds=30)
+    assert kinds(hub, task).count("requeue") == 1
