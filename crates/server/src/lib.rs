@@ -17,6 +17,7 @@ mod lock;
 mod metrics;
 mod open;
 mod projection;
+mod rights;
 mod routes;
 mod services;
 mod sweep;
@@ -197,14 +198,16 @@ impl Server {
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         let url = format!("http://{}", reachable(address));
-        let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
+        let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;
+        let people = rights::bootstrap(&store, &identity, clock::now_us()).await?;
         files::sweep_partial(&dir.join("files"));
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
         let app = Arc::new(app::App {
             store,
-            keys,
+            keys: identity.keys,
+            people,
             files_dir: dir.join("files"),
             usage_half_life_ms,
             health: health::Health::default(),
@@ -214,7 +217,7 @@ impl Server {
             listener,
             silence: config.silence,
             app,
-            file,
+            file: identity.admin.file,
             service,
             start_within: config.start_within,
             kept: sweep::Kept { events: config.keep_events, logs: config.keep_logs },

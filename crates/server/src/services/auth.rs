@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::app::{COMPANY, Call, USER};
 use crate::error::ApiError;
-use crate::identity::{API_VERSION, Role};
+use crate::identity::API_VERSION;
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -25,10 +25,10 @@ pub(super) fn add_endpoints(routes: &mut Routes) {
 }
 
 /// `auth.login`: a token for the next calls of a caller who is authenticated already.
-pub(crate) fn login(call: &Call, role: Role, query: Option<&str>) -> Result<Value, ApiError> {
+pub(crate) fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
     let pairs = query.unwrap_or_default().split('&');
     let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
-    Ok(json!({ "token": call.keys.token(role, call.now_us, lives_s)? }))
+    Ok(json!({ "token": call.keys.token(&call.who, call.now_us, lives_s)? }))
 }
 
 async fn current_user(_call: Call, _request: Value) -> Result<Value, ApiError> {
