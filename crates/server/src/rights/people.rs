@@ -8,7 +8,7 @@ use cantle_store::{GrantRow, KeyRow, PeopleRows, Store, StoreError, UserRow};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::{Principal, Role, Via};
+use super::{Principal, Right, Role, Via};
 use crate::clock::new_id;
 use crate::identity::new_pair;
 
@@ -64,6 +64,7 @@ pub(crate) enum Stranger {
 }
 
 /// Somebody for whom an identity provider vouches.
+#[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExternalIdentity {
     /// What the provider calls the person and never changes: issuer and subject.
@@ -110,6 +111,19 @@ impl Register {
     pub(crate) fn user(&self, wanted: &str) -> Option<&UserRow> {
         let mut there = self.users.values().filter(|user| user.removed_us.is_none());
         there.find(|user| user.id == wanted || user.name == wanted)
+    }
+
+    /// The id of a user, also of a removed one, by name or id.
+    pub(crate) fn id_of(&self, wanted: &str) -> Option<&str> {
+        let found = self.users.values().find(|user| user.id == wanted || user.name == wanted);
+        found.map(|user| user.id.as_str())
+    }
+
+    /// The users that a caller may know of: all, if it may see something at all; else itself.
+    pub(crate) fn seen_by(&self, who: &Principal) -> impl Iterator<Item = &UserRow> {
+        let all = who.may_somewhere(Right::See);
+        let own = who.user.clone();
+        self.users.values().filter(move |user| user.removed_us.is_none() && (all || user.id == own))
     }
 
     /// The groups of a user.
@@ -192,11 +206,16 @@ impl People {
         Ok(())
     }
 
-    /// Reads all users again if another server changed them, and writes when keys were used.
+    /// Reads all users again if another server changed them.
     pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
         if store.rights_version().await? != self.register().version {
             self.reload(store).await?;
         }
+        Ok(())
+    }
+
+    /// Writes when keys were used since the last time.
+    pub(crate) async fn save_uses(&self, store: &Store) -> Result<(), StoreError> {
         let used = std::mem::take(&mut *self.used());
         if used.is_empty() {
             return Ok(());
@@ -245,6 +264,7 @@ impl People {
         self.register().principal(user, access_key, Via::Session)
     }
 
+    #[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
     /// The user that belongs to somebody at an identity provider, made at the first login; its groups become the provider's.
     pub(crate) async fn by_identity(
         &self,
