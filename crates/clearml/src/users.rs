@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::wire::endpoint;
 use crate::Empty;
+use crate::wire::endpoint;
 
 /// `cantle.get_users`: all users, for administrators.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]

@@ -53,13 +53,18 @@ impl ApiError {
 
     /// The caller lacks a right, in this project or for the whole server.
     pub(crate) fn forbidden(who: &Principal, right: Right, what: &str, project: Option<&str>) -> Self {
-        let place = project.map_or_else(|| "everywhere".to_owned(), |project| format!("in project {project}"));
+        let place =
+            project.map_or_else(|| "everywhere".to_owned(), |project| format!("in project {project}"));
         let ask = match project {
             Some(_) => "a manager of the project or an administrator",
             None => "an administrator",
         };
         let (name, right) = (&who.name, right.name());
-        Self::new(403, 0, format!("Forbidden ({what} needs the right \"{right}\" {place}; {name} lacks it; ask {ask})"))
+        Self::new(
+            403,
+            0,
+            format!("Forbidden ({what} needs the right \"{right}\" {place}; {name} lacks it; ask {ask})"),
+        )
     }
 
     /// No such endpoint. Stock agents check for this code and text.

@@ -6,13 +6,13 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use axum::{Extension, Router};
 use axum::body::Body;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Multipart, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use futures_util::stream::try_unfold;
 use percent_encoding::percent_decode_str;
 use tokio::fs::{self, File};

@@ -263,7 +263,9 @@ fn unknown(stranger: &Stranger) -> ApiError {
     let text = match stranger {
         Stranger::Key => "invalid credentials".to_owned(),
         Stranger::Revoked { access_key, user } => {
-            format!("the key {access_key} of {user} was revoked; an administrator or {user} can make another one")
+            format!(
+                "the key {access_key} of {user} was revoked; an administrator or {user} can make another one"
+            )
         }
         Stranger::User(user) => format!("the user {user} was removed; ask an administrator"),
     };

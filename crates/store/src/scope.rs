@@ -63,5 +63,8 @@ impl Scope {
 /// Tests the beginning of a text: unlike `LIKE`, for all characters, and unlike an order, for all languages.
 fn starts_with(sql: &mut QueryBuilder<Sqlite>, column: &'static str, beginning: &str) {
     let length = i64::try_from(beginning.chars().count()).unwrap_or(i64::MAX);
-    sql.push(format_args!("substr({column}, 1, ")).push_bind(length).push(") = ").push_bind(beginning.to_owned());
+    sql.push(format_args!("substr({column}, 1, "))
+        .push_bind(length)
+        .push(") = ")
+        .push_bind(beginning.to_owned());
 }

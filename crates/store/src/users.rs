@@ -80,13 +80,16 @@ impl Store {
     pub async fn people(&self) -> Result<PeopleRows, StoreError> {
         // The version first: a change in between makes the next look read everything again.
         let version = self.rights_version().await?;
-        let users = sqlx::query("SELECT id, name, node, external, created_us, removed_us FROM users ORDER BY name");
+        let users =
+            sqlx::query("SELECT id, name, node, external, created_us, removed_us FROM users ORDER BY name");
         let keys = sqlx::query(
             "SELECT access_key, user_id, secret_sha256, label, created_us, last_used_us, last_used_from, revoked_us \
              FROM user_keys ORDER BY created_us, access_key",
         );
-        let grants = sqlx::query("SELECT subject, project, role FROM user_grants ORDER BY subject, project, role");
-        let groups = sqlx::query_as("SELECT user_id, group_name FROM user_groups ORDER BY user_id, group_name");
+        let grants =
+            sqlx::query("SELECT subject, project, role FROM user_grants ORDER BY subject, project, role");
+        let groups =
+            sqlx::query_as("SELECT user_id, group_name FROM user_groups ORDER BY user_id, group_name");
         Ok(PeopleRows {
             version,
             users: read(&users.fetch_all(&self.readers).await?, user)?,
@@ -119,7 +122,8 @@ impl Store {
             "INSERT INTO users (id, name, node, external, created_us, removed_us) VALUES ($1, $2, $3, $4, $5, NULL) \
              ON CONFLICT DO NOTHING",
         );
-        let done = done.bind(&new.id).bind(&new.name).bind(&new.node).bind(&new.external).bind(new.created_us);
+        let done =
+            done.bind(&new.id).bind(&new.name).bind(&new.node).bind(&new.external).bind(new.created_us);
         if done.execute(&mut *write.tx).await?.rows_affected() == 0 {
             return Err(StoreError::NameTaken { what: "user", name: new.name.clone() });
         }
@@ -142,7 +146,10 @@ impl Store {
         ] {
             sqlx::query(sql).bind(id).bind(now_us).execute(&mut *write.tx).await?;
         }
-        for sql in ["DELETE FROM user_groups WHERE user_id = $1", "DELETE FROM user_grants WHERE subject = 'user:' || $1"] {
+        for sql in [
+            "DELETE FROM user_groups WHERE user_id = $1",
+            "DELETE FROM user_grants WHERE subject = 'user:' || $1",
+        ] {
             sqlx::query(sql).bind(id).execute(&mut *write.tx).await?;
         }
         changed(&mut write.tx).await?;
@@ -222,8 +229,9 @@ impl Store {
     pub async fn note_key_uses(&self, uses: &[KeyUse]) -> Result<(), StoreError> {
         let mut write = self.write_bulk().await?;
         for (access_key, time_us, from) in uses {
-            let sql =
-                sqlx::query("UPDATE user_keys SET last_used_us = $2, last_used_from = $3 WHERE access_key = $1");
+            let sql = sqlx::query(
+                "UPDATE user_keys SET last_used_us = $2, last_used_from = $3 WHERE access_key = $1",
+            );
             sql.bind(access_key).bind(time_us).bind(from).execute(&mut *write.tx).await?;
         }
         write.commit().await
@@ -238,7 +246,8 @@ impl Store {
         if has {
             insert_grant(&mut write.tx, grant).await?;
         } else {
-            let sql = sqlx::query("DELETE FROM user_grants WHERE subject = $1 AND project = $2 AND role = $3");
+            let sql =
+                sqlx::query("DELETE FROM user_grants WHERE subject = $1 AND project = $2 AND role = $3");
             let sql = sql.bind(&grant.subject).bind(&grant.project).bind(&grant.role);
             sql.execute(&mut *write.tx).await?;
         }
@@ -255,7 +264,9 @@ impl Store {
         let sql = sqlx::query("DELETE FROM user_groups WHERE user_id = $1");
         sql.bind(user).execute(&mut *write.tx).await?;
         for group in groups {
-            let sql = sqlx::query("INSERT INTO user_groups (user_id, group_name) VALUES ($1, $2) ON CONFLICT DO NOTHING");
+            let sql = sqlx::query(
+                "INSERT INTO user_groups (user_id, group_name) VALUES ($1, $2) ON CONFLICT DO NOTHING",
+            );
             sql.bind(user).bind(group).execute(&mut *write.tx).await?;
         }
         changed(&mut write.tx).await?;
@@ -264,13 +275,16 @@ impl Store {
 }
 
 async fn insert_grant(tx: &mut SqliteConnection, grant: &GrantRow) -> Result<(), StoreError> {
-    let sql = sqlx::query("INSERT INTO user_grants (subject, project, role) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING");
+    let sql = sqlx::query(
+        "INSERT INTO user_grants (subject, project, role) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING",
+    );
     sql.bind(&grant.subject).bind(&grant.project).bind(&grant.role).execute(tx).await?;
     Ok(())
 }
 
 async fn revoke(tx: &mut SqliteConnection, access_key: &str, now_us: i64) -> Result<(), StoreError> {
-    let sql = sqlx::query("UPDATE user_keys SET revoked_us = $2 WHERE access_key = $1 AND revoked_us IS NULL");
+    let sql =
+        sqlx::query("UPDATE user_keys SET revoked_us = $2 WHERE access_key = $1 AND revoked_us IS NULL");
     sql.bind(access_key).bind(now_us).execute(tx).await?;
     Ok(())
 }

@@ -27,3 +27,4 @@ pub(crate) mod submit;
 pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod up;
+pub(crate) mod users;

@@ -44,7 +44,9 @@ pub(crate) async fn add(app: &App, row: &AuditRow) {
 fn subject(body: &Value) -> String {
     let named = SUBJECTS.iter().find_map(|name| match body.get(name)? {
         Value::String(text) => Some(text.clone()),
-        Value::Array(list) => Some(list.iter().filter_map(Value::as_str).take(10).collect::<Vec<_>>().join(" ")),
+        Value::Array(list) => {
+            Some(list.iter().filter_map(Value::as_str).take(10).collect::<Vec<_>>().join(" "))
+        }
         _ => None,
     });
     clipped(named.unwrap_or_default(), 400)
@@ -53,11 +55,22 @@ fn subject(body: &Value) -> String {
 /// A request as it is kept: no secrets, and no programs or parameters, which may hold some.
 fn kept(body: &Value) -> String {
     const NEVER: [&str; 9] = [
-        "secret_key", "password", "token", "script", "hyperparams", "configuration", "container", "execution", "runtime",
+        "secret_key",
+        "password",
+        "token",
+        "script",
+        "hyperparams",
+        "configuration",
+        "container",
+        "execution",
+        "runtime",
     ];
     let Value::Object(fields) = body else { return String::new() };
-    let fields: Map<String, Value> =
-        fields.iter().filter(|(name, _)| !NEVER.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect();
+    let fields: Map<String, Value> = fields
+        .iter()
+        .filter(|(name, _)| !NEVER.contains(&name.as_str()))
+        .map(|(n, v)| (n.clone(), v.clone()))
+        .collect();
     let text = Value::Object(fields).to_string();
     if text.len() <= MOST { text } else { json!({ "longer_than_bytes": MOST }).to_string() }
 }
@@ -91,7 +104,8 @@ pub(crate) async fn before(call: &Call, body: &Value) -> Value {
     let register = call.people.register();
     if let Some(wanted) = named("user").or_else(|| named("who")) {
         return register.user(wanted).map_or(Value::Null, |user| {
-            let role = |(project, role): (String, super::Role)| json!({ "role": role.name(), "project": project });
+            let role =
+                |(project, role): (String, super::Role)| json!({ "role": role.name(), "project": project });
             json!({ "roles": register.roles(user).into_iter().map(role).collect::<Vec<_>>() })
         });
     }

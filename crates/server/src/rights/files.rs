@@ -10,7 +10,12 @@ use crate::app::App;
 use crate::error::ApiError;
 
 /// Refuses the use of an object that is not the caller's. One that the caller may not see is as if it did not exist.
-pub(crate) async fn may_use_file(app: &Arc<App>, who: &Principal, path: &str, act: Act) -> Result<(), ApiError> {
+pub(crate) async fn may_use_file(
+    app: &Arc<App>,
+    who: &Principal,
+    path: &str,
+    act: Act,
+) -> Result<(), ApiError> {
     if who.may_everywhere(if act == Act::Read { Right::Read } else { Right::Manage }) {
         return Ok(());
     }

@@ -81,7 +81,9 @@ impl Asked<'_> {
         let mut found = vec![self.body];
         for name in path.split('.').filter(|name| !name.is_empty()) {
             let members = found.into_iter().filter_map(|value| value.get(name));
-            found = members.flat_map(|value| value.as_array().map_or_else(|| vec![value], |list| list.iter().collect())).collect();
+            found = members
+                .flat_map(|value| value.as_array().map_or_else(|| vec![value], |list| list.iter().collect()))
+                .collect();
         }
         if found.len() > MOST {
             return Err(ApiError::invalid(format!("{path}: at most {MOST} at once")));
@@ -155,7 +157,8 @@ impl Asked<'_> {
     }
 
     async fn fair(&self, path: &str) -> Result<(), ApiError> {
-        let of_request = [self.body.get("hyperparams"), self.body.get("task").and_then(|task| task.get("hyperparams"))];
+        let of_request =
+            [self.body.get("hyperparams"), self.body.get("task").and_then(|task| task.get("hyperparams"))];
         let mut outbids = of_request.into_iter().flatten().any(asks_for_more);
         let ids = if path.is_empty() { self.at_task()? } else { self.at(path)? };
         if !path.is_empty() && !ids.is_empty() {
@@ -264,7 +267,9 @@ fn asks_for_more(params: &Value) -> bool {
         Value::Array(list) => list.iter().any(|param| {
             let name = param.get("name").and_then(Value::as_str).unwrap_or_default();
             let is_request = param.get("section").and_then(Value::as_str) == Some(SECTION);
-            is_request && ["priority", "non_preemptible"].contains(&name) && param.get("value").is_some_and(more(name))
+            is_request
+                && ["priority", "non_preemptible"].contains(&name)
+                && param.get("value").is_some_and(more(name))
         }),
         _ => false,
     }
@@ -275,7 +280,8 @@ fn more(name: &str) -> impl Fn(&Value) -> bool + use<> {
     let is_priority = name == "priority";
     move |value| {
         let text = value.as_str().unwrap_or("?").trim();
-        let least = if is_priority { text.parse::<i64>().map(|priority| priority <= 0) } else { Ok(text == "false") };
+        let least =
+            if is_priority { text.parse::<i64>().map(|priority| priority <= 0) } else { Ok(text == "false") };
         !text.is_empty() && !least.unwrap_or(false)
     }
 }

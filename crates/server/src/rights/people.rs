@@ -64,7 +64,6 @@ pub(crate) enum Stranger {
 }
 
 /// Somebody for whom an identity provider vouches.
-#[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExternalIdentity {
     /// What the provider calls the person and never changes: issuer and subject.
@@ -134,7 +133,8 @@ impl Register {
     /// Roles of a user: its own, those of its groups, and everybody's. An agent has its own alone.
     pub(crate) fn roles(&self, user: &UserRow) -> Vec<(String, Role)> {
         let own = subject_of(&user.id);
-        let groups: Vec<String> = self.groups(&user.id).iter().map(|group| format!("group:{group}")).collect();
+        let groups: Vec<String> =
+            self.groups(&user.id).iter().map(|group| format!("group:{group}")).collect();
         let is_meant = |grant: &&GrantRow| {
             grant.subject == own
                 || (user.node.is_none() && (grant.subject == EVERYBODY || groups.contains(&grant.subject)))
@@ -264,8 +264,8 @@ impl People {
         self.register().principal(user, access_key, Via::Session)
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
     /// The user that belongs to somebody at an identity provider, made at the first login; its groups become the provider's.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
     pub(crate) async fn by_identity(
         &self,
         store: &Store,
@@ -323,7 +323,9 @@ mod tests {
         people.reload(&store).await.unwrap();
         let found = people.by_key(&key.access_key, &secret).unwrap();
         assert_eq!((found.name.as_str(), found.roles), ("anna", vec![("P".into(), Role::Member)]));
-        for (access, secret) in [(key.access_key.as_str(), "wrong"), ("wrong", &secret), ("", ""), ("wrong", "")] {
+        for (access, secret) in
+            [(key.access_key.as_str(), "wrong"), ("wrong", &secret), ("", ""), ("wrong", "")]
+        {
             assert_eq!(people.by_key(access, secret).unwrap_err(), Stranger::Key);
         }
         assert!(people.by_token("a", Some(&key.access_key)).is_ok());

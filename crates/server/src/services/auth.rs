@@ -40,7 +40,8 @@ async fn current_user(call: Call, _request: Value) -> Result<Value, ApiError> {
     let role = |(project, role): &(String, Role)| json!({"role": role.name(), "project": project});
     let roles: Vec<Value> = who.roles.iter().map(role).collect();
     let (id, name, clearml_role) = (&who.user, &who.name, who.clearml_role());
-    let user = json!({"id": id, "name": name, "role": clearml_role, "company": company, "cantle_roles": roles});
+    let user =
+        json!({"id": id, "name": name, "role": clearml_role, "company": company, "cantle_roles": roles});
     Ok(json!({ "user": user }))
 }
 

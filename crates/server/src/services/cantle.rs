@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
-    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, Nodes,
-    NodeView, QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
+    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, NodeView, Nodes,
+    QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::projects::Created;
 use cantle_clearml::{Empty, subcode};
@@ -94,7 +94,9 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
     };
     let owner = match &request.user {
         None => None,
-        Some(wanted) => Some(people.id_of(wanted).ok_or_else(|| StoreError::NoUser(wanted.clone()))?.to_owned()),
+        Some(wanted) => {
+            Some(people.id_of(wanted).ok_or_else(|| StoreError::NoUser(wanted.clone()))?.to_owned())
+        }
     };
     let limit = request.limit.unwrap_or(TASKS);
     let filter = TaskFilter {
@@ -111,12 +113,7 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
     Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names, &people)).collect() })
 }
 
-fn task_view(
-    row: &TaskRow,
-    board: &Board,
-    projects: &BTreeMap<&str, &str>,
-    people: &Register,
-) -> TaskView {
+fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, people: &Register) -> TaskView {
     let name_of = |id: &String| projects.get(id.as_str()).map(|name| (*name).to_owned());
     TaskView {
         id: row.index.id.clone(),
@@ -181,7 +178,8 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
 
 async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiError> {
     let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
-    let found = call.store.events_seen(request.task.as_deref(), request.after, limit, call.seen().as_ref()).await?;
+    let found =
+        call.store.events_seen(request.task.as_deref(), request.after, limit, call.seen().as_ref()).await?;
     let view = |event: EventRow| EventView {
         id: event.id,
         time: rfc3339(event.time_us),

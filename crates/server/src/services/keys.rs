@@ -42,11 +42,18 @@ fn user_of(call: &Call, register: &Register, wanted: Option<&str>, what: &str) -
 fn own<'a>(call: &Call, register: &'a Register, access_key: &str) -> Result<&'a KeyRow, ApiError> {
     let found = register.keys.get(access_key).filter(|key| key.revoked_us.is_none());
     let found = found.filter(|key| key.user == call.who.user || call.who.may_everywhere(Right::Administer));
-    found.ok_or_else(|| ApiError::invalid(format!("access_key: {} is none of yours", access_key.escape_default())))
+    found.ok_or_else(|| {
+        ApiError::invalid(format!("access_key: {} is none of yours", access_key.escape_default()))
+    })
 }
 
 /// Makes a key of a user.
-pub(super) async fn make(call: &Call, user: &str, label: &str, instead: Option<&str>) -> Result<NewKey, ApiError> {
+pub(super) async fn make(
+    call: &Call,
+    user: &str,
+    label: &str,
+    instead: Option<&str>,
+) -> Result<NewKey, ApiError> {
     let register = call.people.register();
     let there = register.keys.values().filter(|key| key.user == user && key.revoked_us.is_none()).count();
     if there >= KEYS && instead.is_none() {
@@ -65,7 +72,8 @@ pub(super) async fn make(call: &Call, user: &str, label: &str, instead: Option<&
 async fn revoke(call: &Call, access_key: &str) -> Result<(), ApiError> {
     let register = call.people.register();
     let key = own(call, &register, access_key)?;
-    let live = register.keys.values().filter(|other| other.user == key.user && other.revoked_us.is_none()).count();
+    let live =
+        register.keys.values().filter(|other| other.user == key.user && other.revoked_us.is_none()).count();
     let mut administrators = register.administrators();
     let only = (administrators.next(), administrators.next());
     if live == 1
@@ -89,7 +97,9 @@ struct Label {
 async fn create_credentials(call: Call, request: Label) -> Result<Value, ApiError> {
     let label = request.label.unwrap_or_default();
     let made = make(&call, &call.who.user, &label, None).await?;
-    Ok(json!({ "credentials": { "access_key": made.access_key, "secret_key": made.secret_key, "label": label } }))
+    Ok(
+        json!({ "credentials": { "access_key": made.access_key, "secret_key": made.secret_key, "label": label } }),
+    )
 }
 
 async fn get_credentials(call: Call, _request: Value) -> Result<Value, ApiError> {

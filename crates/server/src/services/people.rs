@@ -2,7 +2,8 @@
 
 use cantle_clearml::Empty;
 use cantle_clearml::users::{
-    AddUser, AuditView, AuditViews, GetAudit, GetUsers, NewKey, RemoveUser, RoleView, SetRole, UserView, UserViews,
+    AddUser, AuditView, AuditViews, GetAudit, GetUsers, NewKey, RemoveUser, RoleView, SetRole, UserView,
+    UserViews,
 };
 use cantle_store::{AuditFilter, AuditRow, GrantRow, StoreError, UserRow};
 use serde::Deserialize;
@@ -65,7 +66,8 @@ fn role_view(who: &str, grant: &GrantRow) -> RoleView {
 
 fn role_named(name: &str) -> Result<Role, ApiError> {
     let known = Role::ALL.map(Role::name).join(", ");
-    Role::parse(name).ok_or_else(|| ApiError::invalid(format!("role: \"{}\" is none of {known}", name.escape_default())))
+    Role::parse(name)
+        .ok_or_else(|| ApiError::invalid(format!("role: \"{}\" is none of {known}", name.escape_default())))
 }
 
 /// The project at the top of a tree. It must exist: a right that nobody notices is worse than none.
@@ -79,7 +81,10 @@ async fn tree(call: &Call, project: Option<&str>) -> Result<String, ApiError> {
 fn check_name(name: &str) -> Result<(), ApiError> {
     let is_good = |c: char| c.is_alphanumeric() || matches!(c, '.' | '-' | '_' | '@');
     if name.is_empty() || name.chars().count() > NAME || !name.chars().all(is_good) || name == EVERYBODY {
-        let text = format!("name: \"{}\"; letters, digits and . - _ @ are needed, at most {NAME}", name.escape_default());
+        let text = format!(
+            "name: \"{}\"; letters, digits and . - _ @ are needed, at most {NAME}",
+            name.escape_default()
+        );
         return Err(ApiError::invalid(text));
     }
     Ok(())
@@ -95,9 +100,15 @@ async fn add_user(call: Call, request: AddUser) -> Result<NewKey, ApiError> {
             return Err(ApiError::invalid("project: an agent runs tasks of all projects; leave it out"));
         }
         (Role::Agent, ..) | (_, None, _) => {}
-        _ => return Err(ApiError::invalid(format!("node: only agents have one, not the role {}", role.name()))),
+        _ => {
+            return Err(ApiError::invalid(format!(
+                "node: only agents have one, not the role {}",
+                role.name()
+            )));
+        }
     }
-    let grant = |id: &str, project| GrantRow { subject: subject_of(id), project, role: role.name().to_owned() };
+    let grant =
+        |id: &str, project| GrantRow { subject: subject_of(id), project, role: role.name().to_owned() };
     let project = tree(&call, project.as_deref()).await?;
     let id = match call.people.register().users.values().find(|user| user.name == name) {
         Some(user) if user.removed_us.is_none() => {
@@ -130,8 +141,7 @@ struct CreateUser {
 /// ClearML's call makes a user without rights and without a key; `cantle users` gives both.
 async fn create_user(call: Call, request: CreateUser) -> Result<Value, ApiError> {
     check_name(&request.name)?;
-    let user =
-        UserRow { id: new_id(), name: request.name, created_us: call.now_us, ..UserRow::default() };
+    let user = UserRow { id: new_id(), name: request.name, created_us: call.now_us, ..UserRow::default() };
     call.store.add_user(&user, &[]).await?;
     call.people.reload(&call.store).await?;
     Ok(json!({ "id": user.id }))
@@ -165,7 +175,9 @@ async fn set_role(call: Call, request: SetRole) -> Result<Empty, ApiError> {
         None => {
             let user = register.user(&request.who).ok_or_else(|| StoreError::NoUser(request.who.clone()))?;
             if (role == Role::Agent) != user.node.is_some() {
-                return Err(ApiError::invalid("role: agent is for service accounts of nodes, and they have no other"));
+                return Err(ApiError::invalid(
+                    "role: agent is for service accounts of nodes, and they have no other",
+                ));
             }
             if request.remove && role == Role::Admin && request.project.is_none() {
                 somebody_else_administers(&register, &user.id)?;

@@ -32,7 +32,8 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let Some(filter) = push_down(&mut rest)? else { return Ok(paging.answer("tasks", window, Vec::new())) };
     let wanted = |field: &str| paging.only_fields.iter().any(|name| name.split('.').next() == Some(field));
     let with_metrics = wanted("last_metrics") || rest.mentions("last_metrics");
-    let measured = rest.mentions("last_metrics") || order.iter().any(|by| matches!(by.key, TaskKey::Metric(..)));
+    let measured =
+        rest.mentions("last_metrics") || order.iter().any(|by| matches!(by.key, TaskKey::Metric(..)));
     // Values must not show through an order or a condition to who may not read them.
     let scope = call.who.scope(if measured { Right::Read } else { Right::See });
     let filter = TaskFilter { order, scope, ..filter };
@@ -88,7 +89,12 @@ impl Reading<'_> {
         }
         let readable = match self.call.who.scope(Right::Read).filter(|_| self.with_metrics) {
             None => None,
-            scope => Some(self.call.store.task_ids(&TaskFilter { ids: ids.clone(), scope, ..TaskFilter::default() }).await?),
+            scope => Some(
+                self.call
+                    .store
+                    .task_ids(&TaskFilter { ids: ids.clone(), scope, ..TaskFilter::default() })
+                    .await?,
+            ),
         };
         let of_page = TaskFilter { ids: ids.clone(), without_doc: self.without_doc, ..TaskFilter::default() };
         let rows = self.call.store.tasks(&of_page).await?;

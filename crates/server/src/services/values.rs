@@ -131,7 +131,8 @@ async fn project_tags(call: Call, body: Map<String, Value>) -> Result<Value, Api
 
 /// The tags of tasks, models, projects and queues together.
 async fn all_tags(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
-    let (models, projects) = (call.store.models_seen(&[], &[], call.seen().as_ref()).await?, call.projects().await?);
+    let (models, projects) =
+        (call.store.models_seen(&[], &[], call.seen().as_ref()).await?, call.projects().await?);
     let queues = call.store.queues().await?;
     let docs = models.iter().map(|row| &row.doc).chain(projects.iter().map(|row| &row.doc));
     let docs = docs.chain(queues.iter().map(|row| &row.doc));
@@ -245,7 +246,8 @@ async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
 /// Who has made something: the users that the caller sees.
 async fn users(call: Call, _body: Map<String, Value>) -> Result<Value, ApiError> {
     let people = call.people.register();
-    let users: Vec<Value> = people.seen_by(&call.who).map(|user| json!({"id": user.id, "name": user.name})).collect();
+    let users: Vec<Value> =
+        people.seen_by(&call.who).map(|user| json!({"id": user.id, "name": user.name})).collect();
     Ok(json!({ "users": users }))
 }
 

@@ -29,8 +29,10 @@ pub(super) async fn of<'a>(
         "nodes" => serde_json::to_string(&ui.api.ask_as(&call, &GetNodes {}).await?.nodes),
         "queues" | "all_queues" => serde_json::to_string(&ui.api.ask_as(&call, &GetQueues {}).await?.queues),
         "tasks" | "events" => {
-            let filter = TaskFilter { ids: message.tasks.clone(), scope: Some(scope), ..TaskFilter::default() };
-            let seen = if message.tasks.is_empty() { Vec::new() } else { call.store.task_ids(&filter).await? };
+            let filter =
+                TaskFilter { ids: message.tasks.clone(), scope: Some(scope), ..TaskFilter::default() };
+            let seen =
+                if message.tasks.is_empty() { Vec::new() } else { call.store.task_ids(&filter).await? };
             let seen: BTreeSet<String> = seen.into_iter().collect();
             let member = if message.event == "tasks" { "id" } else { "task" };
             let mut items: Vec<Value> = serde_json::from_str(&message.data).unwrap_or_default();

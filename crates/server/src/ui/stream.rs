@@ -47,7 +47,9 @@ pub(crate) async fn history(
     };
     let call = Call::new(Arc::clone(&ui.api.app), String::new(), session.who);
     match Kind::parse(&kind) {
-        Some(Kind::Task) if !call.may_read(&id).await.unwrap_or(false) => StatusCode::NOT_FOUND.into_response(),
+        Some(Kind::Task) if !call.may_read(&id).await.unwrap_or(false) => {
+            StatusCode::NOT_FOUND.into_response()
+        }
         Some(kind) => Json(ui.feed.history(kind, &id)).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
