@@ -69,6 +69,9 @@ impl WireError {
             Self::Address { .. } => "write for example http://127.0.0.1:8008",
             Self::Unreachable { .. } => "is it running, and is the address right?",
             Self::Unauthorized { .. } => "check access key and secret key",
+            Self::Refused { code: 403, .. } => {
+                "an administrator gives roles: cantle users role USER --role ROLE --project P"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

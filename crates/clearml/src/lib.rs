@@ -22,6 +22,7 @@ pub mod projects;
 pub mod queues;
 pub mod quotas;
 pub mod tasks;
+pub mod users;
 pub mod workers;
 
 #[cfg(feature = "client")]

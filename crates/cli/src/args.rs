@@ -28,6 +28,7 @@ use crate::cmd::submit::SubmitArgs;
 use crate::cmd::task::{LogsArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
+use crate::cmd::users::{AuditArgs, UsersCommand};
 use crate::context::Global;
 
 /// Says which build this is, and whose libraries go with it. $CANTLE_COMMIT is set where packages are built.
@@ -111,6 +112,11 @@ pub(crate) enum Command {
     ImageSlice(ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
+    /// Give people and agents keys of their own, and say what they may do
+    #[command(subcommand)]
+    Users(UsersCommand),
+    /// List who did what: logins, refusals, changes of rights and quotas, everything that destroys
+    Audit(AuditArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
     /// Make the state directory of a server from a backup

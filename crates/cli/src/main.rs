@@ -101,6 +101,8 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
+        Command::Users(command) => cmd::users::users(&context, command),
+        Command::Audit(args) => cmd::users::audit(&context, args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),
         Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),

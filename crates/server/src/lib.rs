@@ -17,6 +17,7 @@ mod lock;
 mod metrics;
 mod open;
 mod projection;
+mod rights;
 mod routes;
 mod services;
 mod sweep;
@@ -40,6 +41,9 @@ pub use lock::StateLock;
 
 /// How long events are kept by default.
 const KEEP_EVENTS_DAYS: u64 = 90;
+
+/// How long records of the audit are kept by default.
+const KEEP_AUDIT_DAYS: u64 = 365;
 
 /// The settings of a server.
 #[derive(Clone, Debug)]
@@ -66,6 +70,8 @@ pub struct ServerConfig {
     pub keep_events: Option<Duration>,
     /// How long the output of tasks that ended is kept; `None`: forever.
     pub keep_logs: Option<Duration>,
+    /// How long records of the audit are kept; `None`: forever.
+    pub keep_audit: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
@@ -84,6 +90,7 @@ impl Default for ServerConfig {
             silence: Duration::from_secs(60),
             keep_events: Some(Duration::from_secs(KEEP_EVENTS_DAYS * 24 * 3600)),
             keep_logs: None,
+            keep_audit: Some(Duration::from_secs(KEEP_AUDIT_DAYS * 24 * 3600)),
             usage_half_life: None,
         }
     }
@@ -220,24 +227,36 @@ impl Server {
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
         let url = format!("http://{}", reachable(address));
-        let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
+        let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
         let files = files::Files::open(location.clone()).await?;
         location.record(&dir)?;
+        let people = rights::bootstrap(&store, &identity, clock::now_us()).await?;
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
-        let app =
-            Arc::new(app::App { store, keys, files, usage_half_life_ms, health: health::Health::default() });
+        let app = Arc::new(app::App {
+            store,
+            keys: identity.keys,
+            people,
+            refusals: rights::audit::Refusals::default(),
+            files,
+            usage_half_life_ms,
+            health: health::Health::default(),
+        });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,
             silence: config.silence,
             app,
-            file,
+            file: identity.admin.file,
             service,
             start_within: config.start_within,
-            kept: sweep::Kept { events: config.keep_events, logs: config.keep_logs },
+            kept: sweep::Kept {
+                events: config.keep_events,
+                logs: config.keep_logs,
+                audit: config.keep_audit,
+            },
             _lock: lock,
         })
     }
@@ -262,6 +281,7 @@ impl Server {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
+        let rights = tokio::spawn(sweep::rights(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let served = axum::serve(door::Door::new(self.listener, self.silence), service)
@@ -270,6 +290,10 @@ impl Server {
         watcher.abort();
         ui.save().await;
         sweeper.abort();
+        rights.abort();
+        if let Err(error) = self.app.people.save_uses(&self.app.store).await {
+            tracing::warn!("when keys were used is not saved: {error}");
+        }
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }

@@ -7,6 +7,7 @@
 #[macro_use]
 mod columns;
 
+mod audit;
 pub mod backup;
 mod charts;
 mod data;
@@ -23,14 +24,17 @@ mod migrations;
 mod models;
 mod nodes;
 mod output;
+mod owned;
 mod projects;
 mod queues;
 mod quotas;
 mod row;
 mod runs;
 mod samples;
+mod scope;
 mod tasks;
 mod usage;
+mod users;
 mod values;
 mod workers;
 
@@ -42,6 +46,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use db::{Kind, Pool, Tx, query, query_scalar};
 
+pub use audit::{AuditFilter, AuditRow};
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
     NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,
@@ -52,8 +57,11 @@ pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
 pub use lost::{FenceRow, LOST, Renewal, Renewed};
+pub use owned::Owned;
 pub use runs::RunRow;
+pub use scope::Scope;
 pub use tasks::{NewTask, TaskEdit};
+pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
 pub use values::{ParentTask, TaskValue};
 
 /// The database.

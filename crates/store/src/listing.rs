@@ -4,7 +4,7 @@ use cantle_model::TaskStatus;
 
 use crate::data::{TaskIndex, TaskRow};
 use crate::db::{Kind, Row, Sql};
-use crate::{Store, StoreError, row};
+use crate::{Scope, Store, StoreError, row};
 
 /// Which tasks, in which order, and which of them; an empty list or `None` is no condition.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +39,10 @@ pub struct TaskFilter {
     pub limit: Option<i64>,
     /// How many to leave out before them.
     pub offset: i64,
+    /// Of one of these users.
+    pub owners: Vec<String>,
+    /// Only what may be seen; `None`: everything.
+    pub scope: Option<Scope>,
     /// Leave out what is not a column: `doc` is empty then.
     pub without_doc: bool,
 }
@@ -245,6 +249,7 @@ impl TaskFilter {
             ("status", &words(&self.statuses), Driver::Status),
             ("project", &self.projects, Driver::Project),
             ("kind", &self.kinds, Driver::Order),
+            ("owner", &self.owners, Driver::Order),
         ] {
             one_of(sql, if driver == drives { "" } else { kind.no_index() }, column, values);
         }
@@ -253,6 +258,9 @@ impl TaskFilter {
         }
         if let Some(pattern) = &self.name_pattern {
             sql.push(" AND tasks.name").push(kind.matches()).push_bind(pattern);
+        }
+        if let Some(scope) = &self.scope {
+            scope.of_tasks(sql);
         }
         self.tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.tags"));
         self.system_tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.system_tags"));

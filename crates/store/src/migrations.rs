@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text, and what PostgreSQL is told. What is released is never changed: the database remembers a
 /// checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 10] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 12] = [
     (
         1,
         "first",
@@ -42,6 +42,13 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 10] = [
         Instead(include_str!("../migrations/postgres/0008_lists.sql")),
     ),
     (9, "runs", include_str!("../migrations/0009_runs.sql"), Same),
+    (
+        10,
+        "users",
+        include_str!("../migrations/0010_users.sql"),
+        Instead(include_str!("../migrations/postgres/0010_users.sql")),
+    ),
+    (11, "audit", include_str!("../migrations/0011_audit.sql"), Same),
     (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql"), Same),
 ];
 

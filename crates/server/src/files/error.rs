@@ -5,9 +5,13 @@ use std::io;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use crate::error::ApiError;
+
 /// One line for the client; what only the operator may know is in the server's log.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FileError {
+    #[error("{}", .0.message)]
+    NotAllowed(ApiError),
     #[error("\"{}\" is not an object path", .0.escape_default())]
     BadName(String),
     #[error("{} is not an object", .0.escape_default())]
@@ -24,9 +28,16 @@ pub(crate) enum FileError {
     Refused { store: String },
 }
 
+impl From<ApiError> for FileError {
+    fn from(error: ApiError) -> Self {
+        Self::NotAllowed(error)
+    }
+}
+
 impl FileError {
     fn status(&self) -> StatusCode {
         match self {
+            Self::NotAllowed(error) => StatusCode::from_u16(error.code).unwrap_or(StatusCode::FORBIDDEN),
             Self::BadName(_) | Self::Form(_) => StatusCode::BAD_REQUEST,
             Self::NoObject(_) => StatusCode::NOT_FOUND,
             Self::NotThere { .. } => StatusCode::RANGE_NOT_SATISFIABLE,

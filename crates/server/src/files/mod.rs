@@ -12,20 +12,20 @@ mod name;
 use std::ops::Range;
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::extract::{DefaultBodyLimit, Multipart, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Multipart, Request, State};
 use axum::http::{HeaderMap, Method, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use object_store::Error;
 use percent_encoding::percent_decode_str;
 
 use crate::ServerError;
 use crate::app::App;
-use crate::error::ApiError;
-use crate::identity::Role;
+use crate::door::Peer;
+use crate::rights::{self, Act, Principal};
 
 use bucket::{Bucket, BucketUpload};
 use directory::{Directory, FileUpload};
@@ -179,15 +179,21 @@ pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<
         .with_state(app)
 }
 
-async fn check(State(app): State<Arc<App>>, headers: HeaderMap, request: Request, next: Next) -> Response {
+async fn check(
+    State(app): State<Arc<App>>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // SDKs send the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
-    match app.keys.check(authorization.or(cookie.as_deref())) {
-        Ok(Role::ReadOnly) if !request.method().is_safe() => {
-            (StatusCode::FORBIDDEN, ApiError::read_only("this").message).into_response()
+    match app.caller(authorization.or(cookie.as_deref()), &peer.ip().to_string()) {
+        Ok(who) => {
+            request.extensions_mut().insert(who);
+            next.run(request).await
         }
-        Ok(_) => next.run(request).await,
         Err(error) => (StatusCode::UNAUTHORIZED, error.message).into_response(),
     }
 }
@@ -199,12 +205,15 @@ fn cookie_token(headers: &HeaderMap) -> Option<&str> {
 
 async fn upload(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     mut form: Multipart,
 ) -> Result<axum::Json<Vec<String>>, FileError> {
     let mut stored = Vec::new();
     while let Some(mut field) = form.next_field().await? {
         let name = field.name().unwrap_or_default().to_owned();
-        let mut upload = app.files.begin(&ObjectName::parse(&name)?).await?;
+        let object = ObjectName::parse(&name)?;
+        rights::may_use_file(&app, &who, &name, Act::Change).await?;
+        let mut upload = app.files.begin(&object).await?;
         while let Some(piece) = field.chunk().await? {
             upload.write(&piece).await?;
         }
@@ -216,17 +225,21 @@ async fn upload(
 
 async fn download(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     method: Method,
     headers: HeaderMap,
     path: axum::extract::Path<String>,
 ) -> Result<Response, FileError> {
+    rights::may_use_file(&app, &who, &path, Act::Read).await?;
     app.files.answer(&method, &headers, &path).await
 }
 
 async fn remove(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     path: axum::extract::Path<String>,
 ) -> Result<axum::Json<String>, FileError> {
+    rights::may_use_file(&app, &who, &path, Act::Change).await?;
     app.files.delete(&path).await?;
     Ok(axum::Json(path.0))
 }

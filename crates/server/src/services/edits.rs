@@ -122,8 +122,8 @@ struct Validate {
 }
 
 /// Would `tasks.create` take it?
-async fn validate(_call: Call, request: Validate) -> Result<Value, ApiError> {
-    task_json::new_task(new_id(), request.name, request.kind, request.fields)?;
+async fn validate(call: Call, request: Validate) -> Result<Value, ApiError> {
+    task_json::new_task(&call.who.user, new_id(), request.name, request.kind, request.fields)?;
     Ok(json!({}))
 }
 
@@ -238,7 +238,10 @@ struct OfQueue {
 }
 
 async fn peek(call: Call, request: OfQueue) -> Result<Value, ApiError> {
-    let entries = call.store.queue(&request.queue).await?.entries;
+    let mut entries = call.store.queue(&request.queue).await?.entries;
+    if let Some(seen) = call.active_seen().await? {
+        entries.retain(|(task, _)| seen.contains(task));
+    }
     Ok(json!({ "task": entries.first().map(|(task, _)| task) }))
 }
 

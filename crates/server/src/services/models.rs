@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::many::{Many, for_each};
 use super::projects::with_subprojects;
 use super::tasks_flow::ARCHIVED;
-use crate::app::{COMPANY, Call, USER};
+use crate::app::{COMPANY, Call};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
 use crate::filter::MODELS;
@@ -65,7 +65,9 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     let Create { name, id, task, project, mut fields } = request;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let (id, now_us) = (id.unwrap_or_else(new_id), call.now_us);
-    let row = ModelRow { id, name, task, project, created_us: now_us, last_update_us: now_us, doc: fields };
+    let owner = call.who.user.clone();
+    let row =
+        ModelRow { id, name, task, project, owner, created_us: now_us, last_update_us: now_us, doc: fields };
     call.store.create_model(&row).await?;
     Ok(Created { id: row.id })
 }
@@ -93,7 +95,8 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let (ids, tasks): (Vec<String>, Vec<String>) = (words("id"), words("task"));
     few(&ids)?;
     few(&tasks)?;
-    list(&call.store.models(&ids, &tasks).await?, &MODELS, &body, "models")
+    let rows = call.store.models_seen(&ids, &tasks, call.seen().as_ref()).await?;
+    list(&rows, &MODELS, &body, "models")
 }
 
 #[derive(Deserialize)]
@@ -146,7 +149,8 @@ struct OfTask {
 
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
-    let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
+    let scope = call.seen();
+    let made = call.store.models_seen(&[], std::slice::from_ref(&task), scope.as_ref()).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
     Ok(json!({ "model": model(newest) }))
 }
@@ -304,7 +308,7 @@ fn model(row: &ModelRow) -> Value {
     for (name, value) in [
         ("id", json!(row.id)),
         ("name", json!(row.name)),
-        ("user", json!(USER)),
+        ("user", json!(row.owner)),
         ("company", json!(COMPANY)),
         ("created", json!(rfc3339(row.created_us))),
         ("last_update", json!(rfc3339(row.last_update_us))),

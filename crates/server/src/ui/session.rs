@@ -3,8 +3,10 @@
 //! The cookie is an API token; it outlives a restart of the server as every token does. The CSRF token is derived from
 //! it, so nothing has to be kept.
 
+use std::sync::Arc;
+
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -15,8 +17,9 @@ use sha2::{Digest as _, Sha256};
 
 use super::Ui;
 use crate::clock::now_us;
+use crate::door::Peer;
 use crate::error::ApiError;
-use crate::identity::Role;
+use crate::rights::{Principal, Right};
 
 const COOKIE: &str = "cantle_session";
 const CSRF_HEADER: &str = "x-csrf-token";
@@ -27,18 +30,28 @@ const OPEN_TOKEN: &str = "open";
 /// An API token that came in the cookie and is good.
 pub(crate) struct Session {
     token: String,
-    role: Role,
+    pub(crate) who: Arc<Principal>,
 }
 
 impl Session {
     /// The session of a request.
     pub(crate) fn of(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
         if ui.api.app.keys.is_open() {
-            return Ok(Self { token: String::new(), role: Role::Full });
+            return Ok(Self { token: String::new(), who: Arc::new(Principal::server()) });
         }
         let token = cookie(headers).unwrap_or_default().to_owned();
-        let role = ui.api.app.keys.check(Some(&format!("Bearer {token}")))?;
-        Ok(Self { token, role })
+        let app = &ui.api.app;
+        let who = Arc::new(app.keys.check(&app.people, Some(&format!("Bearer {token}")))?);
+        Ok(Self { token, who })
+    }
+
+    /// Looks again who this is: a stream may outlive the right to it.
+    pub(super) fn renew(&mut self, ui: &Ui) -> Result<(), ApiError> {
+        let app = &ui.api.app;
+        if !app.keys.is_open() {
+            self.who = Arc::new(app.keys.check(&app.people, Some(&self.authorization()))?);
+        }
+        Ok(())
     }
 
     /// Also refuses what another site could have made the browser send.
@@ -64,14 +77,26 @@ impl Session {
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// For each right the names of the projects at the top of the trees in which it holds; empty: everywhere.
+    fn rights(&self) -> serde_json::Map<String, serde_json::Value> {
+        let trees = |right: Right| -> Vec<&str> {
+            let roles = self.who.roles.iter().filter(|(_, role)| role.has(right));
+            roles.map(|(tree, _)| tree.as_str()).collect()
+        };
+        Right::ALL.into_iter().map(|right| (right.name().to_owned(), json!(trees(right)))).collect()
+    }
+
     fn describe(&self, ui: &Ui, headers: &HeaderMap) -> Json<serde_json::Value> {
         let keys = &ui.api.app.keys;
         let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Json(json!({
             "csrf": self.csrf(),
-            "access_key": keys.access_key(self.role),
+            "access_key": self.who.access_key,
+            "user": self.who.user,
+            "user_name": self.who.name,
+            "rights": self.rights(),
             "open": keys.is_open(),
-            "read_only": self.role == Role::ReadOnly,
+            "read_only": !self.who.may_somewhere(Right::Submit),
             "url": format!("http://{host}"),
         }))
     }
@@ -86,17 +111,22 @@ pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
 }
 
 /// `POST /ui/-/session`
-pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<LogIn>) -> Response {
+pub(crate) async fn log_in(
+    State(ui): State<Ui>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    body: Json<LogIn>,
+) -> Response {
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
-    let keys = &ui.api.app.keys;
-    let made = keys
-        .check(Some(&format!("Basic {pair}")))
-        .and_then(|role| Ok((role, keys.token(role, now_us(), Some(SESSION_S))?)));
+    let app = &ui.api.app;
+    let made = app
+        .caller(Some(&format!("Basic {pair}")), &peer.ip().to_string())
+        .and_then(|who| Ok((app.keys.token(&who, now_us(), Some(SESSION_S))?, who)));
     match made {
-        Ok((role, token)) => {
+        Ok((token, who)) => {
             let cookie = set_cookie(&token, SESSION_S);
-            let session = Session { token, role };
+            let session = Session { token, who };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
         }
         Err(error) => refuse(&error),
@@ -156,7 +186,7 @@ mod tests {
 
     #[test]
     fn csrf_tokens_belong_to_one_session() {
-        let session = |token: &str| Session { token: token.into(), role: Role::Full };
+        let session = |token: &str| Session { token: token.into(), who: Arc::new(Principal::server()) };
         let (one, other) = (session("one"), session("other"));
         assert_ne!(one.csrf(), other.csrf());
         assert_eq!(one.csrf(), session("one").csrf());
