@@ -54,9 +54,12 @@ impl Store {
         let mut write = self.write().await?;
         query(
             "INSERT INTO audit (id, time_us, user_id, user_name, from_ip, action, outcome, subject, before, after) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+             VALUES ($10, $1, $2, $3, $4, $5, $6, $7, $8, $9)",
         )
-        .bind(self.next_ids(new.time_us, 1))
+        .on_postgres(
+            "INSERT INTO audit (time_us, user_id, user_name, from_ip, action, outcome, subject, before, after) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        )
         .bind(new.time_us)
         .bind(&new.user_id)
         .bind(&new.user_name)
@@ -66,6 +69,7 @@ impl Store {
         .bind(&new.subject)
         .bind(&new.before)
         .bind(&new.after)
+        .bind_on_sqlite(|| self.next_ids(new.time_us, 1), self.kind)
         .execute(&mut write.tx)
         .await?;
         write.commit().await
@@ -93,6 +97,7 @@ impl Store {
         if filter.refused {
             sql.push(" AND outcome <> 'done'");
         }
+        sql.push(self.kind.settled("time_us"));
         sql.push(if filter.after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " });
         sql.push_bind(filter.limit);
         let rows = sql.build().fetch_all(&self.readers).await?;

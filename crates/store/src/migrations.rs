@@ -48,7 +48,12 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 12] = [
         include_str!("../migrations/0010_users.sql"),
         Instead(include_str!("../migrations/postgres/0010_users.sql")),
     ),
-    (11, "audit", include_str!("../migrations/0011_audit.sql"), Same),
+    (
+        11,
+        "audit",
+        include_str!("../migrations/0011_audit.sql"),
+        And(include_str!("../migrations/postgres/0011_audit.sql")),
+    ),
     (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql"), Same),
 ];
 
