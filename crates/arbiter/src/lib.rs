@@ -8,8 +8,7 @@
 //!
 //! * **Liveness before exclusivity.** A drain ends after the escape limit, done or not, so a kernel that waits for another GPU
 //!   or for a closed gate delays its neighbors, and never stops them. A slice whose work makes no progress for longer is *unweightable*:
-//!   while it is, all gates are open, and the driver divides. A slice whose drains end so again and again depends on work that gates hold
-//!   back, as the ranks of a collective operation do: its own gate stays open for some seconds.
+//!   while it is, all gates are open, and the driver divides.
 //! * **Only caps idle the GPU.** A slice with a limit takes its time from a bucket of tokens. Weights never hold back a slice that
 //!   nobody else competes with.
 //!
@@ -69,8 +68,7 @@ impl Arbiter {
                     None if alone => parameters.solo_window_ns,
                     _ => parameters.window_ns,
                 };
-                let unweighted = slice.is_unweighted(now);
-                let open = slice.open || (all_open || unweighted) && !slice.capped;
+                let open = slice.open || all_open && !slice.capped;
                 if open != slice.was_open {
                     slice.was_open = open;
                     if open {
@@ -78,7 +76,7 @@ impl Arbiter {
                         slice.begin_episode();
                     }
                 }
-                let (granted_ns, unweightable) = (slice.granted_ns, slice.unweightable || unweighted);
+                let (granted_ns, unweightable) = (slice.granted_ns, slice.unweightable);
                 (*id, GateDecision { open, window_ns, granted_ns, unweightable })
             })
             .collect()
@@ -131,25 +129,17 @@ impl Arbiter {
             Phase::Free => self.grant_next(),
             Phase::Held { holder, since_ns } => self.step_held(holder, since_ns),
             Phase::Draining { from } => {
-                if self.is_drained(from) {
+                let now_ns = self.now_ns;
+                let limit_ns = self.escape_limit_ns(from);
+                let drained = self.slices.get(&from).is_none_or(|slice| {
+                    !slice.is_unfinished(now_ns, &self.parameters)
+                        || now_ns.saturating_sub(slice.progress_ns.max(slice.closed_ns)) > limit_ns
+                });
+                if drained {
                     self.grant_next();
                 }
             }
         }
-    }
-
-    /// Has the work of a slice that was closed ended, or may the others go on without that?
-    fn is_drained(&mut self, from: u64) -> bool {
-        let (now_ns, limit_ns, parameters) = (self.now_ns, self.escape_limit_ns(from), self.parameters);
-        let Some(slice) = self.slices.get_mut(&from) else { return true };
-        if slice.is_unweighted(now_ns) || !slice.is_unfinished(now_ns, &parameters) {
-            return true;
-        }
-        let escaped = now_ns.saturating_sub(slice.progress_ns.max(slice.closed_ns)) > limit_ns;
-        if escaped {
-            slice.note_escape(now_ns, &parameters);
-        }
-        escaped
     }
 
     fn step_held(&mut self, holder: u64, since_ns: u64) {

@@ -25,10 +25,6 @@ pub struct Parameters {
     pub escape_most_ns: u64,
     /// Work without progress for this long is not weighted any more.
     pub unweightable_ns: u64,
-    /// A slice whose drains ended without progress three times within this time is not weighted …
-    pub escapes_within_ns: u64,
-    /// … for this time: its kernels wait for something that gates hold back, as the ranks of a collective operation on several GPUs do.
-    pub unweighted_ns: u64,
     /// A bucket of tokens holds this much time …
     pub bucket_ns: u64,
     /// … and a slice that has emptied its bucket goes on once it holds this much.
@@ -51,8 +47,6 @@ impl Default for Parameters {
             escape_ns: 20 * MS,
             escape_most_ns: 200 * MS,
             unweightable_ns: 1000 * MS,
-            escapes_within_ns: 2000 * MS,
-            unweighted_ns: 5000 * MS,
             bucket_ns: 20 * MS,
             reopen_ns: 2 * MS,
             longest_step_ns: 50 * MS,
@@ -94,7 +88,7 @@ pub struct GateDecision {
     pub window_ns: u64,
     /// GPU time that the slice has been charged so far.
     pub granted_ns: u64,
-    /// Its work makes no progress, or only while its gate is open: the driver divides.
+    /// Its work makes no progress: the gates of this GPU are open, and the driver divides.
     pub unweightable: bool,
 }
 
@@ -119,9 +113,6 @@ pub(crate) struct SliceState {
     pub(crate) was_open: bool,
     pub(crate) capped: bool,
     pub(crate) unweightable: bool,
-    /// When its drains ended without progress lately, the last time first.
-    pub(crate) escapes_ns: [Option<u64>; 3],
-    pub(crate) unweighted_until_ns: u64,
     pub(crate) was_active: bool,
     pub(crate) active_ns: u64,
     pub(crate) woke: bool,
@@ -150,8 +141,6 @@ impl SliceState {
             was_open: false,
             capped: false,
             unweightable: false,
-            escapes_ns: [None; 3],
-            unweighted_until_ns: 0,
             was_active: false,
             active_ns: now_ns,
             woke: false,
@@ -196,21 +185,6 @@ impl SliceState {
         let due_ns = out_ns.saturating_mul(3) / 2;
         let since_ns = self.launch_ns.max(self.progress_ns);
         self.seen.attended || now_ns.saturating_sub(since_ns) <= due_ns.saturating_add(parameters.tail_ns)
-    }
-
-    /// A drain of it ended without progress. If that happens again and again, its kernels depend on others that a gate holds back.
-    pub(crate) fn note_escape(&mut self, now_ns: u64, parameters: &Parameters) {
-        let [last, before, _] = self.escapes_ns;
-        self.escapes_ns = [Some(now_ns), last, before];
-        if before.is_some_and(|first_ns| now_ns.saturating_sub(first_ns) <= parameters.escapes_within_ns) {
-            self.unweighted_until_ns = now_ns.saturating_add(parameters.unweighted_ns);
-            self.escapes_ns = [None; 3];
-        }
-    }
-
-    /// Is its gate open beside those of others?
-    pub(crate) const fn is_unweighted(&self, now_ns: u64) -> bool {
-        now_ns < self.unweighted_until_ns
     }
 
     pub(crate) const fn was_recently_active(&self, now_ns: u64, parameters: &Parameters) -> bool {

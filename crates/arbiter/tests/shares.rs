@@ -124,33 +124,6 @@ fn a_persistent_kernel_stops_nobody() {
     assert!(had > 0.4, "the neighbor should have the driver's equal part, not {had:.3}");
 }
 
-/// One rank of a collective operation: its kernel ends 60 ms after it was launched, when the other GPU's gate has let the other rank
-/// through. Each such kernel stops the neighbor until the escape limit. After some of them, this rank's gate stays open.
-#[test]
-fn a_slice_that_waits_for_another_gpu_is_not_weighted() {
-    let mut arbiter = Arbiter::new(Parameters::default());
-    let share = SliceShare { weight_milli: 500, limit_milli: None };
-    let mut rank = Observation { waiting: true, attended: true, ..Observation::default() };
-    let neighbor = Observation { waiting: true, ..Observation::default() };
-    let (mut launched_ns, mut unweighted, mut neighbor_opened) = (0, 0, 0);
-    for now in (1..40_000_u64).map(|poll| poll * 100 * US) {
-        let decided = arbiter.poll(now, &[(0, share, rank), (1, share, neighbor)]);
-        let is_open = decided[0].1.open;
-        unweighted += u64::from(decided[0].1.unweightable);
-        neighbor_opened += u64::from(decided[1].1.open);
-        assert!(is_open || !decided[0].1.unweightable, "its gate is open then");
-        if rank.submitted_ns > rank.confirmed_ns && now > launched_ns + 60 * MS {
-            rank.confirmed_ns = rank.submitted_ns;
-        }
-        rank.waiting = !is_open;
-        if is_open && rank.submitted_ns == rank.confirmed_ns {
-            (rank.submitted_ns, launched_ns) = (rank.submitted_ns + 50 * MS, now);
-        }
-    }
-    assert!((30_000..40_000).contains(&unweighted), "{unweighted} of 40,000 polls");
-    assert!(neighbor_opened > 30_000, "{neighbor_opened} of 40,000 polls");
-}
-
 proptest! {
     /// Whatever is observed: the arbiter neither panics nor stops, and without an unweightable slice at most one gate is open.
     #[test]

@@ -161,7 +161,7 @@ impl Watched {
         self.granted_ns = granted_ns;
         if unweightable && !self.unweightable {
             tracing::warn!(
-                "a slice's work waits for something else, or never ends: it cannot be weighted, and the driver divides the time of its GPU"
+                "a slice's work makes no progress: it cannot be weighted, and the driver divides the time of its GPU"
             );
         }
         self.unweightable = unweightable;
