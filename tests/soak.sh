@@ -20,3 +20,5 @@ CANTLE_TEST_CHURN_S=600 CANTLE_TEST_PENDING_S=5 CANTLE_TEST_AWAY_S=120 tests/clu
 CANTLE_TEST_REPLICAS=5 CANTLE_TEST_TASKS=1000 tests/cluster/run.sh -k "max_pods or many_tasks" || [ $? = 77 ]
 # A log that a death lost once in a thousand runs.
 CANTLE_TEST_ATTEMPTS=20 tests/cluster/run.sh -k killed_controller || [ $? = 77 ]
+# Compute shares: two jobs over two GPUs, and 64 slices whose processes are killed for five minutes.
+CANTLE_TEST_GANGS=200 CANTLE_TEST_SLICES=64 CANTLE_TEST_KILL_S=300 .venv/bin/python -m pytest -q -s tests/compute -k "two_jobs or the_dead"

@@ -1,7 +1,9 @@
 // A tenant: launches work in one of several ways until its time is over, then prints what it did as one line of JSON.
-//   load MODE MICROSECONDS SECONDS [NUMBER]
+//   load MODE MICROSECONDS SECONDS [NUMBER [GROUP FILE]]
 // MODE: async (NUMBER streams in turn), sync (a synchronization per launch), event (an event per launch), graph (20 kernels each),
 //       burst (NUMBER launches every 50 ms: how long the first one takes more than its kernel), threads (NUMBER threads, each async),
+//       rank (until NUMBER iterations of a collective operation are done: a kernel, then one that waits for that of the other rank, on any GPU;
+//       it begins when FILE exists),
 //       persistent (one kernel), cost (kernels that take no time: nanoseconds per launch), change (streams and events come and go).
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -10,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef void *Handle;
 int cuInit(unsigned);
@@ -100,6 +103,19 @@ static void bursts(Handle function, double us, int number) {
     printf("{\"count\": %d, \"p50_ms\": %.3f, \"p99_ms\": %.3f}\n", count, late_ms[count / 2], late_ms[count * 99 / 100]);
 }
 
+// What training on two GPUs does: compute, and a collective operation that ends when both ranks are in it. Each job has a group of its
+// own.
+static long rank(Handle function, int iterations, unsigned group) {
+    Handle on = stream(), together = kernel("cantle_sim_spin_until_2");
+    for (int each = 0; each < iterations; each++) {
+        launch(function, on);
+        OK(cuLaunchKernel(together, group, 1, 1, 1, 1, 1, 0, on, NULL, NULL));
+        if (each % 10 == 9) OK(cuStreamSynchronize(on));
+    }
+    OK(cuStreamSynchronize(on));
+    return iterations;
+}
+
 int main(int argc, char **argv) {
     if (argc < 4) return 2;
     const char *mode = argv[1];
@@ -146,6 +162,14 @@ int main(int argc, char **argv) {
     } else if (!strcmp(mode, "burst")) {
         bursts(function, us, number);
         return 0;
+    } else if (!strcmp(mode, "rank")) {
+        if (argc < 7) return 2;
+        while (access(argv[6], F_OK) != 0) usleep(1000);
+        double began = now();
+        count = rank(function, number, atoi(argv[5]));
+        printf("{\"launches\": %ld, \"seconds\": %.3f}\n", count, now() - began);
+        fflush(stdout);
+        _Exit(0);
     } else if (!strcmp(mode, "persistent")) {
         launch(kernel("cantle_sim_busy_us_1000000000000"), stream());
         OK(cuCtxSynchronize());

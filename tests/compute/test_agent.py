@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import CANTLE
+from tenants import CANTLE
 
 
 class Submitted:

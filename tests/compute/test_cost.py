@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from conftest import CANTLE
+from tenants import CANTLE
 
 
 def test_a_launch_costs_a_few_nanoseconds_more_and_none_where_even(box):

@@ -16,6 +16,8 @@ export interface SliceView {
   mig: MigInstance | null;
   /** What keeps the task to it; absent until it has started. */
   enforcement?: "mount_namespace" | "container" | "preload";
+  /** Its part of the GPU's compute time; absent where the driver divides. */
+  compute?: { mode: "fair" | "strict"; request_milli: number; limit_milli: number | null; share_ppm: number | null; gate_wait_us: number };
   /** The biggest of its processes. */
   processes?: { pid: number; memory_bytes: number }[];
 }

@@ -1,6 +1,8 @@
 //! `cantle.*`: what ClearML's services lack. Nodes report what they hold; users and tools read it.
 
-use cantle_model::{ComputeMode, Enforcement, GpuMode, MigInstance, Slice, TaskStatus};
+use std::fmt;
+
+use cantle_model::{ComputeMode, Enforcement, GpuMode, MigInstance, Milli, Slice, TaskStatus};
 use serde::{Deserialize, Serialize};
 
 use crate::Empty;
@@ -92,6 +94,30 @@ pub struct ComputeView {
     pub share_ppm: Option<u32>,
     /// How long its threads have waited for their turn since the task started.
     pub gate_wait_us: u64,
+}
+
+impl ComputeView {
+    /// What was asked for: `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`.
+    #[must_use]
+    pub fn asked(&self) -> String {
+        let (mode, request) = (self.mode, Milli(self.request_milli));
+        match self.limit_milli {
+            Some(most) if most != self.request_milli => format!("{mode} {request}, at most {}", Milli(most)),
+            _ => format!("{mode} {request}"),
+        }
+    }
+}
+
+/// What was asked for and what was had: `fair 0.25, had 0.247, waited 12.3 s`.
+impl fmt::Display for ComputeView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.asked())?;
+        if let Some(ppm) = self.share_ppm {
+            write!(f, ", had {}", Milli(ppm / 1000))?;
+        }
+        let tenths = self.gate_wait_us / 100_000;
+        write!(f, ", waited {}.{} s", tenths / 10, tenths % 10)
+    }
 }
 
 /// A process that holds memory of a slice.

@@ -106,7 +106,14 @@ impl ComputeRequest {
         self.mode != ComputeMode::Even
     }
 
-    /// Checks what can be checked before a GPU is known.
+    /// The part of a GPU's compute time that it names; none if that follows from the slice.
+    #[must_use]
+    pub fn named_part(&self) -> Option<Milli> {
+        self.request.filter(|_| self.is_enforced())
+    }
+
+    /// Checks what can be checked before a GPU is known. A request above the fraction is no contradiction: such a slice counts as the
+    /// greater of the two.
     ///
     /// # Errors
     /// [`ComputeError`] says what contradicts what.
@@ -127,7 +134,10 @@ impl ComputeRequest {
             GpuRequest::Gpus(count) if *count > 1 => {
                 Err(ComputeError::SeveralGpus { mode: self.mode, count: *count })
             }
-            GpuRequest::Fraction(part) => self.share(Milli(part.ten_thousandths().div_ceil(10))).map(|_| ()),
+            GpuRequest::Fraction(part) => {
+                let slice = Milli(part.ten_thousandths().div_ceil(10));
+                self.share(self.request.map_or(slice, |request| slice.max(request))).map(|_| ())
+            }
             GpuRequest::Gpus(_) => self.share(Milli::ONE).map(|_| ()),
             GpuRequest::Memory(_) => Ok(()),
         }
@@ -150,7 +160,8 @@ impl ComputeRequest {
         }
     }
 
-    /// A slice is promised no more compute than memory, so that a GPU is never promised more than once.
+    /// A slice is promised no more compute than it counts, so that a GPU is never promised more than once. The scheduler makes a slice
+    /// count as much as its request ([`Self::named_part`]) unless its queue says what slices are.
     fn share(&self, slice: Milli) -> Result<ComputeShare, ComputeError> {
         let request = self.request.unwrap_or(slice);
         if request > slice {
@@ -204,7 +215,7 @@ pub enum ComputeError {
     },
     /// More than the slice.
     #[error(
-        "the compute request {request} is above the slice's part of the GPU, {slice}; ask for a slice of {request}"
+        "the compute request {request} is above the slice's part of the GPU, {slice}, which the queue gives; ask for at most {slice}"
     )]
     AboveSlice {
         /// What was asked for.
@@ -275,9 +286,10 @@ mod tests {
             says(fair(None, Some(300))),
             ComputeError::LimitBelow { limit: Milli(300), request: Milli(500) }
         );
+        assert_eq!(fair(Some(600), None).check(&half()), Ok(()), "it counts as 0.6");
         assert_eq!(
-            says(fair(Some(600), None)),
-            ComputeError::AboveSlice { request: Milli(600), slice: Milli(500) }
+            says(fair(Some(600), Some(550))),
+            ComputeError::LimitBelow { limit: Milli(550), request: Milli(600) }
         );
         let even = ComputeRequest { mode: ComputeMode::Even, ..fair(Some(100), None) };
         assert_eq!(says(even), ComputeError::Even);
@@ -303,6 +315,8 @@ mod tests {
         let strict = ComputeRequest { mode: ComputeMode::Strict, ..ComputeRequest::default() };
         let share = strict.share_of(std::slice::from_ref(&slice)).unwrap().unwrap();
         assert_eq!((share.request_milli, share.limit_milli), (Milli(300), Some(Milli(300))));
+        let above = fair(Some(400), None).share_of(std::slice::from_ref(&slice));
+        assert_eq!(above, Err(ComputeError::AboveSlice { request: Milli(400), slice: Milli(300) }));
         assert_eq!(ComputeRequest::default().share_of(&[slice]), Ok(None));
         assert_eq!(ComputeMode::from_number(ComputeMode::Strict.number()), ComputeMode::Strict);
     }

@@ -108,6 +108,12 @@ pub struct Share {
 }
 
 impl Share {
+    /// The same with at least this much of the GPU's compute time. What the slice counts covers both.
+    #[must_use]
+    pub fn with_compute(self, part: Option<Milli>) -> Self {
+        Self { milli: part.map_or(self.milli, |part| self.milli.max(part)), ..self }
+    }
+
     /// A share of `limit_bytes`, a whole number of granules, of a GPU of `total_bytes`.
     ///
     /// It counts as the largest number of thousandths that mean no more memory than that: 0.333 of a GPU counts as 333,

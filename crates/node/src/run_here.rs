@@ -332,6 +332,7 @@ fn take(
     let now = now_ms();
     let mut waiting = Waiting::new(id.clone(), now).wanting(request.request.clone());
     waiting.isolation = request.isolation;
+    waiting.compute = request.compute;
     let leases = locked.sweep()?;
     let world = capacity::describe(driver, locked.node(), "here", gpus, &leases);
     let decided = cantle_decide::decide(&world.queue(spec, vec![waiting]).build(), &Policy::default(), now)?;

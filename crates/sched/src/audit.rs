@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cantle_model::{GpuRequest, GpuUuid, Isolation, QueueWant, Slice, TaskId};
+use cantle_model::{GpuRequest, GpuUuid, Isolation, Milli, QueueWant, Slice, TaskId};
 
 use crate::audit_instance::is_as_requested;
 use crate::{GpuState, Host, Node, Plan, Project, Queue, RESOURCES, Resource, Snapshot, Start, Waiting};
@@ -20,6 +20,14 @@ pub enum Violation {
         bytes: u64,
         /// What it has, in bytes.
         memory_bytes: u64,
+    },
+    /// More compute time than there is.
+    #[error("GPU {gpu}: {milli} of its compute time would be promised")]
+    OverCompute {
+        /// The GPU.
+        gpu: GpuUuid,
+        /// Sum of the promises.
+        milli: Milli,
     },
     /// MIG instances that overlap, or more of a profile than a GPU can have.
     #[error("GPU {gpu}: its MIG instances cannot exist together")]
@@ -286,7 +294,9 @@ fn as_asked(queue: &Queue, waiting: &Waiting, slice: &Slice, gpu: &GpuState) -> 
         let is_instance = table.is_some_and(|table| is_as_requested(&request, slice, mig, table));
         return model_ok && waiting.isolation != Isolation::Shared && is_instance;
     }
-    let share = request.share_of(gpu.gpu.memory_bytes);
+    let own = queue.spec.want == QueueWant::Task && request != GpuRequest::Gpus(1);
+    let compute = waiting.compute.named_part().filter(|_| own);
+    let share = request.share_of(gpu.gpu.memory_bytes).map(|share| share.with_compute(compute));
     model_ok
         && waiting.isolation != Isolation::Mig
         && share.is_some_and(|share| {
@@ -314,6 +324,18 @@ fn instances(gpu: &GpuState, slices: &[&Slice], violations: &mut Vec<Violation>)
     }
 }
 
+/// A slice without a promise has what the others leave.
+fn compute(state: &Snapshot, gpu: &GpuState, starts: &[&Start], violations: &mut Vec<Violation>) {
+    let here = |slices: &[Slice]| slices.iter().any(|slice| slice.gpu == gpu.gpu.uuid);
+    let running = state.running.iter().filter(|running| here(&running.slices));
+    let started = starts.iter().filter(|start| here(&start.slices));
+    let started = started.filter_map(|start| waiting(state, start)?.1.promised_compute(&start.slices));
+    let milli: Milli = running.filter_map(|running| running.compute).chain(started).sum();
+    if milli > Milli::ONE {
+        violations.push(Violation::OverCompute { gpu: gpu.gpu.uuid.clone(), milli });
+    }
+}
+
 /// Shares are compared in bytes, which is what is enforced: their thousandths follow from the bytes by rounding
 /// (`GpuRequest::share_of`), and prove nothing beyond them.
 ///
@@ -329,6 +351,7 @@ fn capacity(state: &Snapshot, plan: &Plan, node: &Node, violations: &mut Vec<Vio
         let here: Vec<&Slice> = slices.iter().copied().filter(|slice| slice.gpu == gpu.gpu.uuid).collect();
         let limits: u64 = here.iter().map(|slice| slice.memory_limit_bytes).sum();
         instances(gpu, &here, violations);
+        compute(state, gpu, &starts, violations);
         let (uuid, memory_bytes) = (gpu.gpu.uuid.clone(), gpu.gpu.memory_bytes);
         let bytes = limits.saturating_add(gpu.foreign_bytes);
         if bytes > memory_bytes {

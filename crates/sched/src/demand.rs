@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use cantle_mig::{Table, grant};
-use cantle_model::{GpuRequest, Isolation, QueueWant};
+use cantle_model::{GpuRequest, Isolation, Milli, QueueWant};
 use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cut, Host, InstanceCut, Queue, Waiting};
@@ -21,6 +21,9 @@ pub enum GpuDemand {
         request: GpuRequest,
         /// Number of GPUs, at least 1.
         devices: u32,
+        /// The part of each one's compute time, if that is more than the fraction.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        compute: Option<Milli>,
     },
     /// As many untouched GPUs of one node as are free, from `min` to `max`.
     Whole {
@@ -43,13 +46,18 @@ impl GpuDemand {
     }
 }
 
-/// As a reason names it: `0.5 GPU`, `2 GPUs`, `1 to 4 GPUs`, `10 GiB of GPU memory on each of 2 GPUs`.
+/// As a reason names it: `0.5 GPU`, `0.2 GPU with 0.8 of its compute time`, `2 GPUs`, `1 to 4 GPUs`, `10 GiB of GPU memory on each of 2 GPUs`.
 impl fmt::Display for GpuDemand {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Nothing => write!(f, "no GPU"),
-            Self::Part { request, devices: 1 } => write!(f, "{request}"),
-            Self::Part { request, devices } => write!(f, "{request} on each of {devices} GPUs"),
+            Self::Part { request, devices, compute } => {
+                write!(f, "{request}")?;
+                if let Some(part) = compute {
+                    write!(f, " with {part} of its compute time")?;
+                }
+                if *devices > 1 { write!(f, " on each of {devices} GPUs") } else { Ok(()) }
+            }
             Self::Whole { min, max } if min == max => write!(f, "{}", GpuRequest::Gpus(*min)),
             Self::Whole { min, max } => write!(f, "{min} to {max} GPUs"),
         }
@@ -79,7 +87,14 @@ impl Demand {
             want => match want.request_for(task.request.as_ref()) {
                 None => GpuDemand::Nothing,
                 Some(GpuRequest::Gpus(n)) => GpuDemand::Whole { min: n, max: n },
-                Some(request) => GpuDemand::Part { request, devices: task.devices.max(1) },
+                Some(request) => {
+                    let compute = task.compute.named_part().filter(|part| match &request {
+                        _ if *want != QueueWant::Task => false,
+                        GpuRequest::Fraction(of_memory) => part.0 * 10 > of_memory.ten_thousandths(),
+                        _ => true,
+                    });
+                    GpuDemand::Part { request, devices: task.devices.max(1), compute }
+                }
             },
         };
         Self { gpus: ask, models: task.models.clone(), host: task.host, isolation: task.isolation }
@@ -170,17 +185,17 @@ impl Shape {
 }
 
 fn share(demand: &Demand, class: &GpuClass) -> Option<Cut> {
-    let request = match &demand.gpus {
+    let (request, compute) = match &demand.gpus {
         GpuDemand::Nothing => return None,
-        GpuDemand::Part { request, .. } => request,
-        GpuDemand::Whole { .. } => &GpuRequest::Gpus(1),
+        GpuDemand::Part { request, compute, .. } => (request, *compute),
+        GpuDemand::Whole { .. } => (&GpuRequest::Gpus(1), None),
     };
     let model_ok = demand.models.is_empty() || demand.models.contains(&class.model);
     if !model_ok || !class.serves(demand.isolation) {
         return None;
     }
     match &class.table {
-        None => request.share_of(class.memory_bytes).map(Cut::from),
+        None => request.share_of(class.memory_bytes).map(|share| Cut::from(share.with_compute(compute))),
         Some(table) => instance(request, table),
     }
 }

@@ -64,7 +64,8 @@ mod tests {
     use crate::{GpuDemand, Host};
 
     fn part(milli: u32) -> Demand {
-        let ask = GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices: 1 };
+        let ask =
+            GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices: 1, compute: None };
         Demand { gpus: ask, models: Vec::new(), host: Host::default(), isolation: Isolation::Any }
     }
 

@@ -2,7 +2,9 @@
 //! break its callers.
 
 use cantle_mig::GpuGeometry;
-use cantle_model::{Gpu, GpuRequest, Isolation, Lease, LeaseId, QueueSpec, Slice, TaskId};
+use cantle_model::{
+    ComputeRequest, Gpu, GpuRequest, Isolation, Lease, LeaseId, Milli, QueueSpec, Slice, TaskId,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{Amounts, Cause, Mix, Project, Start};
@@ -176,6 +178,8 @@ pub struct Running {
     pub gang: Option<Gang>,
     /// What it counts of GPUs against quotas, in thousandths, if that is not what its slices are.
     pub quota_milli: Option<u64>,
+    /// The part of its GPU's compute time that it was promised.
+    pub compute: Option<Milli>,
 }
 
 impl Running {
@@ -204,6 +208,7 @@ impl Running {
             preemptible: true,
             gang: None,
             quota_milli: None,
+            compute: None,
         }
     }
 
@@ -220,6 +225,7 @@ impl Running {
             preemptible: waiting.preemptible,
             gang: waiting.gang.clone(),
             quota_milli: waiting.quota_milli,
+            compute: waiting.promised_compute(&start.slices),
             ..Self::new(lease, start.task.clone(), &start.node, start.slices.clone())
         }
     }
@@ -229,7 +235,7 @@ impl Running {
     pub fn of_lease(lease: &Lease, node: impl Into<String>, started_at_ms: i64) -> Self {
         let queue = lease.queue.clone();
         let new = Self::new(lease.id.clone(), lease.task.clone(), node, lease.slices.clone());
-        Self { started_at_ms, queue, ..new }
+        Self { started_at_ms, queue, compute: lease.compute.map(|share| share.request_milli), ..new }
     }
 }
 
@@ -283,6 +289,8 @@ pub struct Waiting {
     pub models: Vec<String>,
     /// What keeps it apart from its neighbors.
     pub isolation: Isolation,
+    /// What it asks for of the GPU's compute time.
+    pub compute: ComputeRequest,
     /// What it takes of the host.
     pub host: Host,
     /// When it was enqueued, in milliseconds since the epoch.
@@ -318,6 +326,7 @@ impl Waiting {
             devices: 1,
             models: Vec::new(),
             isolation: Isolation::Any,
+            compute: ComputeRequest::default(),
             host: Host::default(),
             enqueued_at_ms,
             max_run_ms: None,
@@ -330,6 +339,13 @@ impl Waiting {
             gang: None,
             quota_milli: None,
         }
+    }
+
+    /// What its compute request means on the slices that it gets; none if nothing is enforced there. A slice is never promised more than it
+    /// counts: where a queue gives less than is asked for, the task is refused at its start.
+    pub(crate) fn promised_compute(&self, slices: &[Slice]) -> Option<Milli> {
+        let slice = slices.first().filter(|slice| slice.mig.is_none() && self.compute.is_enforced())?;
+        Some(self.compute.request.map_or(slice.milli, |request| request.min(slice.milli)))
     }
 
     /// What it counts against quotas where it gets `amounts`.

@@ -75,7 +75,11 @@ const MIX: [(u32, u32); 8] = [(1, 10), (2, 20), (3, 5), (4, 20), (6, 10), (8, 25
 fn demand(eighths: u32) -> Demand {
     let ask = match eighths {
         whole if whole.is_multiple_of(8) => GpuDemand::Whole { min: whole / 8, max: whole / 8 },
-        part => GpuDemand::Part { request: GpuRequest::Fraction(Milli(part * 125).into()), devices: 1 },
+        part => GpuDemand::Part {
+            request: GpuRequest::Fraction(Milli(part * 125).into()),
+            devices: 1,
+            compute: None,
+        },
     };
     let host = Host { cpu_milli: u64::from(eighths) * 1_500, memory_bytes: u64::from(eighths) * 10 * GIB };
     Demand { gpus: ask, models: Vec::new(), host, isolation: Isolation::Any }

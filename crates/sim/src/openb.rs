@@ -175,7 +175,9 @@ fn task(table: &Table<'_>, row: &Row<'_>) -> Result<TraceTask, TraceError> {
     let ask = match (gpus, milli) {
         (0, _) => GpuDemand::Nothing,
         (gpus, 1000) => GpuDemand::Whole { min: gpus, max: gpus },
-        (devices, milli) => GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices },
+        (devices, milli) => {
+            GpuDemand::Part { request: GpuRequest::Fraction(Milli(milli).into()), devices, compute: None }
+        }
     };
     let spec = table.text(row, "gpu_spec").unwrap_or_default();
     let models = if gpus == 0 { Vec::new() } else { spec.split('|').filter(|m| !m.is_empty()).collect() };

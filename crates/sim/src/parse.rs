@@ -1,7 +1,7 @@
 //! The text format of scenarios. One statement a line; `#` starts a comment.
 
 use cantle_decide::Offer;
-use cantle_model::{Bytes, Gpu, GpuRequest, GpuUuid, Milli, QueueSpec, TaskId};
+use cantle_model::{Bytes, ComputeMode, ComputeRequest, Gpu, GpuRequest, GpuUuid, Milli, QueueSpec, TaskId};
 use cantle_sched::{Gang, Host, Order, Placement, Project, Queue, Waiting};
 
 use crate::{Expectation, Expected, Scenario, ScenarioAction, ScenarioEvent, ScenarioNode, SimError};
@@ -172,7 +172,7 @@ fn actions(scenario: &Scenario, at_ms: i64, words: &[&str]) -> Result<Vec<Scenar
     }
 }
 
-/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [devices=N] [model=NAME] [cpu=CORES] [memory=AMOUNT] [project=NAME]
+/// `submit TASK QUEUE [gpu=F|gpus=N|gpu-memory=M] [compute=F] [devices=N] [model=NAME] [cpu=CORES] [memory=AMOUNT] [project=NAME]
 /// [priority=N] [preemptible=no] [gang=NAME [gang-size=N]] [runs=S] [max=S] [count=N]`; a gang has `count` tasks if its size is not given.
 fn submit(
     scenario: &Scenario,
@@ -192,6 +192,11 @@ fn submit(
             "gpu" => waiting.request = Some(request(GpuRequest::from_fraction(value))?),
             "gpus" => waiting.request = Some(request(GpuRequest::from_gpus(value))?),
             "gpu-memory" => waiting.request = Some(request(GpuRequest::from_memory(value))?),
+            "compute" => {
+                let part = ComputeRequest::part("compute", value).map_err(|error| error.to_string())?;
+                waiting.compute =
+                    ComputeRequest { mode: ComputeMode::Fair, request: Some(part), limit: None };
+            }
             "devices" => waiting.devices = number()?,
             "model" => waiting.models.push(value.to_owned()),
             "cpu" | "memory" => host_option(&mut waiting.host, option)?,

@@ -3,7 +3,7 @@ import { colorsFor } from "../color";
 import { bytes, gpuAmount, gpus as inGpus, model, plural } from "../format";
 import { connection, nodes, taskList, tasks } from "../live";
 import { Filter, Select, usePageCli } from "../parts/Controls";
-import { GpuBar } from "../parts/GpuBar";
+import { computeWords, GpuBar } from "../parts/GpuBar";
 import { Says } from "../parts/Says";
 import { link, param } from "../route";
 import type { GpuView, NodeView, SliceView, TaskView } from "../types";
@@ -90,6 +90,7 @@ function Gpu({ gpu, colorOf, list }: { gpu: GpuView; colorOf: (slice: SliceView)
               <i style={{ background: colorOf(slice) }} aria-hidden="true" />
               <a href={link(`tasks/${slice.task}`)}>{find(slice.task)?.name ?? slice.task}</a>
               <span class="muted">{slice.mig?.profile ?? gpuAmount(slice.milli)}</span>
+              {slice.compute && <span class="muted">{computeWords(slice.compute)}</span>}
               {slice.enforcement === "preload" && <span class="badge">preload</span>}
               <span class="number">
                 {bytes(slice.memory_used_bytes)} / {bytes(slice.memory_limit_bytes)}

@@ -52,6 +52,13 @@ function processRows(slice: SliceView): [string, string][] {
   return rows;
 }
 
+/** As `cantle gpus -o wide` says it: what was asked for, what was had in the last second, and how long it waited. */
+export function computeWords({ mode, request_milli, limit_milli, share_ppm, gate_wait_us }: NonNullable<SliceView["compute"]>): string {
+  const limit = limit_milli !== null && limit_milli !== request_milli ? `, at most ${limit_milli / 1000}` : "";
+  const had = share_ppm === null ? "" : `, had ${Math.floor(share_ppm / 1000) / 1000}`;
+  return `${mode} ${request_milli / 1000}${limit}${had}, waited ${(gate_wait_us / 1e6).toFixed(1)} s`;
+}
+
 function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) {
   const rows: [string, string][] = [
     ["Task", task?.name ?? slice.task],
@@ -59,6 +66,7 @@ function Tip({ slice, task }: { slice: SliceView; task: TaskView | undefined }) 
     ["Used", bytes(slice.memory_used_bytes)],
     ["Share", gpuAmount(slice.milli)],
   ];
+  if (slice.compute) rows.push(["Compute", computeWords(slice.compute)]);
   if (slice.enforcement) rows.push(["Enforced", ENFORCED[slice.enforcement]]);
   if (slice.mig) rows.push(["MIG", `${slice.mig.profile} at ${slice.mig.start}`]);
   if (task?.queue) rows.push(["Queue", task.queue]);

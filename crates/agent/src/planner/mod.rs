@@ -251,6 +251,7 @@ fn waiting_task(queued: &Queued, request: Option<&TaskRequest>, by_server: Optio
     if let Some(request) = request {
         waiting.request.clone_from(&request.gpu);
         waiting.isolation = request.isolation;
+        waiting.compute = request.compute;
     }
     if let Some(by_server) = by_server {
         describe_waiting(&mut waiting, by_server, request.map(TaskRequest::terms));

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use cantle_clearml::cantle::ComputeView;
 use cantle_ledger::host::Observer;
-use cantle_model::{Bytes, Milli};
+use cantle_model::Bytes;
 use cantle_node::compute_use;
 use serde::Serialize;
 
@@ -37,14 +37,9 @@ const COLUMNS: [Column<Limit>; 7] = [
     Column { head: "LEASE", wide: true, cell: |l| l.lease.clone() },
 ];
 
-/// `fair 0.25`, `strict 0.3`, `fair 0.2, at most 0.6`; the driver's division is `even`.
+/// What was asked for; the driver's division is `even`.
 fn compute(limit: &Limit) -> String {
-    let Some(compute) = &limit.compute else { return "even".to_owned() };
-    let (mode, request) = (compute.mode, Milli(compute.request_milli));
-    match compute.limit_milli {
-        Some(most) if most != compute.request_milli => format!("{mode} {request}, at most {}", Milli(most)),
-        _ => format!("{mode} {request}"),
-    }
+    limit.compute.as_ref().map_or_else(|| "even".to_owned(), ComputeView::asked)
 }
 
 /// Exit code 0 only if every limit is in force for this process.

@@ -125,7 +125,7 @@ struct NodeGpu {
     gpu: GpuView,
 }
 
-const GPU_COLUMNS: [Column<NodeGpu>; 9] = [
+const GPU_COLUMNS: [Column<NodeGpu>; 10] = [
     Column { head: "NODE", wide: false, cell: |g| g.node.clone() },
     Column { head: "GPU", wide: false, cell: |g| g.gpu.index.to_string() },
     Column { head: "NAME", wide: false, cell: |g| g.gpu.model.clone() },
@@ -134,8 +134,18 @@ const GPU_COLUMNS: [Column<NodeGpu>; 9] = [
     Column { head: "GIVEN", wide: false, cell: |g| amount(g.gpu.allocated_milli) },
     Column { head: "USED / LIMIT / TOTAL", wide: false, cell: |g| use_of(&g.gpu) },
     Column { head: "TASKS", wide: false, cell: |g| g.gpu.slices.len().to_string() },
+    Column { head: "COMPUTE", wide: true, cell: |g| compute(&g.gpu) },
     Column { head: "UUID", wide: true, cell: |g| g.gpu.uuid.clone() },
 ];
+
+/// What each slice has of the compute time, with its letter in [`bar`]; `even` where the driver divides.
+fn compute(gpu: &GpuView) -> String {
+    let lettered = gpu.slices.iter().zip(('A'..='Z').cycle());
+    let shares: Vec<String> = lettered
+        .filter_map(|(slice, letter)| Some(format!("{letter} {}", slice.compute.as_ref()?)))
+        .collect();
+    if shares.is_empty() { "even".to_owned() } else { shares.join("; ") }
+}
 
 /// GPUs of the nodes that are up, with their slices.
 pub(crate) fn gpus(context: &Context, from: &ClusterArg) -> CommandResult {
@@ -245,8 +255,8 @@ fn clip(text: &str, limit: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cantle_clearml::cantle::SliceView;
-    use cantle_model::MigInstance;
+    use cantle_clearml::cantle::{ComputeView, SliceView};
+    use cantle_model::{ComputeMode, MigInstance};
 
     fn gpu(millis: &[u32]) -> GpuView {
         let slice = |&milli: &u32| SliceView {
@@ -269,6 +279,20 @@ mod tests {
             allocated_milli: millis.iter().sum(),
             slices: millis.iter().map(slice).collect(),
         }
+    }
+
+    #[test]
+    fn compute_is_named_with_its_slice() {
+        let mut shared = gpu(&[250, 250]);
+        assert_eq!(compute(&shared), "even");
+        shared.slices[1].compute = Some(ComputeView {
+            mode: ComputeMode::Fair,
+            request_milli: 250,
+            limit_milli: Some(600),
+            share_ppm: Some(247_300),
+            gate_wait_us: 12_345_678,
+        });
+        assert_eq!(compute(&shared), "B fair 0.25, at most 0.6, had 0.247, waited 12.3 s");
     }
 
     #[test]

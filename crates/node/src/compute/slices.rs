@@ -9,8 +9,10 @@ use cantle_arbiter::{Arbiter, GateDecision, Observation, Parameters, SliceShare}
 use cantle_ledger::Uuid;
 use cantle_ledger::compute::LaunchWatch;
 
-/// How often new slices, slices that are gone, and dead processes are looked for.
+/// How often new slices, and slices that are gone, are looked for.
 const SCAN_NS: u64 = 50_000_000;
+/// How often dead processes are looked for: until then their neighbors may wait for what they had in flight.
+const REAP_NS: u64 = 5_000_000;
 /// Over which time shares are shown.
 const RECENT_NS: u64 = 1_000_000_000;
 /// A slice that did something in this time may do something again at once.
@@ -46,13 +48,21 @@ pub(super) struct Slices {
     dir: PathBuf,
     next: u64,
     scanned_ns: Option<u64>,
+    reaped_ns: u64,
     slices: BTreeMap<(Uuid, OsString), Watched>,
     boards: BTreeMap<Uuid, Board>,
 }
 
 impl Slices {
     pub(super) const fn new(dir: PathBuf) -> Self {
-        Self { dir, next: 0, scanned_ns: None, slices: BTreeMap::new(), boards: BTreeMap::new() }
+        Self {
+            dir,
+            next: 0,
+            scanned_ns: None,
+            reaped_ns: 0,
+            slices: BTreeMap::new(),
+            boards: BTreeMap::new(),
+        }
     }
 
     /// Looks at all slices, and says what their gates should be.
@@ -60,6 +70,10 @@ impl Slices {
         if self.scanned_ns.is_none_or(|scanned_ns| now_ns.saturating_sub(scanned_ns) >= SCAN_NS) {
             self.scanned_ns = Some(now_ns);
             self.scan();
+        }
+        if now_ns.saturating_sub(self.reaped_ns) >= REAP_NS {
+            self.reaped_ns = now_ns;
+            self.slices.values_mut().for_each(|slice| slice.watch.reap());
         }
         let mut activity = Activity::None;
         for (gpu, board) in &mut self.boards {
@@ -70,12 +84,9 @@ impl Slices {
         activity
     }
 
-    /// Finds slices that are new, forgets those that are gone, and frees what dead processes left.
+    /// Finds slices that are new, and forgets those that are gone.
     fn scan(&mut self) {
         self.slices.retain(|(_, name), _| self.dir.join(name).exists());
-        for slice in self.slices.values_mut() {
-            slice.watch.reap();
-        }
         for entry in fs::read_dir(&self.dir).into_iter().flatten().flatten() {
             let name = entry.file_name();
             if self.slices.keys().any(|(_, known)| *known == name) {

@@ -114,12 +114,18 @@ fn of_gpus(metrics: &mut Exposition, nodes: &[NodeView]) {
     });
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "what a family of metrics takes")]
+fn ratio(milli: u32) -> Option<f64> {
+    Some(f64::from(milli) / 1000.0)
+}
+
 fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
     let tasks: BTreeMap<&str, &TaskView> = tasks.iter().map(|task| (task.id.as_str(), task)).collect();
-    let mut gauge = |name, help: &str, value: fn(&SliceView) -> f64| {
-        metrics.family(MetricKind::Gauge, name, help);
+    let mut family = |kind, name, help: &str, value: fn(&SliceView) -> Option<f64>| {
+        metrics.family(kind, name, help);
         for (gpu, index, node) in gpus(nodes) {
             for slice in &gpu.slices {
+                let Some(value) = value(slice) else { continue };
                 let task = tasks.get(slice.task.as_str());
                 let text = |field: fn(&TaskView) -> Option<&String>| {
                     task.and_then(|task| field(task)).map_or("", String::as_str)
@@ -137,17 +143,40 @@ fn of_slices(metrics: &mut Exposition, nodes: &[NodeView], tasks: &[TaskView]) {
                     ("queue", text(|task| task.queue.as_ref())),
                     ("project", text(|task| task.project.as_ref())),
                 ];
-                metrics.sample(&[labels.pairs().as_slice(), &task_labels].concat(), value(slice));
+                metrics.sample(&[labels.pairs().as_slice(), &task_labels].concat(), value);
             }
         }
     };
-    gauge("cantle_slice_allocated_ratio", "Part of the GPU that the slice is.", |slice| {
-        f64::from(slice.milli) / 1000.0
+    let gauge = MetricKind::Gauge;
+    family(gauge, "cantle_slice_allocated_ratio", "Part of the GPU that the slice is.", |slice| {
+        ratio(slice.milli)
     });
-    gauge("cantle_slice_memory_limit_bytes", "What the task may use.", |slice| {
-        precise(slice.memory_limit_bytes)
+    family(gauge, "cantle_slice_memory_limit_bytes", "What the task may use.", |slice| {
+        Some(precise(slice.memory_limit_bytes))
     });
-    gauge("cantle_slice_memory_used_bytes", "What the task uses.", |slice| precise(slice.memory_used_bytes));
+    family(gauge, "cantle_slice_memory_used_bytes", "What the task uses.", |slice| {
+        Some(precise(slice.memory_used_bytes))
+    });
+    family(
+        gauge,
+        "cantle_slice_compute_request_ratio",
+        "Part of the compute time that it may count on.",
+        |slice| slice.compute.and_then(|compute| ratio(compute.request_milli)),
+    );
+    family(
+        gauge,
+        "cantle_slice_compute_limit_ratio",
+        "Part of the compute time that it never exceeds.",
+        |slice| slice.compute.and_then(|compute| ratio(compute.limit_milli?)),
+    );
+    let help = "Part that it had of the compute time that slices with a request used in the last second.";
+    family(gauge, "cantle_slice_compute_share_ratio", help, |slice| {
+        slice.compute.and_then(|compute| Some(f64::from(compute.share_ppm?) / 1e6))
+    });
+    let help = "Time that its threads have waited for their turn.";
+    family(MetricKind::Counter, "cantle_slice_compute_wait_seconds", help, |slice| {
+        slice.compute.map(|compute| precise(compute.gate_wait_us) / 1e6)
+    });
 }
 
 /// Seconds for which the task that waits longest has been in each queue, by queue.

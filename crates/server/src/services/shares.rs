@@ -56,6 +56,7 @@ fn waits(task: &TaskRow, quotas: &ProjectQuotas) -> Waiting {
     waiting.host = Host { cpu_milli: request.cpu_milli, memory_bytes: request.memory_bytes };
     waiting.request = request.gpu;
     waiting.isolation = request.isolation;
+    waiting.compute = request.compute;
     waiting.project = quotas.counted_to(task.index.project.as_ref());
     waiting
 }

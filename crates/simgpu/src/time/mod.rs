@@ -7,7 +7,8 @@
 //! another one needs. Its queued work goes on while it is stopped, and is gone when it is dead, as on hardware.
 //!
 //! The rules of an engine:
-//! - Contexts are served round robin, [`SLICE_NS`] each; one without work gives its turn up at once.
+//! - Contexts are served round robin, [`SLICE_NS`] each; one without work gives its turn up at once. The turn after that of a spinning
+//!   kernel has an uneven length, as all turns of hardware have.
 //! - Kernels on different streams of one context share the engine evenly while both run.
 //! - To another context it takes [`SWITCH_DRAINED_NS`], or [`SWITCH_PREEMPTED_NS`] if a kernel is cut off. NVIDIA publishes
 //!   neither. Two saturating contexts so reach 93 % of one alone; 92 % was measured on an A100 (two tenants with fp16 GEMM, 711

@@ -172,6 +172,34 @@ fn the_dead_leave_at_once_whoever_has_the_turn() {
 }
 
 #[test]
+fn spinning_kernels_of_two_groups_do_not_stay_in_step() {
+    let spin = |group| Op::Spin { ranks: 2, group };
+    for offset_ns in [0, 1, 17 * US, SLICE_NS] {
+        // On one engine the first group has the first turn, on the other the second group.
+        let mut engines = [(engine(&[(0, 1), (1, 1)]), [1, 2]), (engine(&[(2, 1), (3, 1)]), [2, 1])].map(
+            |(engine, groups)| {
+                let mut queued = Queued::default();
+                (0..2).for_each(|ring| queued.push(ring, offset_ns, spin(groups[ring])));
+                (engine, queued)
+            },
+        );
+        let mut met = [false; 2];
+        for step in 1..=20_000 {
+            let running = engines.each_mut().map(|(engine, queued)| {
+                engine.advance(queued, offset_ns + step * 10 * US);
+                engine.spinning(queued).first().map(|s| s.3)
+            });
+            if let [Some(one), Some(other)] = running
+                && one == other
+            {
+                met[one as usize - 1] = true;
+            }
+        }
+        assert_eq!(met, [true; 2], "offset {offset_ns}");
+    }
+}
+
+#[test]
 fn utilization_is_that_of_the_last_whole_period() {
     let (mut e, mut queued) = (engine(&[(0, 1)]), Queued::default());
     queued.push(0, PERIOD_NS, Op::Busy { ns: PERIOD_NS / 4 });

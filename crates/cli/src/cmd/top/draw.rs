@@ -147,6 +147,9 @@ fn slice_line(
         Bytes(slice.memory_limit_bytes).to_string(),
         slice.task,
     ));
+    if let Some(compute) = &slice.compute {
+        line.push_span(format!("  {compute}"));
+    }
     line
 }
 
