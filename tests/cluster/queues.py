@@ -31,10 +31,10 @@ BASE = {
 class Server:
     """`cantle server`, spoken to as ClearML's clients do."""
 
-    def __init__(self, home):
+    def __init__(self, home, host="127.0.0.1"):
         self.home = home
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CANTLE_STATE_DIR": str(home / "state")}
-        words = ["server", "--listen", "127.0.0.1:0"]
+        words = ["server", "--listen", f"{host}:0"]
         self.program = Program("server", home, [CANTLE, *words], self.env).start()
         file = home / "state/server/credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 30, self.program.log)

@@ -120,7 +120,7 @@ def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, name
         assert not machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), "the node has it elsewhere"
         pods.delete("train-pod")
         pods.wait_gone("train-pod")
-    wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
+    chart.remove_devices(plane.api)
 
 
 def is_told_of_instances(plane, folder):
