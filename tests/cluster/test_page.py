@@ -41,7 +41,7 @@ def first_pod(page, shell):
     # Built once for all tests, with the base that is here (built.py).
     assert "docker build -f images/cantle/Dockerfile" in page.next("make build")
     shell.run(page.next("kubectl label nodes"), NODE="worker")
-    shell.run(page.next("kubectl get resourceslices"))
+    shell.run(page.next("kubectl --namespace cantle-system rollout"))
     shell.write("half.yaml", page.next("apiVersion: v1\nkind: Pod"))
     assert "20480MiB" in shell.run(page.next("kubectl apply -f half.yaml")), "half of 40 GiB"
 
