@@ -7,6 +7,7 @@ import json
 import pytest
 
 import chart
+import injector
 from api import RESOURCE
 from page import Page, Shell
 from processes import wait_until
@@ -23,7 +24,6 @@ def fresh(plane, worker, built_images):
     chart.delete(api, chart.standing())
     api.delete(namespace)
     wait_until(lambda: api.find(namespace) is None, 60, "the end of cantle's namespace")
-    worker.ctr("images", "tag", "docker.io/cantle/cantle:0.1.0", "registry.example/cantle:0.1.0")
     worker.ctr("images", "tag", "localhost/cantle-test:1", NVIDIA)
     worker.with_gpus("1xA100-40GB")
     yield plane
@@ -57,7 +57,7 @@ def look(page, shell, kubeconfig):
 def quota(api, page, shell):
     shell.write("quota.yaml", page.next("apiVersion: v1\nkind: ResourceQuota"))
     shell.run("kubectl apply -f quota.yaml")
-    shell.run("kubectl run held --image=localhost/cantle-test:1 --labels=clearml-injector/fraction=0.125 --restart=Never -- sleep 600")
+    shell.run("kubectl run counted --image=localhost/cantle-test:1 --labels=clearml-injector/fraction=0.125 --restart=Never -- sleep 600")
     counted = lambda: api.get("/api/v1/namespaces/default/resourcequotas/slices").get("status", {}).get("used", {})
     name = "shared.gpu.cantle.dev.deviceclass.resource.k8s.io/devices"
     wait_until(lambda: counted().get(name) == "1", 60, lambda: json.dumps(counted()))
@@ -86,6 +86,13 @@ def queues(page, shell, server):
     page.end()
 
 
+def let_go(page, shell):
+    found = lambda: "1 pod (default/held): " in shell.run("cantle check kubernetes || [ $? = 7 ]")
+    wait_until(found, 60, "the pod that is held")
+    shell.run(page.next("kubectl patch pod"), POD="held")
+    shell.run("kubectl wait pod/held --for=jsonpath='{.status.phase}'=Running --timeout=2m")
+
+
 def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
     api = fresh.api
     page, shell = Page("kubernetes.md"), Shell(fresh, programs, tmp_path)
@@ -93,13 +100,18 @@ def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
     try:
         first_pod(page, shell)
         look(page, shell, fresh.kubeconfig())
+        # As the injector leaves one that it dies over.
+        plain = injector.pod(name="held")
+        plain["spec"]["schedulingGates"] = [{"name": "cantle.dev/packing"}]
+        api.create("/api/v1/namespaces/default/pods", plain)
         quota(api, page, shell)
-        page.end()
         queues(Page("kubernetes-queues.md"), shell, server)
+        let_go(page, shell)
+        page.end()
     finally:
         # As the section on removal says: first the pods, then the release.
         server_end(api, server)
-        shell.run("kubectl delete --ignore-not-found quota/slices pod/half pod/look pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
+        shell.run("kubectl delete --ignore-not-found quota/slices pod/half pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
         shell.run("kubectl delete --ignore-not-found clusterrole/cantle-view clusterrolebinding/cantle-view; kubectl label nodes worker nvidia.com/gpu.present-")
     left = lambda: [each["metadata"]["name"] for each in api.items(f"{RESOURCE}/resourceclaimtemplates")]
     wait_until(lambda: not left(), 60, left)
