@@ -105,13 +105,16 @@ def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
         plain["spec"]["schedulingGates"] = [{"name": "cantle.dev/packing"}]
         api.create("/api/v1/namespaces/default/pods", plain)
         quota(api, page, shell)
+        # What Kueue counts; Kueue itself is not here.
+        shell.write("template.yaml", page.next("apiVersion: resource.k8s.io/v1"))
+        shell.run("kubectl apply -f template.yaml")
         queues(Page("kubernetes-queues.md"), shell, server)
         let_go(page, shell)
         page.end()
     finally:
         # As the section on removal says: first the pods, then the release.
         server_end(api, server)
-        shell.run("kubectl delete --ignore-not-found quota/slices pod/half pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
+        shell.run("kubectl delete --ignore-not-found resourceclaimtemplate/gpu-10g quota/slices pod/half pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
         shell.run("kubectl delete --ignore-not-found clusterrole/cantle-view clusterrolebinding/cantle-view; kubectl label nodes worker nvidia.com/gpu.present-")
     left = lambda: [each["metadata"]["name"] for each in api.items(f"{RESOURCE}/resourceclaimtemplates")]
     wait_until(lambda: not left(), 60, left)

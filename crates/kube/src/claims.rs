@@ -58,7 +58,9 @@ impl Fitting {
         }
         let templates: BTreeMap<String, TemplateName> = pods.iter().filter_map(template).collect();
         let mut outdated = Vec::new();
-        for (uid, claim) in waiting.into_iter().filter(|(uid, _)| !self.claims.contains(uid)).collect::<Vec<_>>() {
+        for (uid, claim) in
+            waiting.into_iter().filter(|(uid, _)| !self.claims.contains(uid)).collect::<Vec<_>>()
+        {
             let owner = claim.owner_references().iter().find(|owner| owner.kind == "Pod");
             // The pod may be seen later than its claim.
             let Some(template) = owner.and_then(|owner| templates.get(&owner.uid)) else { continue };
@@ -77,8 +79,7 @@ impl Fitting {
 /// # Errors
 /// If the API server refuses. A claim that changed meanwhile, because it was allocated, is left alone.
 pub(crate) async fn renew(client: &Client, claim: &ResourceClaim, spec: Value) -> Result<(), KubeError> {
-    let api: Api<ResourceClaim> =
-        Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
+    let api: Api<ResourceClaim> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
     let name = claim.name_any();
     let next = ResourceClaim {
         metadata: ObjectMeta {
@@ -100,7 +101,10 @@ pub(crate) async fn renew(client: &Client, claim: &ResourceClaim, spec: Value) -
         Err(error) => return Err(error.into()),
     }
     match api.create(&PostParams::default(), &next).await {
-        Ok(_) => tracing::info!("claim {}/{name} is for the GPUs that are here now", claim.namespace().unwrap_or_default()),
+        Ok(_) => tracing::info!(
+            "claim {}/{name} is for the GPUs that are here now",
+            claim.namespace().unwrap_or_default()
+        ),
         Err(kube::Error::Api(status)) if status.code == 409 || is_namespace_terminating(&status) => {}
         Err(error) => return Err(error.into()),
     }

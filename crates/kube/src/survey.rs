@@ -16,8 +16,8 @@ use crate::version::serves_claims;
 use crate::{KubeError, Version, server_version};
 use cantle_kube_model::classic::record::is_reserving;
 use cantle_kube_model::inject::{LABEL, SLICE_LABEL, overlooked};
-use cantle_kube_model::nominate::is_held;
 use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPU_RESOURCE, GPUS_ANNOTATION};
+use cantle_kube_model::nominate::is_held;
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";

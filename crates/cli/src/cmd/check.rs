@@ -64,7 +64,8 @@ fn held(survey: &Survey) -> Option<Checkup> {
     if survey.held.is_empty() {
         return None;
     }
-    let found = format!("{}: no replica of the injector removes the gate cantle.dev/packing", named(&survey.held));
+    let found =
+        format!("{}: no replica of the injector removes the gate cantle.dev/packing", named(&survey.held));
     let hint = "start the injector: kubectl --namespace cantle-system get pods -l app.kubernetes.io/component=webhook; \
         docs/kubernetes.md, Unavailable injector, shows how to let such a pod go";
     Some(not(Severity::Bad, "held pods", found, hint))
