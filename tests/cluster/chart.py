@@ -56,3 +56,10 @@ def create(api, things):
 def delete(api, things):
     for thing in things:
         api.delete(f"{place(thing)}/{thing['metadata']['name']}")
+
+
+def remove_devices(api):
+    """What a driver that has gone has published. The kubelet removes that half a minute later, for which one test waits."""
+    slices = "/apis/resource.k8s.io/v1/resourceslices"
+    for each in api.items(slices):
+        api.delete(f"{slices}/{each['metadata']['name']}")

@@ -18,7 +18,7 @@ from control_plane import OWN_NODE, ControlPlane
 from driver import Driver
 from injector import Injector
 from processes import wait_until
-from queues import Queues, Server
+from queues import Queues, QueuesAsPods, Server
 from worker import KUBELET_DIR, Worker
 from worker_machine import Machine
 
@@ -90,6 +90,8 @@ def built_images(worker, folder):
     archive = folder / "built.tar"
     built.build(folder, archive)
     worker.ctr("images", "import", archive)
+    # In place of the registry that the pages name.
+    worker.ctr("images", "tag", f"docker.io/{built.CANTLE}", "registry.example/cantle:0.1.0")
     archive.unlink()
 
 
@@ -224,6 +226,29 @@ def make_queues(plane, worker, server, namespace, tmp_path):
     yield make
     for each in made:
         # Shown if the test has failed.
+        print(each.log())
+        each.remove()
+
+
+@pytest.fixture
+def pods_server(tmp_path):
+    """Where pods reach it."""
+    server = Server(tmp_path, host="10.96.0.1")
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def make_queues_as_pods(plane, built_images, pods_server, namespace):
+    """The same by the chart's Deployment."""
+    made = []
+
+    def make(glue, **options):
+        made.append(QueuesAsPods(plane, pods_server, namespace, glue, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
         print(each.log())
         each.remove()
 

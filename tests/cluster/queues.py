@@ -13,7 +13,7 @@ import urllib.request
 import yaml
 
 from api import ApiError
-from chart import NAMESPACE, place, rendered
+from chart import NAMESPACE, create, place, rendered
 from processes import Program, wait_until
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -31,10 +31,10 @@ BASE = {
 class Server:
     """`cantle server`, spoken to as ClearML's clients do."""
 
-    def __init__(self, home):
+    def __init__(self, home, host="127.0.0.1"):
         self.home = home
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CANTLE_STATE_DIR": str(home / "state")}
-        words = ["server", "--listen", "127.0.0.1:0"]
+        words = ["server", "--listen", f"{host}:0"]
         self.program = Program("server", home, [CANTLE, *words], self.env).start()
         file = home / "state/server/credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 30, self.program.log)
@@ -111,10 +111,8 @@ class Queues:
 
     def __init__(self, plane, server, home, namespace, glue, replicas=1, lease="3s"):
         self.plane, self.server, self.home, self.namespace = plane, server, home, namespace
-        glue = {"createQueueIfNotExists": True, "defaultContainerImage": "localhost/cantle-test:1", **glue}
-        glue["basePodTemplate"] = {**BASE, **glue.get("basePodTemplate", {})}
         config = home / "queues.yaml"
-        config.write_text(yaml.safe_dump({"agentk8sglue": glue}))
+        config.write_text(yaml.safe_dump({"agentk8sglue": with_base(glue)}))
         self.words = ["controller", "queues", "--config", config, "--namespace", namespace]
         self.words += ["--lease", lease, "--image-grace", "5s", "--task-secret", "keys"]
         self.install()
@@ -152,10 +150,18 @@ class Queues:
     def log(self):
         return "\n".join(each.log()[-3000:] for each in self.replicas)
 
-    def remove(self):
-        """Without the controller a pod with its finalizer stays for ever."""
+    def kill_one(self, random):
+        replica = random.choice(self.replicas)
+        replica.kill()
+        replica.start()
+
+    def stop(self):
         for each in self.replicas:
             each.stop()
+
+    def remove(self):
+        """Without the controller a pod with its finalizer stays for ever."""
+        self.stop()
         for pod in self.pods():
             path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
             try:
@@ -166,6 +172,59 @@ class Queues:
                     raise
         for path in self.things:
             self.plane.api.delete(path)
+
+
+class QueuesAsPods(Queues):
+    """The chart's own Deployment, from the image that users build. The server has to listen where pods reach it."""
+
+    def __init__(self, plane, server, namespace, glue, replicas=1, lease="3s"):
+        self.plane, self.server, self.namespace = plane, server, namespace
+        controller = {"enabled": True, "namespace": namespace, "url": server.url, "secret": "keys"}
+        controller |= {"replicas": replicas, "lease": lease, "imageGrace": "5s"}
+        things = [thing for thing in rendered({"queueController": controller, "agentk8sglue": with_base(glue)}) if thing["metadata"]["name"] == NAME]
+        for where in [NAMESPACE, namespace]:
+            secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "keys", "namespace": where}, "stringData": server.keys}
+            things.insert(0, secret)
+        create(plane.api, things)
+        self.things = [f"{place(thing)}/{thing['metadata']['name']}" for thing in things]
+        ready = lambda: sum(is_ready(pod) for pod in self.controllers())
+        wait_until(lambda: ready() == replicas, 120, self.log)
+
+    def controllers(self):
+        selector = "labelSelector=app.kubernetes.io/component%3Dqueues"
+        return self.plane.api.items(f"/api/v1/namespaces/{NAMESPACE}/pods?{selector}")
+
+    def log(self):
+        said = []
+        for pod in self.controllers():
+            try:
+                said.append(self.plane.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}/log?tailLines=40"))
+            except ApiError as error:
+                # Its container is not there yet, or gone.
+                said.append(str(error))
+        return "\n".join([*map(str, said), *(str(pod["status"]) for pod in self.controllers())])
+
+    def kill_one(self, random):
+        """Without any grace; the Deployment makes another one."""
+        alive = [pod["metadata"]["name"] for pod in self.controllers() if is_ready(pod)]
+        if alive:
+            self.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{random.choice(alive)}", 0)
+
+    def stop(self):
+        (deployment,) = [path for path in self.things if "/deployments/" in path]
+        self.plane.api.delete(deployment)
+        for pod in self.controllers():
+            self.plane.api.delete(f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}", 1)
+        wait_until(lambda: not self.controllers(), 90, self.log)
+
+
+def is_ready(pod):
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in pod["status"].get("conditions", []))
+
+
+def with_base(glue):
+    glue = {"createQueueIfNotExists": True, "defaultContainerImage": "localhost/cantle-test:1", **glue}
+    return {**glue, "basePodTemplate": {**BASE, **glue.get("basePodTemplate", {})}}
 
 
 def occupied(pod):
@@ -211,7 +270,5 @@ class Witness:
             self.uids.setdefault(task, set()).add(pod["metadata"]["uid"])
 
     def kill_one(self):
-        replica = self.random.choice(self.queues.replicas)
-        replica.kill()
-        replica.start()
+        self.queues.kill_one(self.random)
         self.kills += 1

@@ -5,12 +5,15 @@ import contextlib
 import json
 import re
 
+import pytest
+
 import chart
 import classic
 
 from api import RESOURCE, node
 from chart import NAMESPACE, ROOT
 from driver import leases
+from page import Page, Shell
 from processes import wait_until
 from documented import LABELED
 from test_check import check
@@ -18,6 +21,7 @@ from test_documented_pods import Documented, held
 from test_pods import GIB
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+PLAIN_INSTALL = f"helm install cantle charts/cantle --namespace {NAMESPACE}"
 # Those that have one, and their pods at the default values.
 PARTS = ("webhook", "node", "scheduler")
 
@@ -47,33 +51,35 @@ def bundles(api):
     return [hook["clientConfig"].get("caBundle") for thing in things for hook in thing["webhooks"]]
 
 
-@contextlib.contextmanager
-def installed(plane, values, pods):
-    """The chart as a release; gives what upgrades it to another version."""
-    import helm_python
+@pytest.fixture
+def shell(plane, programs, tmp_path):
+    return Shell(plane, programs, tmp_path)
 
+
+@contextlib.contextmanager
+def installed(plane, shell, command, pods):
+    """The chart as this command makes it a release; gives what upgrades it to another version."""
     api = plane.api
 
     def of(version):
-        return {**values, **{part: {**values.get(part, {}), "podAnnotations": {"version": version}} for part in PARTS}}
+        return " ".join(f"--set-string {part}.podAnnotations.version={version}" for part in PARTS)
 
     def wait_up(version):
         wait_until(lambda: all_up(api, pods, version), 180, lambda: what_is_wrong(api))
         wait_until(lambda: all(bundles(api)), 60, lambda: what_is_wrong(api))
 
     def upgrade(version):
-        helm.upgrade(str(ROOT / "charts/cantle"), "cantle", of(version), namespace=NAMESPACE)
+        shell.run(f"helm upgrade cantle charts/cantle --namespace {NAMESPACE} --reuse-values {of(version)}")
         wait_up(version)
 
     chart.delete(api, chart.standing())
     try:
-        with helm_python.Config(kubeconfig_path=str(plane.kubeconfig()), namespace=NAMESPACE) as helm:
-            helm.install(str(ROOT / "charts/cantle"), "cantle", of("first"), namespace=NAMESPACE)
-            try:
-                wait_up("first")
-                yield upgrade
-            finally:
-                helm.uninstall("cantle")
+        try:
+            shell.run(f"{command} {of('first')}")
+            wait_up("first")
+            yield upgrade
+        finally:
+            shell.run(f"helm uninstall cantle --namespace {NAMESPACE} --ignore-not-found")
         wait_until(lambda: not api.items(PODS), 120, lambda: what_is_wrong(api))
     finally:
         chart.create(api, chart.standing())
@@ -96,19 +102,19 @@ def fractions_through_an_upgrade(api, worker, namespace, upgrade):
     wait_until(lambda: not leases(worker.machine), 60, lambda: leases(worker.machine))
 
 
-def test_a_first_half_gpu_pod(plane, worker, built_images, namespace):
+def test_a_first_half_gpu_pod(plane, worker, built_images, shell, namespace):
     worker.with_gpus("1xA100-40GB")
-    with installed(plane, {}, pods=3) as upgrade:
+    with installed(plane, shell, PLAIN_INSTALL, pods=3) as upgrade:
         wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
         fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
     # The kubelet removes them half a minute after their driver has gone.
     wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
 
 
-def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, namespace):
+def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, shell, namespace):
     """GPU Operator's driver container: what the node's pod sees in its own library directory has another path on the node."""
     machine = worker.with_gpus("1xA100-40GB", layout="driver-container")
-    with installed(plane, {}, pods=3):
+    with installed(plane, shell, PLAIN_INSTALL, pods=3):
         wait_until(lambda: plane.api.items(f"{RESOURCE}/resourceslices"), 60, lambda: what_is_wrong(plane.api))
         pods = Documented(plane.api, namespace)
         held(pods.fill(LABELED), 20 << 10)
@@ -120,7 +126,7 @@ def test_a_node_whose_driver_is_in_a_container(plane, worker, built_images, name
         assert not machine.path("/usr/lib/x86_64-linux-gnu/libcuda.so.1").exists(), "the node has it elsewhere"
         pods.delete("train-pod")
         pods.wait_gone("train-pod")
-    wait_until(lambda: not plane.api.items(f"{RESOURCE}/resourceslices"), 120, "the end of the node's devices")
+    chart.remove_devices(plane.api)
 
 
 def is_told_of_instances(plane, folder):
@@ -138,10 +144,26 @@ def is_told_of_instances(plane, folder):
         plane.api.delete("/api/v1/nodes/static-instances")
 
 
-def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, namespace, tmp_path):
+def the_rest_of_the_page(api, shell, page, namespace):
+    """What is placed where, and GPUs that are taken from NVIDIA's device plugin. That plugin is not here: see test_reservation.py."""
+    page.next("pod with a label")
+    placements = page.next("kubectl get node")
+    pods = Documented(api, namespace)
+    held(pods.fill(LABELED), 20 << 10)
+    assert f"{namespace}/train-pod" in shell.run(placements, N="worker")
+    pods.delete("train-pod")
+    pods.wait_gone("train-pod")
+    shell.run(page.next("helm upgrade"))
+    assert '"GPU-' in shell.run(page.next("kubectl get pods --namespace cantle-reservation"), N="worker")
+    page.end()
+
+
+def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, scheduler_image, shell, namespace, tmp_path):
+    """As its page says, block by block."""
     worker.with_gpus("1xA100-40GB")
+    page = Page("kubernetes-classic.md")
     try:
-        with installed(plane, classic.VALUES, pods=5) as upgrade:
+        with installed(plane, shell, page.next("helm install"), pods=5) as upgrade:
             fractions_through_an_upgrade(plane.api, worker, namespace, upgrade)
             is_told_of_instances(plane, tmp_path)
             text = "".join(scraped(plane.api, part) for part in PARTS)
@@ -152,6 +174,7 @@ def test_a_first_half_gpu_pod_on_the_classic_path(plane, worker, built_images, s
             names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
             assert len(names) == 10 and all(f"`{name}`" in documented for name in names), names
             assert not plane.api.items(f"{RESOURCE}/resourceclaims")
+            the_rest_of_the_page(plane.api, shell, page, namespace)
     finally:
         classic.forget(plane.api, worker.name)
 

@@ -1,6 +1,8 @@
 """Pods in the words of ClearML and Run:ai on the real API server: what they get, what is refused, and what happens while the
 injector is away."""
 
+import json
+
 import pytest
 import yaml
 
@@ -112,6 +114,36 @@ def test_gpus_of_another_size_come_later(plane, injector, hand_made, make_driver
         plane.api.create(pods, pod({LABEL: "0.875"}, name="late"))
         [share] = allocated(plane, namespace, 1)["late"]
         assert share["pool"] == later
+    finally:
+        for each in plane.api.items(pods):
+            plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)
+        plane.api.delete(f"/api/v1/nodes/{later}")
+
+
+def test_a_pod_that_waits_gets_a_claim_for_gpus_that_come(plane, injector, hand_made, make_driver, namespace):
+    """Its first claim names the sizes of before: it would wait for ever beside GPUs that are free."""
+    make_driver(hand_made, "1xA100-40GB")
+    pods, later = f"/api/v1/namespaces/{namespace}/pods", "hand-joins"
+    for name in ["first", "waits"]:
+        plane.api.create(pods, pod({LABEL: "0.875"}, name=name))
+        allocated(plane, namespace, 1)
+    says = lambda: [c for c in plane.api.get(f"{pods}/waits")["status"].get("conditions", []) if c.get("reason") == "Unschedulable"]
+    wait_until(says, 60, lambda: plane.api.get(f"{pods}/waits"))
+    of = lambda name: next(c for c in claims_of(plane, namespace) if c["metadata"]["ownerReferences"][0]["name"] == name)
+    before = {name: of(name)["metadata"] for name in ["first", "waits"]}
+    plane.api.create("/api/v1/nodes", node(later))
+    try:
+        make_driver(later, "2xH100-80GB")
+        [share] = allocated(plane, namespace, 2)["waits"]
+        assert share["pool"] == later
+        assert of("waits")["metadata"]["uid"] != before["waits"]["uid"]
+        assert of("waits")["metadata"]["name"] == before["waits"]["name"], "the pod's status names it"
+        assert of("first")["metadata"]["uid"] == before["first"]["uid"], "what has been given stays"
+        placed = lambda: plane.api.get(f"{pods}/waits")["spec"].get("nodeName")
+        assert wait_until(placed, 60, "its place") == later
+        refused = plane.api.with_token(json.loads((injector.folder / "injector.kubeconfig").read_text())["users"][0]["user"]["token"])
+        with pytest.raises(ApiError, match="may renew its own claims"):
+            refused.delete(f"{RESOURCE}/namespaces/{namespace}/resourceclaims/{of('first')['metadata']['name']}")
     finally:
         for each in plane.api.items(pods):
             plane.api.delete(f"{pods}/{each['metadata']['name']}", 0)

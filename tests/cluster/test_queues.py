@@ -63,9 +63,11 @@ def test_a_queue_of_mig_instances(make_queues, server, start):
     wait_until(lambda: not driver.leases(), 60, driver.log)
 
 
-def test_never_more_than_max_pods_while_replicas_are_killed(make_queues, server):
+def test_never_more_than_max_pods_while_replicas_are_killed(make_queues_as_pods, pods_server):
+    """The chart's controller as pods, of which one dies every other second."""
+    server = pods_server
     glue = {"queues": {"two": {"queueSettings": {"maxPods": 2}}}}
-    queues = make_queues(glue, replicas=REPLICAS)
+    queues = make_queues_as_pods(glue, replicas=REPLICAS)
     with Witness(queues, seed=9, every_s=2) as witness:
         tasks = [server.submit("two", "sh", "-c", "echo it ran; sleep 1") for _ in range(8)]
         ends = [server.wait(task, "completed", "failed", seconds=180) for task in tasks]

@@ -2,8 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use k8s_openapi::api::resource::v1::ResourceClaim;
 use serde_json::{Value, json};
 
+use crate::ObjectExt as _;
+use crate::inject::CLAIM;
 use crate::names::{CLASS_SHARED, CLASS_WHOLE, DRIVER, class_of_profile, size_marker};
 use crate::template_name::TemplateName;
 
@@ -12,6 +15,9 @@ pub const MAX_SIZES: usize = 8;
 
 /// More memory than any GPU has, for amounts that do not depend on the GPU.
 const ANY_MIB: u64 = 1 << 40;
+
+/// Annotation of a claim that was made for a pod: its name there.
+const POD_CLAIM: &str = "resource.kubernetes.io/pod-claim-name";
 
 /// A template is known by namespace and name.
 pub type TemplateKey = (String, TemplateName);
@@ -138,6 +144,22 @@ pub fn is_current(there: &Value, template: &TemplateName, sizes: &GpuSizes) -> b
     spec(template, &all).is_none_or(|wanted| is_same(there, &wanted))
 }
 
+/// The `spec` for a pod's claim that was made of `template` for GPUs that are others now; none if the claim is as it has to be, if it
+/// has been allocated, or if it is not the injector's. Such a claim fits nowhere, however long its pod waits.
+#[must_use]
+pub fn renewed(claim: &ResourceClaim, template: &TemplateName, sizes: &GpuSizes) -> Option<Value> {
+    let is_ours = claim.annotations().get(POD_CLAIM).is_some_and(|name| name == CLAIM);
+    let is_given = claim.status.as_ref().is_some_and(|status| status.allocation.is_some());
+    if !is_ours || is_given || claim.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let there = json!({"spec": claim.spec});
+    if is_current(&there, template, sizes) {
+        return None;
+    }
+    spec(template, sizes).map(|mut wanted| wanted["spec"].take())
+}
+
 /// Objects may have more: later versions of Kubernetes fill in more.
 fn is_same(there: &Value, wanted: &Value) -> bool {
     match (there, wanted) {
@@ -232,6 +254,24 @@ mod tests {
         assert!(steps(&none, &existing, &GpuSizes::new()).is_empty(), "nothing better is known");
         let foreign = BTreeMap::from([(key, Value::Null)]);
         assert_eq!(steps(&none, &foreign, &GpuSizes::new()), removed, "somebody else's");
+    }
+
+    #[test]
+    fn the_claim_of_a_pod_that_waits_is_renewed_for_other_gpus() {
+        let (small, large) = (GpuSizes::from([(40_960, 1)]), GpuSizes::from([(81_920, 2)]));
+        let claim = |of: &GpuSizes, name: &str, status: Value| -> ResourceClaim {
+            let spec = spec(&half(), of).unwrap()["spec"].take();
+            let metadata = json!({"name": "c", "annotations": {POD_CLAIM: name}});
+            serde_json::from_value(json!({"metadata": metadata, "spec": spec, "status": status})).unwrap()
+        };
+        let waits = claim(&small, CLAIM, json!({}));
+        let wanted = spec(&half(), &large).unwrap()["spec"].take();
+        assert_eq!(renewed(&waits, &half(), &large), Some(wanted));
+        assert_eq!(renewed(&waits, &half(), &small), None, "it fits");
+        assert_eq!(renewed(&waits, &half(), &GpuSizes::new()), None, "nothing better is known");
+        let given = json!({"allocation": {"devices": {"results": []}}});
+        assert_eq!(renewed(&claim(&small, CLAIM, given), &half(), &large), None, "it has its share");
+        assert_eq!(renewed(&claim(&small, "other", json!({})), &half(), &large), None, "the user's own");
     }
 
     /// Somebody else's under a name of ours.

@@ -4,6 +4,7 @@
 //! kubelet prepares the claim, out of the same lease store as every other task of that machine.
 
 mod api_status;
+mod claims;
 pub mod classic;
 mod cluster;
 mod connect;

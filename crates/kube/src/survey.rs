@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use axum::http::Request;
+use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::core::v1::{Node, Pod, ResourceQuota};
@@ -16,11 +17,14 @@ use crate::{KubeError, Version, server_version};
 use cantle_kube_model::classic::record::is_reserving;
 use cantle_kube_model::inject::{LABEL, SLICE_LABEL, overlooked};
 use cantle_kube_model::names::{CLASS_SHARED, DRIVER, GPU_RESOURCE, GPUS_ANNOTATION};
+use cantle_kube_model::nominate::is_held;
 
 /// What the chart's objects are known by.
 const OURS: &str = "app.kubernetes.io/name=cantle";
 /// Which of its parts.
 const COMPONENT: &str = "app.kubernetes.io/component";
+/// A replica nominates within milliseconds; another one takes over from it in 15 s.
+pub const HELD_S: i64 = 30;
 /// How the API server's metrics show a feature gate.
 const GATE_METRIC: &str = "kubernetes_feature_enabled{";
 
@@ -47,6 +51,8 @@ pub struct Survey {
     pub probe: Probe,
     /// Pods whose words have no effect, by why: `namespace/name` of each.
     pub overlooked: BTreeMap<String, Vec<String>>,
+    /// Pods (`namespace/name`) that have waited for their nomination for longer than [`HELD_S`]: no replica of the injector makes any.
+    pub held: Vec<String>,
     /// Quotas (`namespace/name`) of what NVIDIA's device plugin gives out, which pods with slices no longer ask for.
     pub void_quotas: Vec<String>,
     /// Does the injector of the classic path take pods to cantle that ask for MIG instances under limits?
@@ -111,6 +117,7 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
     let limits = json!({"limits": {"nvidia.com/mig-1g.5gb": 1}});
     let instance = json!({"metadata": {}, "spec": {"containers": [{"resources": limits}]}});
     let takes_mig = is_classic && matches!(probe(client, instance).await?, Probe::Injected(_));
+    let pods = pods(client).await?;
     Ok(Survey {
         version,
         has_dra,
@@ -120,16 +127,19 @@ pub async fn survey(client: &Client) -> Result<Survey, KubeError> {
         is_classic,
         parts,
         injector: configurations.iter().map(kube::ResourceExt::name_any).next(),
-        overlooked: overlooked_pods(client).await?,
+        overlooked: pods.0,
+        held: pods.1,
         void_quotas: void_quotas(client).await?,
         probe: probe(client, share).await?,
         takes_mig,
     })
 }
 
-/// Pods are many: page by page.
-async fn overlooked_pods(client: &Client) -> Result<BTreeMap<String, Vec<String>>, KubeError> {
-    let mut found: BTreeMap<String, Vec<String>> = BTreeMap::new();
+/// Those whose words have no effect, and those that are held. Pods are many: page by page.
+async fn pods(client: &Client) -> Result<(BTreeMap<String, Vec<String>>, Vec<String>), KubeError> {
+    let (mut found, mut held): (BTreeMap<String, Vec<String>>, Vec<String>) = Default::default();
+    let since = Timestamp::now().as_second() - HELD_S;
+    let is_old = |pod: &Pod| pod.creation_timestamp().is_some_and(|made| made.0.as_second() < since);
     let mut page = ListParams::default().limit(500);
     loop {
         let pods = Api::<Pod>::all(client.clone()).list(&page).await?;
@@ -137,10 +147,13 @@ async fn overlooked_pods(client: &Client) -> Result<BTreeMap<String, Vec<String>
             if let Some(why) = overlooked(pod) {
                 found.entry(why).or_default().push(full(pod.namespace(), pod.name_any()));
             }
+            if is_held(pod) && is_old(pod) {
+                held.push(full(pod.namespace(), pod.name_any()));
+            }
         }
         match pods.metadata.continue_.filter(|token| !token.is_empty()) {
             Some(token) => page = page.continue_token(&token),
-            None => return Ok(found),
+            None => return Ok((found, held)),
         }
     }
 }

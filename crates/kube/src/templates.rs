@@ -1,4 +1,5 @@
-//! Looks after claim templates: pods that the webhook has changed wait for theirs, and get it here. What the cluster has
+//! Looks after claim templates: pods that the webhook has changed wait for theirs, and get it here, and another claim when the GPUs
+//! have become others. What the cluster has
 //! decides alone what is done, so several replicas, or a restart, do no harm.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,7 +8,9 @@ use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::api::resource::v1::{Device, DeviceClass, ResourceClaimTemplate, ResourceSlice};
+use k8s_openapi::api::resource::v1::{
+    Device, DeviceClass, ResourceClaim, ResourceClaimTemplate, ResourceSlice,
+};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::core::PartialObjectMeta;
@@ -19,6 +22,7 @@ use tokio::time::sleep;
 
 use crate::KubeError;
 use crate::api_status::is_namespace_terminating;
+use crate::claims::{self, Fitting};
 use cantle_kube_model::TemplateName;
 use cantle_kube_model::claim_template::{GpuSizes, MAX_SIZES, TemplateAction, TemplateKey, steps};
 use cantle_kube_model::inject::SLICE_LABEL;
@@ -35,6 +39,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Makes templates until the program ends.
 pub(crate) async fn keep_templates(client: Client) {
     let (world, changes) = World::watch(client);
+    let mut fitting = Fitting::default();
     let mut changes = pin!(changes.ready_chunks(1024));
     let mut all_done = true;
     loop {
@@ -48,7 +53,7 @@ pub(crate) async fn keep_templates(client: Client) {
             // What failed is tried again by itself; what changes meanwhile does not wait for it.
             () = sleep(RETRY), if !all_done => {}
         }
-        all_done = world.settle().await;
+        all_done = world.settle(&mut fitting).await;
     }
 }
 
@@ -58,6 +63,7 @@ struct World {
     pods: Store<PartialObjectMeta<Pod>>,
     templates: Store<ResourceClaimTemplate>,
     slices: Store<ResourceSlice>,
+    claims: Store<ResourceClaim>,
 }
 
 impl World {
@@ -66,28 +72,38 @@ impl World {
         let (pods, pods_in) = store();
         let (templates, templates_in) = store();
         let (slices, slices_in) = store();
+        let (claims, claims_in) = store();
         let waiting = watcher::Config::default().labels(SLICE_LABEL).fields("status.phase=Pending");
         let driver = watcher::Config::default().fields(&format!("spec.driver={DRIVER}"));
+        let all_claims = watcher(Api::all(client.clone()), watcher::Config::default()).modify(claims::lean);
         let changes = [
             changes(reflector(pods_in, watcher(Api::<PartialObjectMeta<Pod>>::all(client.clone()), waiting))),
             changes(reflector(templates_in, watcher(Api::all(client.clone()), watcher::Config::default()))),
             changes(reflector(slices_in, watcher(Api::all(client.clone()), driver))),
+            changes(reflector(claims_in, all_claims)),
         ];
-        (Self { client, pods, templates, slices }, stream::select_all(changes))
+        (Self { client, pods, templates, slices, claims }, stream::select_all(changes))
     }
 
     /// Does what is missing; says whether nothing is left to do.
-    async fn settle(&self) -> bool {
+    async fn settle(&self, fitting: &mut Fitting) -> bool {
         let wanted: BTreeSet<TemplateKey> =
             self.pods.state().iter().filter_map(|pod| wanted_by(pod)).collect();
-        let mut all_done = true;
-        for step in steps(&wanted, &self.existing(), &self.sizes()) {
+        let (mut all_done, sizes) = (true, self.sizes());
+        for step in steps(&wanted, &self.existing(), &sizes) {
             let (done, (namespace, name)) = match &step {
                 TemplateAction::Create(key, spec) => (self.create(key, spec).await, key),
                 TemplateAction::Remove(key) => (self.delete(key).await, key),
             };
             if let Err(error) = done {
                 tracing::warn!("claim template {namespace}/{name}: {error}; trying again");
+                all_done = false;
+            }
+        }
+        for (claim, spec) in fitting.outdated(&self.pods.state(), &self.claims.state(), &sizes) {
+            if let Err(error) = claims::renew(&self.client, &claim, spec).await {
+                let namespace = claim.namespace().unwrap_or_default();
+                tracing::warn!("claim {namespace}/{}: {error}; trying again", claim.name_any());
                 all_done = false;
             }
         }

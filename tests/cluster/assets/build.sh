@@ -29,7 +29,16 @@ plugin() {
     mv "$work/plugin" "$1/plugin.part" && mv "$1/plugin.part" "$1/nvidia-device-plugin"
 }
 
-if has_cluster && [ -x "$cache/nvidia-device-plugin" ]; then
+# What a user types the pages' commands with: the real programs, of one module. Where they can't be built, those in PATH serve.
+clients() {
+    (cd "$here/clients" && go mod download) >&2 || return 0
+    (cd "$here/clients" && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o "$work/clients/" tool) >&2 || return 0
+    for program in helm kubectl; do
+        mv "$work/clients/$program" "$1/$program.part" && mv "$1/$program.part" "$1/$program"
+    done
+}
+
+if has_cluster && [ -x "$cache/nvidia-device-plugin" ] && [ -x "$cache/helm" ] && [ -x "$cache/kubectl" ]; then
     echo "$cache"
     exit 0
 fi
@@ -43,8 +52,10 @@ fi
 work=$(mktemp -d)
 trap 'chmod -R u+w "$work"; rm -rf "$work"' EXIT
 export CGO_ENABLED=0 GOFLAGS=-mod=readonly GOCACHE="$work/cache" GOMODCACHE="$work/modules"
+mkdir -p "$work/clients"
 if has_cluster; then
-    plugin "$cache"
+    [ -x "$cache/nvidia-device-plugin" ] || plugin "$cache"
+    [ -x "$cache/kubectl" ] && [ -x "$cache/helm" ] || clients "$cache"
     echo "$cache"
     exit 0
 fi
@@ -60,6 +71,7 @@ done
 mv "$work/out/server" "$work/out/etcd"
 (cd "$here/containerd" && go build -trimpath -ldflags "-s -w" -tags no_btrfs,no_zfs,no_devmapper -o "$work/out/" tool) >&2
 plugin "$work/out"
+clients "$work/out"
 # All of them or none: whoever comes after a half-filled cache would not notice.
 mkdir -p "$(dirname "$cache")"
 rm -rf "$cache" "$cache.part"

@@ -45,6 +45,7 @@ fn checkups(survey: &Survey) -> Vec<Checkup> {
     all.push(devices(survey));
     all.push(injector(survey));
     all.extend(overlooked(survey));
+    all.extend(held(survey));
     all.extend(quotas(survey));
     all
 }
@@ -52,11 +53,27 @@ fn checkups(survey: &Survey) -> Vec<Checkup> {
 /// How many pods are named.
 const NAMED: usize = 3;
 
+/// `4 pods (a/b, a/c, a/d, …)`
+fn named(pods: &[String]) -> String {
+    let named = pods.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
+    let more = if pods.len() > NAMED { ", …" } else { "" };
+    format!("{} ({named}{more})", counted(pods.len(), "pod"))
+}
+
+fn held(survey: &Survey) -> Option<Checkup> {
+    if survey.held.is_empty() {
+        return None;
+    }
+    let found =
+        format!("{}: no replica of the injector removes the gate cantle.dev/packing", named(&survey.held));
+    let hint = "start the injector: kubectl --namespace cantle-system get pods -l app.kubernetes.io/component=webhook; \
+        docs/kubernetes.md, Unavailable injector, shows how to let such a pod go";
+    Some(not(Severity::Bad, "held pods", found, hint))
+}
+
 fn overlooked(survey: &Survey) -> Vec<Checkup> {
     let judged = |(why, pods): (&String, &Vec<String>)| {
-        let named = pods.iter().take(NAMED).cloned().collect::<Vec<_>>().join(", ");
-        let more = if pods.len() > NAMED { ", …" } else { "" };
-        let found = format!("{} ({named}{more}): {why}", counted(pods.len(), "pod"));
+        let found = format!("{}: {why}", named(pods));
         let hint = "docs/kubernetes.md, How to ask: change what makes these pods, and make them again";
         not(Severity::Warning, "pods", found, hint)
     };
@@ -288,6 +305,7 @@ mod tests {
             probe: Probe::Injected("cantle-fraction-5000".to_owned()),
             takes_mig: false,
             overlooked: BTreeMap::new(),
+            held: Vec::new(),
             void_quotas: Vec::new(),
         }
     }
@@ -349,6 +367,7 @@ mod tests {
         assert_eq!(with(&|s| s.has_classes = false), [("devices", Severity::Bad)]);
         let label = ("label gpu-memory has no effect".to_owned(), vec!["a/b".to_owned(); 4]);
         assert_eq!(with(&|s| s.overlooked.extend([label.clone()])), [("pods", Severity::Warning)]);
+        assert_eq!(with(&|s| s.held.push("a/p".to_owned())), [("held pods", Severity::Bad)]);
         assert_eq!(with(&|s| s.void_quotas.push("a/q".to_owned())), [("quotas", Severity::Warning)]);
         assert_eq!(with(&|s| s.injector = None), [("injector", Severity::Warning)]);
         assert_eq!(with(&|s| s.probe = Probe::Refused("no".to_owned())), [("injector", Severity::Bad)]);

@@ -25,7 +25,9 @@ pub use review::{Answer, ReviewOutcome, answer};
 use crate::names::{PACKING_GATE, SLICE_RESOURCE};
 use crate::nominate::is_packed;
 use containers::ContainerList;
-use target::{CLAIM, TargetContainer};
+use target::TargetContainer;
+
+pub(crate) use target::CLAIM;
 
 /// Label of a pod that has got a slice: the name of its claim's template.
 pub const SLICE_LABEL: &str = "cantle.dev/slice";

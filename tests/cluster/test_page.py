@@ -1,0 +1,127 @@
+"""The Kubernetes pages, block by block, from a cluster without anything of cantle's: the real helm and kubectl, the image of
+images/cantle/Dockerfile, the chart's parts as pods. Stand-ins: the name NVIDIA's image has is that of a Debian, GPUs are simulated, and
+the image lies on the node in place of a registry."""
+
+import json
+
+import pytest
+
+import chart
+import injector
+from api import RESOURCE
+from page import Page, Shell
+from processes import wait_until
+from queues import Server
+
+HALF_MIB = 20 << 10
+NVIDIA = "docker.io/nvidia/cuda:12.6.3-base-ubuntu22.04"
+
+
+@pytest.fixture
+def fresh(plane, worker, built_images):
+    """Nothing of cantle's is in the cluster, not even its namespace."""
+    api, namespace = plane.api, f"/api/v1/namespaces/{chart.NAMESPACE}"
+    chart.delete(api, chart.standing())
+    api.delete(namespace)
+    wait_until(lambda: api.find(namespace) is None, 60, "the end of cantle's namespace")
+    worker.ctr("images", "tag", "localhost/cantle-test:1", NVIDIA)
+    worker.with_gpus("1xA100-40GB")
+    yield plane
+    for name in ["cantle-tasks", chart.NAMESPACE]:
+        api.delete(f"/api/v1/namespaces/{name}")
+        wait_until(lambda: api.find(f"/api/v1/namespaces/{name}") is None, 120, f"the end of {name}")
+    api.create("/api/v1/namespaces", {"metadata": {"name": chart.NAMESPACE}})
+    chart.create(api, chart.standing())
+    chart.remove_devices(api)
+
+
+def first_pod(page, shell):
+    """From the empty cluster to a pod with half a GPU."""
+    page.next("pod with a label ──► injector")
+    # Built once for all tests, with the base that is here (built.py).
+    assert "docker build -f images/cantle/Dockerfile" in page.next("make build")
+    shell.run(page.next("kubectl label nodes"), NODE="worker")
+    shell.run(page.next("kubectl --namespace cantle-system rollout"))
+    shell.write("half.yaml", page.next("apiVersion: v1\nkind: Pod"))
+    assert "20480MiB" in shell.run(page.next("kubectl apply -f half.yaml")), "half of 40 GiB"
+
+
+def look(page, shell, kubeconfig):
+    text = page.next("cantle gpus --kubeconfig")
+    said = shell.run(text.replace("NAMESPACE/POD", "default/half"), FILE=kubeconfig)
+    assert "A100" in said and "default/half" in said, said
+    inside = shell.run(page.next("kubectl create clusterrole"))
+    assert "A100" in inside and "worker" in inside, inside
+
+
+def quota(api, page, shell):
+    shell.write("quota.yaml", page.next("apiVersion: v1\nkind: ResourceQuota"))
+    shell.run("kubectl apply -f quota.yaml")
+    shell.run("kubectl run counted --image=localhost/cantle-test:1 --labels=clearml-injector/fraction=0.125 --restart=Never -- sleep 600")
+    counted = lambda: api.get("/api/v1/namespaces/default/resourcequotas/slices").get("status", {}).get("used", {})
+    name = "shared.gpu.cantle.dev.deviceclass.resource.k8s.io/devices"
+    wait_until(lambda: counted().get(name) == "1", 60, lambda: json.dumps(counted()))
+
+
+def queues(page, shell, server):
+    """The controller as the chart's pod: the documented values, and each task sees its share."""
+    keys = {"access_key=…": f"access_key={server.keys['access_key']}", "secret_key=…": f"secret_key={server.keys['secret_key']}"}
+    secrets = page.next("kubectl create namespace")
+    for empty, given in keys.items():
+        assert empty in secrets
+        secrets = secrets.replace(empty, given)
+    shell.run(secrets)
+    values = page.next("queueController:")
+    assert "https://api.clearml.example.org" in values
+    shell.write("queues.yaml", values.replace("https://api.clearml.example.org", server.url))
+    shell.run(page.next("helm upgrade cantle"))
+    for queue, mib in {"default0500": HALF_MIB, "default0250": HALF_MIB // 2}.items():
+        command = ["sh", "-c", "nvidia-smi --query-gpu=memory.total --format=csv,noheader"]
+        task = server.submit(queue, *command, container={"image": "localhost/cantle-test:1"})
+        assert server.wait(task, seconds=180) == "completed", server.message(task) + server.log_of(task)
+        assert f"{mib} MiB" in server.log_of(task), server.log_of(task)
+    # A part of a queue's values, and what a task's message looks like.
+    page.next("mig3g:")
+    page.next("waiting: needs 0.5 GPU")
+    page.end()
+
+
+def let_go(page, shell):
+    found = lambda: "1 pod (default/held): " in shell.run("cantle check kubernetes || [ $? = 7 ]")
+    wait_until(found, 60, "the pod that is held")
+    shell.run(page.next("kubectl patch pod"), POD="held")
+    shell.run("kubectl wait pod/held --for=jsonpath='{.status.phase}'=Running --timeout=2m")
+
+
+def test_the_pages_from_an_empty_cluster(fresh, worker, programs, tmp_path):
+    api = fresh.api
+    page, shell = Page("kubernetes.md"), Shell(fresh, programs, tmp_path)
+    server = Server(tmp_path, host="10.96.0.1")
+    try:
+        first_pod(page, shell)
+        look(page, shell, fresh.kubeconfig())
+        # As the injector leaves one that it dies over.
+        plain = injector.pod(name="held")
+        plain["spec"]["schedulingGates"] = [{"name": "cantle.dev/packing"}]
+        api.create("/api/v1/namespaces/default/pods", plain)
+        quota(api, page, shell)
+        # What Kueue counts; Kueue itself is not here.
+        shell.write("template.yaml", page.next("apiVersion: resource.k8s.io/v1"))
+        shell.run("kubectl apply -f template.yaml")
+        queues(Page("kubernetes-queues.md"), shell, server)
+        let_go(page, shell)
+        page.end()
+    finally:
+        # As the section on removal says: first the pods, then the release.
+        server_end(api, server)
+        shell.run("kubectl delete --ignore-not-found resourceclaimtemplate/gpu-10g quota/slices pod/half pod/look pod/counted pod/held --grace-period=1; helm uninstall cantle --namespace cantle-system --wait")
+        shell.run("kubectl delete --ignore-not-found clusterrole/cantle-view clusterrolebinding/cantle-view; kubectl label nodes worker nvidia.com/gpu.present-")
+    left = lambda: [each["metadata"]["name"] for each in api.items(f"{RESOURCE}/resourceclaimtemplates")]
+    wait_until(lambda: not left(), 60, left)
+
+
+def server_end(api, server):
+    """No pod of a task stays, which would need the controller to go."""
+    tasks = lambda: api.items("/api/v1/namespaces/cantle-tasks/pods")
+    wait_until(lambda: not tasks(), 60, lambda: [pod["metadata"]["name"] for pod in tasks()])
+    server.close()
