@@ -84,9 +84,10 @@ class Witness:
 
 
 class Machine:
-    """With `gpus` None there are none, and no driver."""
+    """With `gpus` None there are none, and no driver. $CANTLE_TEST_DRIVER is the driver of tests that do not name one."""
 
     def __init__(self, gpus, layout="debian", driver=None):
+        driver = driver or os.environ.get("CANTLE_TEST_DRIVER")
         version = ["--driver", driver] if driver else []
         options = ["--layout", layout, "--gpus", gpus, *version] if gpus else []
         command = [ROOT / "tests/machine.sh", driver_files(), *options]

@@ -68,8 +68,11 @@ static int pitch(size_t *bytes) {
 
 static int managed(size_t *bytes) {
     DRIVER(cuMemAllocManaged, address *, size_t, unsigned);
+    DRIVER(cuMemPrefetchAsync, address, size_t, int, void *);
     address pointer;
-    return cuMemAllocManaged(&pointer, *bytes = CHUNK, 1);
+    int status = cuMemAllocManaged(&pointer, *bytes = CHUNK, 1);
+    /* Only then is it on the GPU, where the witness looks. */
+    return status ? status : cuMemPrefetchAsync(pointer, CHUNK, 0, NULL);
 }
 
 static int async(size_t *bytes) {

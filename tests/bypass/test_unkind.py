@@ -7,12 +7,12 @@ import time
 
 import pytest
 
-from conftest import CONTEXT, HERE, LIBCUDA, LIMIT, Machine, assert_held_to_its_slice, assert_not_held
+from conftest import CANTLE, CONTEXT, HERE, LIBCUDA, LIMIT, Machine, assert_held_to_its_slice, assert_not_held
 
 CHUNK = 64 << 20
-TAKES = ["green_stream", "upload"]
+TAKES = ["green_stream", "green_stream_old", "upload"]
 # What can't be accounted for, with the code that says so.
-CANT = {"green_stream_old": 201, "managed_pool": 801}
+CANT = {"managed_pool": 801}
 
 
 @pytest.fixture
@@ -49,6 +49,16 @@ def test_what_cant_be_accounted_for_is_refused(machine, way):
     record = running.record()
     assert (record["granted"], record["refused"]) == (0, CANT[way]), record
     assert machine.used() == CONTEXT
+    running.end()
+
+
+@pytest.mark.parametrize("machine", ["2xA100-40GB"], indirect=True)
+def test_a_stream_that_may_be_on_either_gpu_is_refused(machine):
+    """A program that sees two, and a driver that does not say which one a green context is on."""
+    command = [CANTLE, "run", "--gpus", "2", "--", sys.executable, HERE / "unkind.py", "green_stream_old", LIMIT]
+    running = machine.start(command, None, env={"UNKIND": "green_stream_old"})
+    record = running.record()
+    assert (record["granted"], record["refused"]) == (0, 201), record
     running.end()
 
 

@@ -5,7 +5,8 @@ import json
 
 from conftest import ROOT
 
-NEEDS_KERNELS_OR_TORCH = {"jobs", "torch", "two_ranks", "cupy", "jax", "training"}
+# What it skips here: checks of kernels and frameworks, and of a second card.
+SKIPPED = {"jobs", "torch", "two_ranks", "cupy", "jax", "training", "each_card", "whole_cards"}
 
 
 def test_it_writes_what_it_found(make_cantle, tmp_path):
@@ -18,10 +19,18 @@ def test_it_writes_what_it_found(make_cantle, tmp_path):
     assert not failed and record["not_run"] == [], done.stdout + done.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     skipped = [check for check, outcome in outcomes.items() if outcome == "skipped"]
-    assert all(check.startswith(tuple(NEEDS_KERNELS_OR_TORCH)) for check in skipped), outcomes
+    assert all(check.startswith(tuple(SKIPPED)) for check in skipped), outcomes
     assert next(check["paths"] for check in record["results"] if check["check"] == "every_path_is_held") >= 40
     table = result.with_name(f"{result.stem}.md").read_text()
     assert table.count("| passed |") == len(outcomes) - len(skipped) - len(failed) and "simulated GPU" in table
+
+
+def test_two_cards(make_cantle, tmp_path):
+    box = make_cantle("2xH100-80GB", driver="615.10")
+    checks = ["the_card_is_idle", "two_halves_both_take_all", "each_card_has_its_own_slices", "whole_cards_are_all_there_is"]
+    checks += ["kill_gives_everything_back", "a_driver_opened_past_the_slice_is_ended"]
+    done = box.program(ROOT / "tests/gpu/run.sh", "--only", ",".join(checks), env=box.env | {"OUT": str(tmp_path)}, timeout=300)
+    assert done.returncode == 0 and "6 passed, 0 failed, 0 skipped, 0 not run" in done.stdout, done.stdout + done.stderr
 
 
 def test_one_check_is_chosen_and_the_rest_is_not_run_when_time_is_over(make_cantle, tmp_path):

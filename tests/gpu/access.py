@@ -62,9 +62,9 @@ def try_all(bench, home):
         if not outside:
             absent.append(name)
             continue
-        base = bench.nvml.memory().used
+        base = bench.used()
         in_a_slice = [CANTLE, "run", "--gpu-memory", f"{LIMIT >> 20}Mi", "--", *command]
-        inside, used = record_of(in_a_slice, bench.env, lambda: bench.nvml.memory().used - base)
+        inside, used = record_of(in_a_slice, bench.env, lambda: bench.used() - base)
         is_free_outside = outside["refused"] == 0 and outside["granted"] >= 2 * LIMIT
         is_held = inside and inside["refused"] == 2 and inside["total"] == LIMIT and used <= LIMIT
         if is_free_outside and is_held:

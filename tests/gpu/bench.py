@@ -93,7 +93,8 @@ class Bench:
         self.children.clear()
 
     def used(self):
-        return self.nvml.memory().used
+        """On all cards: a slice may be on any."""
+        return sum(self.nvml.used())
 
     def settle(self, base):
         """Waits until no more than `base` is in use on the card."""

@@ -49,8 +49,9 @@ def two_halves_both_take_all(bench):
     base = bench.used()
     halves = [bench.job("fill") for _ in range(2)]
     full = [bench.record(child) for child in halves]
-    third = bench.run("run", "--gpu", "0.125", "--", "true", code=6)
-    assert "nothing free" in third.stderr, third.stderr
+    if len(bench.nvml.devices) == 1:
+        third = bench.run("run", "--gpu", "0.125", "--", "true", code=6)
+        assert "nothing free" in third.stderr, third.stderr
     used = bench.used() - base
     contexts = [bench.half() - record["taken"] - record["free"] for record in full]
     facts = {"taken_bytes": [record["taken"] for record in full], "context_bytes": contexts, "nvml_bytes": used}

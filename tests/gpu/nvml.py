@@ -13,18 +13,30 @@ class Nvml:
         # What was measured on a simulated GPU must not pass for anything else.
         self.simulated = hasattr(self.lib, "cantle_sim_truth_json")
         self._check(self.lib.nvmlInit_v2(), "nvmlInit")
-        self.device = ctypes.c_void_p()
-        self._check(self.lib.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device)), "nvmlDeviceGetHandleByIndex")
+        count = ctypes.c_uint()
+        self._check(self.lib.nvmlDeviceGetCount_v2(ctypes.byref(count)), "nvmlDeviceGetCount")
+        self.devices = [self._device(index) for index in range(count.value)]
+        self.device = self.devices[0]
+
+    def _device(self, index):
+        device = ctypes.c_void_p()
+        self._check(self.lib.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)), "nvmlDeviceGetHandleByIndex")
+        return device
 
     @staticmethod
     def _check(code, what):
         if code != 0:
             raise RuntimeError(f"{what} failed with NVML error {code}")
 
-    def memory(self):
+    def memory(self, device=None):
+        """Of a card; the first, if none is named."""
         info = MemoryInfo()
-        self._check(self.lib.nvmlDeviceGetMemoryInfo(self.device, ctypes.byref(info)), "nvmlDeviceGetMemoryInfo")
+        self._check(self.lib.nvmlDeviceGetMemoryInfo(device or self.device, ctypes.byref(info)), "nvmlDeviceGetMemoryInfo")
         return info
+
+    def used(self):
+        """On each card."""
+        return [self.memory(device).used for device in self.devices]
 
     def text(self, function, *args):
         buffer = ctypes.create_string_buffer(96)
@@ -36,4 +48,5 @@ class Nvml:
             "model": self.text("nvmlDeviceGetName", self.device),
             "driver": self.text("nvmlSystemGetDriverVersion"),
             "memory_bytes": self.memory().total,
+            "cards": len(self.devices),
         }

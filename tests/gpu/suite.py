@@ -16,6 +16,7 @@ import traceback
 
 import report
 from bench import Bench, Skip
+from cards import each_card_has_its_own_slices, whole_cards_are_all_there_is
 from checks import (
     a_context_alone_is_no_offense,
     a_driver_opened_past_the_slice_is_ended,
@@ -52,6 +53,8 @@ CHECKS = [
     jobs_may_begin_with_a_context,
     fills("torch", ALLOCATORS["torch"]),
     two_halves_both_take_all,
+    each_card_has_its_own_slices,
+    whole_cards_are_all_there_is,
     free_memory_after_a_sibling_ended,
     a_context_alone_is_no_offense,
     programs_can_be_linked_inside,

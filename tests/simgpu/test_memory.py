@@ -92,16 +92,6 @@ def test_primary_context_lives_while_retained(machine):
     assert client("alloc(1)")[0] == 709  # the current context is gone
 
 
-def test_managed_memory_can_be_touched_and_counts(machine):
-    client = machine.client()
-    client("context()")
-    code, address = client(f"number('cuMemAllocManaged', c_size_t({8 * GIB}), 1, kind=c_uint64)")
-    assert code == 0 and machine.used() == CONTEXT + 8 * GIB
-    assert client(f"ctypes.memset(c_void_p({address + 8 * GIB - 1}), 7, 1) and 0") == 0
-    assert client(f"number('cuPointerGetAttribute', 8, c_uint64({address}))") == [0, 1]
-    assert client(f"free({address})") == 0 and machine.used() == CONTEXT
-
-
 def test_pointers_are_recognized_from_inside(machine):
     client = machine.client()
     client("context(1)")

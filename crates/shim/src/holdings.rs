@@ -22,6 +22,8 @@ pub(crate) struct Holdings {
     pub(crate) own_contexts: u32,
     /// What calls that allocate from pools right now count on.
     pub(crate) pool_calls: PoolCalls,
+    /// The GPU's current pool, 0 if it is not known, and the [`Process::pool_changes`](crate::process::Process::pool_changes) that it was read at.
+    pub(crate) current_pool: (u64, u32),
 }
 
 /// What the calls that are inside the driver count on, together: no lock is held meanwhile.
@@ -90,6 +92,11 @@ impl Holdings {
             self.context_granules = granules;
         }
         Ok(())
+    }
+
+    /// Whether the context's memory is charged.
+    pub(crate) const fn has_context(&self) -> bool {
+        self.context_granules > 0
     }
 
     /// Gives the context's memory back.

@@ -42,8 +42,12 @@ pub(crate) struct Process {
     pub(crate) mappings: Table,
     /// True once `pools` has had an entry. Most programs use none, and should not pay for looking them up.
     pub(crate) uses_pools: AtomicBool,
-    /// Memory pools, with what is charged for their reservation.
+    /// Memory pools, with what is charged for their reservation. The entry's context is what is known to be idle of that, in bytes.
     pub(crate) pools: Table,
+    /// Counts what may have given a GPU another current pool.
+    pub(crate) pool_changes: AtomicU32,
+    /// Number of CUDA devices that this process sees, 0 if it was not asked yet: it does not change.
+    pub(crate) device_count: AtomicU32,
     /// Memory pools on the host, which take nothing of the slice.
     pub(crate) host_pools: Table,
     /// True once `graphs` has had an entry.

@@ -1,4 +1,4 @@
-//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved`: which GPUs the simulated machine has.
+//! `3xA100-40GB,1xT4-16GB,2xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm`: which GPUs the simulated machine has.
 
 use crate::models::{self, MODELS};
 
@@ -14,6 +14,8 @@ pub struct SpecDevice {
     pub mig: bool,
     /// The driver keeps a part of the memory for itself, as real ones do ([`models::RESERVED_MIB`]).
     pub reserved: bool,
+    /// It reads the host's pageable memory by itself, as with NVIDIA's open kernel modules from 535 on (HMM).
+    pub hmm: bool,
 }
 
 /// Why a spec was refused.
@@ -28,7 +30,7 @@ pub enum SpecError {
     Model(String),
     #[error("`{0}` has no MIG; models with MIG: {with_mig}", with_mig = mig_models())]
     NoMig(&'static str),
-    #[error("unknown suffix `:{0}`; suffixes are `:mig` and `:reserved`")]
+    #[error("unknown suffix `:{0}`; suffixes are `:mig`, `:reserved` and `:hmm`")]
     Suffix(String),
     #[error("{0} simulated GPUs asked for; at most 16 are possible")]
     TooMany(usize),
@@ -64,17 +66,19 @@ fn parse_item(item: &str) -> Result<(usize, SpecDevice), SpecError> {
         }
         _ => (1, item),
     };
-    let (key, mig, reserved) = match rest.split_once(':') {
-        None => (rest, false, false),
-        Some((key, "mig")) => (key, true, false),
-        Some((key, "reserved")) => (key, false, true),
-        Some((_, suffix)) => return Err(SpecError::Suffix(suffix.to_owned())),
+    let (key, suffix) = rest.split_once(':').map_or((rest, None), |(key, suffix)| (key, Some(suffix)));
+    let (mig, reserved, hmm) = match suffix {
+        None => (false, false, false),
+        Some("mig") => (true, false, false),
+        Some("reserved") => (false, true, false),
+        Some("hmm") => (false, false, true),
+        Some(suffix) => return Err(SpecError::Suffix(suffix.to_owned())),
     };
     let model = models::find(key).ok_or_else(|| SpecError::Model(key.to_owned()))?;
     if mig && MODELS[model].mig.is_none() {
         return Err(SpecError::NoMig(MODELS[model].key));
     }
-    Ok((count, SpecDevice { model, mig, reserved }))
+    Ok((count, SpecDevice { model, mig, reserved, hmm }))
 }
 
 /// The spec in its shortest usual form; parsing it gives the same devices.
@@ -83,6 +87,7 @@ pub fn format(devices: &[SpecDevice]) -> String {
         let suffix = match group[0] {
             SpecDevice { mig: true, .. } => ":mig",
             SpecDevice { reserved: true, .. } => ":reserved",
+            SpecDevice { hmm: true, .. } => ":hmm",
             _ => "",
         };
         format!("{}x{}{suffix}", group.len(), MODELS[group[0].model].key)
@@ -96,8 +101,11 @@ mod tests {
 
     #[test]
     fn parses_counts_models_and_mig() {
-        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved").unwrap();
-        assert_eq!(format(&devices), "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved");
+        let devices = parse("2xa100-40gb, T4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,L4-24GB:hmm").unwrap();
+        assert_eq!(
+            format(&devices),
+            "2xA100-40GB,1xT4-16GB,1xH100-80GB:mig,1xA10-24GB:reserved,1xL4-24GB:hmm"
+        );
         assert_eq!(parse(&format(&devices)).unwrap(), devices);
     }
 

@@ -66,13 +66,15 @@ fn processes_json(state: &StateGuard, index: usize, domains: std::ops::Range<usi
     }
     for (slot, process) in state.processes() {
         let held: u64 = process.held_granules[index][domains.clone()].iter().map(|&g| u64::from(g)).sum();
-        if held > 0 {
+        let migrated = &process.migrated_granules[index][domains.clone()];
+        let migrated_bytes = migrated.iter().map(|&g| u64::from(g)).sum::<u64>() * GRANULE_BYTES;
+        if held > 0 || migrated_bytes > 0 {
             let separator = if out.is_empty() { "" } else { "," };
             let (pid, used_bytes) = (state.pid_of(slot), held * GRANULE_BYTES);
             let gpu_time_us = gpu_ns.get(&slot).unwrap_or(&0) / 1000;
             let _ = write!(
                 out,
-                r#"{separator}{{"pid":{pid},"used_bytes":{used_bytes},"gpu_time_us":{gpu_time_us}}}"#
+                r#"{separator}{{"pid":{pid},"used_bytes":{used_bytes},"migrated_bytes":{migrated_bytes},"gpu_time_us":{gpu_time_us}}}"#
             );
         }
     }

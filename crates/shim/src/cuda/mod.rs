@@ -8,6 +8,7 @@ mod lookup;
 mod memory;
 mod pool;
 mod pool_charge;
+mod pool_current;
 mod report;
 mod vmm;
 
@@ -103,6 +104,8 @@ hooks! { CUDA, "cuda":
     Notices cuCtxSetCurrent(context: Context) => context::enter;
     Notices cuCtxPushCurrent(context: Context) => context::enter;
     Notices cuCtxPushCurrent_v2(context: Context) => context::enter;
+    Notices cuDeviceSetMemPool(device: Device, pool: Pool) => pool_current::set;
+    Notices cuMemSetMemPool(location: *const vmm::Location, kind: c_int, pool: Pool) => pool_current::set_at;
     Notices cuMemGetDefaultMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
     Notices cuMemGetMemPool(pool: *mut Pool, location: *const vmm::Location, kind: c_int) => pool::of_location;
     Notices cuMemHostAlloc(address: *mut *mut c_void, bytes: usize, flags: c_uint) => context::pin_with_flags;

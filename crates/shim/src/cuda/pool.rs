@@ -12,14 +12,14 @@
 //! table ([`known_to`]). One that may have gone with its context is asked again once the program uses it.
 
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
 use cantle_ledger::granules_holding;
 
 use super::charge::{self, SliceGpu};
 use super::pool_charge::{UNSURE, USED, attribute, reserve_growth, settle_all, trim};
 use super::vmm::Location;
-use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver};
+use super::{Address, Context, Device, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS, driver, pool_current};
 use crate::function::Status;
 use crate::gate;
 use crate::process::process;
@@ -78,7 +78,7 @@ pub(super) unsafe fn of_location(
 
 /// Remembers where a pool's memory is. One of managed memory, which moves to GPUs, is neither on a GPU nor on the host: it stays
 /// unknown, and nothing is allocated from it.
-fn learn(pool: Pool, location: Location, kind: c_int) {
+pub(super) fn learn(pool: Pool, location: Location, kind: c_int) {
     if location.kind == Location::DEVICE {
         know(pool, location.id);
     } else if kind == PINNED
@@ -90,7 +90,7 @@ fn learn(pool: Pool, location: Location, kind: c_int) {
 }
 
 /// Enters a pool into the table. If there is no room, its first allocation tries again.
-fn know(pool: Pool, device: Device) -> Option<Entry> {
+pub(super) fn know(pool: Pool, device: Device) -> Option<Entry> {
     let gpu = SliceGpu::of(device).ok()?;
     let pools = &gpu.process().pools;
     if let Some(known) = pools.get(pool as u64) {
@@ -112,23 +112,21 @@ pub(super) unsafe fn alloc(
     bytes: usize,
     stream: Stream,
 ) -> Status {
-    let device = match device_of(stream) {
-        Ok(Some(device)) => device,
+    let Some(process) = process() else { return OUT_OF_MEMORY };
+    let changes = process.pool_changes.load(Acquire);
+    let pool = match pool_current::of(process, stream, changes) {
+        Ok(Some(pool)) => pool,
         // SAFETY: the call contract; the arguments go on unchanged.
         Ok(None) => return unsafe { real(address, bytes, stream) },
         Err(status) => return status,
     };
-    let mut pool = core::ptr::null_mut();
-    // SAFETY: `pool` is a live local of the type that the function writes.
-    let found = driver::cuDeviceGetMemPool
-        .get()
-        .map_or_else(|status| status, |get| unsafe { get(&raw mut pool, device) });
-    if found != SUCCESS {
-        // Without a pool there is no such memory; the driver's status says why.
-        return found;
-    }
     // SAFETY: the call contract, the arguments go on unchanged; the out-parameter contract for `address`.
-    unsafe { from(know(pool, device), bytes, address, stream, || real(address, bytes, stream)) }
+    let status = unsafe { from(Some(pool), bytes, address, stream, || real(address, bytes, stream)) };
+    if process.pool_changes.load(Acquire) != changes {
+        // Perhaps it came from another one.
+        settle_all();
+    }
+    status
 }
 
 pub(super) unsafe fn alloc_from(
@@ -173,40 +171,6 @@ fn owner_of(pool: Pool) -> Option<Device> {
         })
     };
     (0..count).find(is_of)
-}
-
-/// The device of a stream that the program passed to the current call: that of its context, which need not be current. None for a
-/// default stream without a context, which the driver refuses. An error is the answer where the driver does not tell.
-fn device_of(stream: Stream) -> Result<Option<Device>, Status> {
-    let current = charge::current();
-    // The default streams are the current context's.
-    if stream as usize <= 2 {
-        return Ok(current.map(|(_, device)| device));
-    }
-    let mut context = core::ptr::null_mut();
-    // SAFETY: the call contract for `stream`; `context` is a live local of the type that the function writes.
-    let told = unsafe { driver::cuStreamGetCtx.get()?(stream, &raw mut context) };
-    if told != SUCCESS {
-        // A stream of a green context (CUDA 12.4) has no context to tell; what it has is a device (12.8).
-        let mut device = 0;
-        // SAFETY: as above; `device` is a live local of the type that the function writes.
-        let asked = driver::cuStreamGetDevice.get().map(|get| unsafe { get(stream, &raw mut device) });
-        return if asked == Ok(SUCCESS) { Ok(Some(device)) } else { Err(told) };
-    }
-    if let Some((_, device)) = current.filter(|(current, _)| *current == context) {
-        return Ok(Some(device));
-    }
-    // SAFETY: `context` is that of a stream in use, so it exists until the stream is destroyed, which the call contract excludes.
-    // It is popped again, so the thread's stack of contexts is as before; the pop writes to a live local.
-    unsafe {
-        let pushed = driver::cuCtxPushCurrent_v2.get()?(context);
-        if pushed != SUCCESS {
-            return Err(pushed);
-        }
-        let pushed = charge::current();
-        driver::cuCtxPopCurrent_v2.get()?(&raw mut context);
-        pushed.map(|(_, device)| Some(device)).ok_or(OUT_OF_MEMORY)
-    }
 }
 
 /// Allocates from a pool that is `known`, or that could not be remembered.
@@ -323,6 +287,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
         // SAFETY: the call contract; the arguments go on unchanged.
         return unsafe { real(pool) };
     };
+    balance.process().pool_changes.fetch_add(1, Release);
     // SAFETY: the call contract: no other thread destroys the pool during this call.
     let in_use = unsafe { attribute(pool, USED) }.unwrap_or(0);
     // SAFETY: the call contract; the arguments go on unchanged.
@@ -333,6 +298,7 @@ pub(super) unsafe fn destroy(real: unsafe extern "C" fn(Pool) -> Status, pool: P
         let granules = granules_holding(gone.bytes()).saturating_sub(granules_holding(in_use));
         balance.account.release(granules);
     }
+    balance.process().pool_changes.fetch_add(1, Release);
     status
 }
 

@@ -1,7 +1,7 @@
 //! What pools have reserved, and what is charged for it: see [`super::pool`].
 
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::Relaxed;
+use core::sync::atomic::Ordering::{Relaxed, Release};
 
 use cantle_ledger::{GRANULE_BYTES, Over, granules_holding};
 
@@ -12,8 +12,8 @@ use crate::holdings::PoolCalls;
 use crate::process::process;
 use crate::table::Entry;
 
-/// The context of an entry whose pool may have gone with its GPU's primary context.
-pub(super) const UNSURE: u64 = 1;
+/// In place of the idle memory of an entry: its pool may have gone with its GPU's primary context.
+pub(super) const UNSURE: u64 = u64::MAX;
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`: calls that a capture of other threads forbids are allowed to this one.
 const RELAXED: c_int = 2;
 
@@ -56,6 +56,8 @@ pub(super) fn known_to(balance: &Balance, pool: Pool) -> Option<Entry> {
 pub(super) struct CallShare {
     ahead: u32,
     claimed_bytes: u64,
+    /// What it takes of the memory that the pool grows by.
+    of_growth_bytes: u64,
 }
 
 impl CallShare {
@@ -70,6 +72,11 @@ impl CallShare {
     /// The call has returned: the pool's growth is charged, and what no other call counts on is given back.
     pub(super) fn settle(self, balance: &mut Balance, pool: Pool) -> Result<(), Over> {
         let settled = settle(balance, pool);
+        balance.process().pools.update(pool as u64, |entry| {
+            if entry.context != UNSURE {
+                entry.context = entry.context.saturating_sub(self.of_growth_bytes);
+            }
+        });
         let calls = &mut balance.holdings.pool_calls;
         calls.ahead = calls.ahead.saturating_sub(self.ahead);
         calls.claimed_bytes = calls.claimed_bytes.saturating_sub(self.claimed_bytes);
@@ -82,29 +89,46 @@ impl CallShare {
 
 /// Reserves what the pool may have to grow by for `bytes`. Its idle memory counts unless another call was promised it, and is
 /// trimmed if the growth is refused.
+///
+/// The driver is asked what is idle only where too little is known to be. What is known is never too much, by what is charged for
+/// the pool: only an allocation makes it less, and each takes its part here; what is freed is not added. Should the pool have become
+/// smaller since, then what it grows by is charged already.
 pub(super) fn reserve_growth(balance: &mut Balance, pool: Pool, bytes: u64) -> Result<CallShare, Over> {
-    let _over = settle(balance, pool);
-    let idle_bytes = idle_bytes(balance, pool).saturating_sub(balance.holdings.pool_calls.claimed_bytes);
-    if fits(bytes, idle_bytes) {
+    // While a pool grows for another call, it is not known for whom.
+    let is_known = balance.holdings.pool_calls.ahead == 0 && claim(balance, pool, bytes);
+    if is_known || { ask_idle(balance, pool) && claim(balance, pool, bytes) } {
         let claimed_bytes = bytes.next_multiple_of(SLOT_BYTES);
-        return Ok(CallShare { ahead: 0, claimed_bytes }.begin(balance));
+        return Ok(CallShare { ahead: 0, claimed_bytes, of_growth_bytes: 0 }.begin(balance));
     }
     let growth = growth_granules(bytes);
     if balance.account.reserve(growth).is_err() {
         trim(balance, pool);
         balance.account.reserve(growth)?;
     }
-    Ok(CallShare { ahead: growth, claimed_bytes: 0 }.begin(balance))
+    Ok(CallShare { ahead: growth, claimed_bytes: 0, of_growth_bytes: bytes }.begin(balance))
 }
 
-/// What a pool has reserved and not given out.
-fn idle_bytes(balance: &Balance, pool: Pool) -> u64 {
+/// Takes the part of an allocation from what is known to be idle, if that suffices.
+fn claim(balance: &Balance, pool: Pool, bytes: u64) -> bool {
+    let fitting = known_to(balance, pool).filter(|known| fits(bytes, known.context));
+    fitting.is_some()
+        && balance.process().pools.update(pool as u64, |entry| {
+            entry.context = entry.context.saturating_sub(bytes.next_multiple_of(SLOT_BYTES));
+        })
+}
+
+/// Asks the driver what a pool has reserved and not given out, and charges what it has reserved.
+fn ask_idle(balance: &mut Balance, pool: Pool) -> bool {
     if known_to(balance, pool).is_none() {
-        return 0;
+        return false;
     }
     // SAFETY: a pool in the table is not destroyed while the balance is locked.
-    let [reserved, used] = [RESERVED, USED].map(|which| unsafe { attribute(pool, which) }.unwrap_or(0));
-    reserved.saturating_sub(used)
+    let [reserved, used] = [RESERVED, USED].map(|which| unsafe { attribute(pool, which) });
+    let Some((reserved, used)) = reserved.zip(used) else { return false };
+    let _over = settle_at(balance, pool, reserved);
+    let promised_bytes = balance.holdings.pool_calls.claimed_bytes;
+    let idle_bytes = reserved.saturating_sub(used).saturating_sub(promised_bytes);
+    balance.process().pools.update(pool as u64, |entry| entry.context = idle_bytes)
 }
 
 /// A capture in another thread forbids this call to threads that don't say that it is not about the capture.
@@ -133,8 +157,13 @@ pub(super) fn settle(balance: &mut Balance, pool: Pool) -> Result<(), Over> {
     let known = known_to(balance, pool);
     // SAFETY: a pool in the table is not destroyed while the balance is locked.
     let reserved = known.and_then(|_| unsafe { attribute(pool, RESERVED) });
-    let Some((known, reserved)) = known.zip(reserved) else { return Ok(()) };
-    let (before, now) = (granules_holding(known.bytes()), granules_holding(reserved));
+    reserved.map_or(Ok(()), |reserved| settle_at(balance, pool, reserved))
+}
+
+/// As [`settle`], with the reservation that the driver has just reported.
+fn settle_at(balance: &mut Balance, pool: Pool, reserved_bytes: u64) -> Result<(), Over> {
+    let Some(known) = known_to(balance, pool) else { return Ok(()) };
+    let (before, now) = (granules_holding(known.bytes()), granules_holding(reserved_bytes));
     if before == now {
         return Ok(());
     }
@@ -142,8 +171,13 @@ pub(super) fn settle(balance: &mut Balance, pool: Pool) -> Result<(), Over> {
     let expected = now.saturating_sub(before).min(*unused);
     *unused -= expected;
     let settled = balance.account_for(before.saturating_add(expected), now);
-    let now_bytes = u64::from(now) * GRANULE_BYTES;
-    balance.process().pools.update(pool as u64, |entry| entry.set_bytes(now_bytes));
+    let bytes = |granules: u32| u64::from(granules) * GRANULE_BYTES;
+    balance.process().pools.update(pool as u64, |entry| {
+        entry.set_bytes(bytes(now));
+        // Of a growth that nobody reserved it is not known how much is idle.
+        let grown = entry.context.saturating_add(bytes(expected));
+        entry.context = grown.saturating_sub(bytes(before.saturating_sub(now)));
+    });
     settled
 }
 
@@ -151,6 +185,7 @@ pub(super) fn settle(balance: &mut Balance, pool: Pool) -> Result<(), Over> {
 /// them until the program uses them again; what they still held shows in the driver's own figures.
 pub(super) fn forget(gpu: usize) {
     let Some(process) = process().filter(|process| process.uses_pools.load(Relaxed)) else { return };
+    process.pool_changes.fetch_add(1, Release);
     process.pools.each(|entry| {
         if let Some(mut balance) = SliceGpu::charged(gpu).and_then(SliceGpu::lock)
             && let Some(known) = known_to(&balance, entry.key as Pool)

@@ -24,7 +24,7 @@ static CONSTANTS: &[(i32, i32)] = &[
     (51, 32), // texture pitch alignment
     (78, 1), (79, 1), (80, 1), // stream priorities, L1 caches
     (82, 65536), // registers per multiprocessor
-    (83, 1), (88, 0), (89, 1), (90, 1), (91, 1), // managed memory, compute preemption, registered host pointers
+    (83, 1), (89, 1), (90, 1), (91, 1), // managed memory, compute preemption, registered host pointers
     (95, 1), // cooperative launch
     (98, 1), (99, 1), // remote writes, host registration
     (102, 1), (103, 1), // virtual memory management, handles as file descriptors
@@ -50,6 +50,8 @@ fn of_model(device: &Visible, attribute: i32) -> i32 {
         76 => model.capability.1,
         81 => kib(model.shared_kib, false),
         97 => kib(model.shared_kib, true),
+        // Pageable memory, from HMM on.
+        88 => i32::from(device.hmm),
         // Clusters and tensor maps came with Hopper.
         120 | 127 => i32::from(model.capability.0 >= 9),
         _ => CONSTANTS.iter().find(|(number, _)| *number == attribute).map_or(0, |(_, value)| *value),

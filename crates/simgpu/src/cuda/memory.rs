@@ -30,16 +30,21 @@ impl Inner {
     }
 
     fn take(&mut self, device: usize, size_bytes: u64, kind: Kind) -> CuResult {
-        if let Kind::Pool(pool) = kind {
-            return self.pool_take(pool, size_bytes);
+        match kind {
+            Kind::Pool(pool) => return self.pool_take(pool, size_bytes),
+            // Its pages come to a device when they are used there.
+            Kind::Managed => return Ok(()),
+            _ => {}
         }
         let (registration, account) = self.account(device)?;
         account.allocate(registration, size_bytes)
     }
 
     fn give(&mut self, device: usize, size_bytes: u64, kind: Kind) -> CuResult {
-        if let Kind::Pool(pool) = kind {
-            return self.pool_return(pool, size_bytes);
+        match kind {
+            Kind::Pool(pool) => return self.pool_return(pool, size_bytes),
+            Kind::Managed => return Ok(()),
+            _ => {}
         }
         let (registration, account) = self.account(device)?;
         account.free(registration, size_bytes)
@@ -51,7 +56,10 @@ impl Inner {
             self.addresses.get(address).ok_or(CuError::INVALID_VALUE)?;
         match kind {
             Kind::Device | Kind::Pool(_) => {}
-            Kind::Managed => unmap_host(address, size_bytes),
+            Kind::Managed => {
+                self.migrate(address, size_bytes, None)?;
+                unmap_host(address, size_bytes);
+            }
             Kind::Graph(pool) => return self.free_graph_memory(address, pool, size_bytes),
             Kind::Reserved | Kind::Imported => return Err(CuError::INVALID_VALUE),
         }
@@ -123,7 +131,7 @@ driver_api! {
         Ok(pitch.set(row as usize)?)
     }
 
-    /// Managed memory counts on the device of the current context, as if all of it were resident there.
+    /// Takes nothing of a device, and may be larger than one: see `managed`.
     fn cuMemAllocManaged(address: Out<u64>, size_bytes: usize, flags: u32) {
         if !matches!(flags, 1 | 2 | 4) {
             return Err(CuError::INVALID_VALUE);

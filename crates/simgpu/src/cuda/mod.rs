@@ -25,6 +25,7 @@ mod green;
 mod host;
 mod ipc;
 mod kernel_time;
+mod managed;
 mod memory;
 mod module;
 mod pointer;

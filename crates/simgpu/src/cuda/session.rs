@@ -11,6 +11,7 @@ use super::context::Contexts;
 use super::execution::Objects;
 use super::graph::Graphs;
 use super::host::HostMemory;
+use super::managed::Migrating;
 use super::pool::Pools;
 use super::visible::{Visible, select};
 use super::vmm::Vmm;
@@ -33,6 +34,7 @@ pub(super) struct Inner {
     pub(super) contexts: Contexts,
     pub(super) addresses: AddressSpace,
     pub(super) host: HostMemory,
+    pub(super) migrating: Migrating,
     pub(super) objects: Objects,
     pub(super) pools: Pools,
     pub(super) vmm: Vmm,
@@ -73,6 +75,7 @@ pub(super) fn init() -> CuResult {
             contexts: Contexts::new(devices.len()),
             addresses: AddressSpace::new(),
             host: HostMemory::new(),
+            migrating: Migrating::default(),
             objects: Objects::new(),
             pools: Pools::new(devices.len()),
             vmm: Vmm::default(),

@@ -40,10 +40,6 @@ accept! {
     fn cuMemAdvise_v2();
     fn cuMemDiscardAndPrefetchBatchAsync();
     fn cuMemDiscardBatchAsync();
-    fn cuMemPrefetchAsync();
-    fn cuMemPrefetchAsync_ptsz();
-    fn cuMemPrefetchAsync_v2();
-    fn cuMemPrefetchAsync_v2_ptsz();
     fn cuMemPrefetchBatchAsync();
     fn cuMemcpy2DAsync_v2();
     fn cuMemcpy2DAsync_v2_ptsz();
@@ -83,10 +79,6 @@ accept! {
     fn cuMemcpyPeerAsync();
     fn cuMemcpyPeerAsync_ptsz();
     fn cuMemcpyPeer_ptds();
-    fn cuMemsetD16Async();
-    fn cuMemsetD16Async_ptsz();
-    fn cuMemsetD16_v2();
-    fn cuMemsetD16_v2_ptds();
     fn cuMemsetD2D16Async();
     fn cuMemsetD2D16Async_ptsz();
     fn cuMemsetD2D16_v2();
@@ -99,14 +91,6 @@ accept! {
     fn cuMemsetD2D8Async_ptsz();
     fn cuMemsetD2D8_v2();
     fn cuMemsetD2D8_v2_ptds();
-    fn cuMemsetD32Async();
-    fn cuMemsetD32Async_ptsz();
-    fn cuMemsetD32_v2();
-    fn cuMemsetD32_v2_ptds();
-    fn cuMemsetD8Async();
-    fn cuMemsetD8Async_ptsz();
-    fn cuMemsetD8_v2();
-    fn cuMemsetD8_v2_ptds();
 }
 
 /// Queues a copy. One that is not asynchronous is over when this returns.

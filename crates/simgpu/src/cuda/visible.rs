@@ -20,6 +20,8 @@ pub(super) struct Visible {
     /// Of the device: the GPU's, or the MIG device's own.
     pub(super) uuid: DeviceUuid,
     pub(super) total_bytes: u64,
+    /// It reads pageable host memory by itself.
+    pub(super) hmm: bool,
     pub(super) multiprocessors: u32,
 }
 
@@ -96,6 +98,7 @@ fn whole(state: &StateGuard, index: usize) -> Option<Visible> {
         gpu_uuid: uuid,
         uuid,
         total_bytes: model.memory_bytes() - device.reserved_bytes(),
+        hmm: device.hmm != 0,
         multiprocessors: model.multiprocessors as u32,
     })
 }
@@ -119,6 +122,7 @@ fn mig_devices(state: &StateGuard, index: usize) -> Vec<Visible> {
             gpu_uuid: gpu_uuid_bytes(index, model),
             uuid: mig_uuid_bytes(index, device, gi, ci),
             total_bytes: u64::from(device.capacity_granules[domain]) * GRANULE_BYTES,
+            hmm: device.hmm != 0,
             multiprocessors: multiprocessors(model, profile) * compute.slices / profile.compute_slices,
         }
     };

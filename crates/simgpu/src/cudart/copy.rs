@@ -3,7 +3,11 @@
 use std::ffi::c_void;
 
 use super::driver::driver;
-use super::{CudaResult, context, kernel, runtime_api};
+use super::{CudaResult, VERSION, context, kernel, runtime_api};
+
+/// `CUmemLocationType`.
+const DEVICE: u64 = 1;
+const HOST: u64 = 2;
 
 fn copy(to: u64, from: u64, size_bytes: usize) -> CudaResult {
     context::enter()?;
@@ -54,6 +58,15 @@ runtime_api! {
         context::enter()?;
         driver!(cuMemsetD8Async(at => u64, value as u8 => u8, size_bytes => usize, stream => usize))
     }
-    fn cudaMemPrefetchAsync(_at: u64, _size_bytes: usize) { context::enter() }
+    /// The destination is a device, or from CUDA 13 on a location: what it is and then its number, an `int` each.
+    fn cudaMemPrefetchAsync(at: u64, size_bytes: usize, to: u64) {
+        context::enter()?;
+        let to = match to as u32 {
+            _ if VERSION >= 13000 => to,
+            u32::MAX => HOST,
+            device => DEVICE | u64::from(device) << 32,
+        };
+        driver!(cuMemPrefetchAsync(at => u64, size_bytes => usize, to => u64, 0 => u32, 0 => usize))
+    }
     fn cudaMemAdvise(_at: u64, _size_bytes: usize) { context::enter() }
 }

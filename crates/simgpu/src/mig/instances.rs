@@ -255,7 +255,7 @@ mod tests {
     use crate::state::SimState;
 
     fn device(key: &str) -> SimGpu {
-        let spec = [SpecDevice { model: find(key).unwrap(), mig: true, reserved: false }];
+        let spec = [SpecDevice { model: find(key).unwrap(), mig: true, reserved: false, hmm: false }];
         // Boxed because it is large.
         // SAFETY: `SimState` consists of integers, for which zero bytes are valid.
         let mut state: Box<SimState> = unsafe { Box::new_zeroed().assume_init() };

@@ -22,7 +22,7 @@ use crate::time::TimeRegion;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"cantlSIM");
 /// Changes with every change of the layout.
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 /// Long enough for the directories of tests and people.
 const HOME_LEN: usize = 512;
 

@@ -42,6 +42,8 @@ pub struct SimState {
 pub struct SimGpu {
     /// Index into [`MODELS`].
     pub model: u32,
+    /// 1: it reads the host's pageable memory by itself (HMM).
+    pub hmm: u32,
     /// MIG mode when the machine was created.
     pub mig_at_start: u32,
     /// MIG mode now.
@@ -105,6 +107,8 @@ pub struct Slot {
     pub pid_namespace: u64,
     /// Granules held in each domain of each device.
     pub held_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
+    /// Granules of memory that migrates, resident now in each domain of each device. The driver may evict them at any time.
+    pub migrated_granules: [[u32; MAX_DOMAINS]; MAX_DEVICES],
 }
 
 impl Slot {
@@ -115,7 +119,13 @@ impl Slot {
         start_ticks: 0,
         pid_namespace: 0,
         held_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
+        migrated_granules: [[0; MAX_DOMAINS]; MAX_DEVICES],
     };
+
+    /// All that it has in a domain of a device.
+    pub fn granules(&self, device: usize, domain: usize) -> u32 {
+        self.held_granules[device][domain] + self.migrated_granules[device][domain]
+    }
 }
 
 impl SimGpu {
@@ -139,6 +149,7 @@ impl SimGpu {
         let mig = u32::from(spec.mig);
         Self {
             model: spec.model as u32,
+            hmm: u32::from(spec.hmm),
             mig_at_start: mig,
             mig_enabled: mig,
             mig_pending: mig,
@@ -193,6 +204,7 @@ impl SimState {
             model: d.model as usize,
             mig: d.mig_at_start != 0,
             reserved: d.reserved_bytes() > 0,
+            hmm: d.hmm != 0,
         };
         self.devices().iter().map(of).collect()
     }
@@ -205,10 +217,10 @@ impl SimState {
 
     /// Gives everything that `slot` holds back and frees it.
     pub fn release_slot(&mut self, slot: usize) {
-        let held = self.slots[slot].held_granules;
-        for (device, held) in self.devices.iter_mut().zip(held) {
-            for (used, held) in device.used_granules.iter_mut().zip(held) {
-                *used = used.saturating_sub(held);
+        let gone = self.slots[slot];
+        for (index, device) in self.devices.iter_mut().enumerate() {
+            for (domain, used) in device.used_granules.iter_mut().enumerate() {
+                *used = used.saturating_sub(gone.granules(index, domain));
             }
         }
         self.slots[slot] = Slot::FREE;
@@ -220,9 +232,9 @@ impl SimState {
             device.used_granules = [0; MAX_DOMAINS];
         }
         for slot in self.slots.iter().filter(|slot| slot.generation != 0) {
-            for (device, held) in self.devices.iter_mut().zip(slot.held_granules) {
-                for (used, held) in device.used_granules.iter_mut().zip(held) {
-                    *used += held;
+            for (index, device) in self.devices.iter_mut().enumerate() {
+                for (domain, used) in device.used_granules.iter_mut().enumerate() {
+                    *used += slot.granules(index, domain);
                 }
             }
         }

@@ -7,6 +7,7 @@
 mod file;
 mod layout;
 mod liveness;
+mod migration;
 pub(crate) mod pids;
 mod process;
 mod site;

@@ -21,7 +21,7 @@ pub enum ConsumeError {
 /// This process's slot in the state. It ends with the process; what it holds is then given back by [`Sim::swept`].
 pub struct Registration {
     sim: &'static Sim,
-    slot: usize,
+    pub(super) slot: usize,
     generation: u64,
 }
 
@@ -91,7 +91,7 @@ impl Registration {
         u64::from(self.sim.lock().devices[device].used_granules[domain])
     }
 
-    fn locked(&self) -> Result<StateGuard, ConsumeError> {
+    pub(super) fn locked(&self) -> Result<StateGuard, ConsumeError> {
         let state = self.sim.lock();
         if state.slots[self.slot].generation == self.generation { Ok(state) } else { Err(ConsumeError::Lost) }
     }
@@ -149,12 +149,16 @@ impl StateGuard {
     }
 
     fn try_take(&mut self, slot: usize, device: usize, domain: usize, granules: u64) -> bool {
-        let d = &mut self.devices[device];
-        let free = d.capacity_granules[domain].saturating_sub(d.used_granules[domain]);
         let Ok(granules) = u32::try_from(granules) else { return false };
+        let d = &self.devices[device];
+        let free = d.capacity_granules[domain].saturating_sub(d.used_granules[domain]);
         if granules > free {
-            return false;
+            if granules > d.capacity_granules[domain].saturating_sub(self.pinned(device, domain)) {
+                return false;
+            }
+            self.make_room(slot, device, domain, granules);
         }
+        let d = &mut self.devices[device];
         d.used_granules[domain] += granules;
         self.slots[slot].held_granules[device][domain] += granules;
         true

@@ -1,0 +1,64 @@
+"""What the filter asks the driver for each small stream-ordered allocation. A library over the simulated driver (count.h) counts the calls of
+every function that the filter calls itself, and of those that the program calls."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from conftest import GPU, HERE, LIBCUDA, LIMIT, ROOT
+
+OWN = ["cuMemAllocAsync", "cuMemAllocFromPoolAsync", "cuMemFreeAsync"]
+# Now and then the filter asks how much of its pool is idle: once per step of the pool's growth.
+NOW_AND_THEN = 0.05
+WAYS = ["default_stream", "own_stream", "own_pool", "freed"]
+
+
+def asked_by_the_filter():
+    """The names in the two lists of the filter's source: functions that hooks ask, and those that are hooked."""
+    source = (ROOT / "crates/shim/src/cuda/mod.rs").read_text()
+    asked = re.findall(r"^ {8}(cu\w+)\(", source, re.MULTILINE)
+    assert "cuMemPoolGetAttribute" in asked and len(asked) > 20, asked
+    return sorted({*asked, *OWN, "cuMemPoolTrimTo"})
+
+
+@pytest.fixture
+def machine(machine, tmp_path):
+    """Its driver's library is replaced by the counting one, which needs the simulated one."""
+    inner, stub, wrapper, source = (tmp_path / name for name in ("inner.so", "stub.so", "count.so", "count.c"))
+    shutil.copy(machine.path(LIBCUDA), inner)
+    counts = "".join(f"COUNT({name})\n" for name in asked_by_the_filter())
+    source.write_text(f'#include "{HERE}/count.h"\n{counts}')
+    empty = ["gcc", "-shared", "-o", stub, "-x", "c", "/dev/null", f"-Wl,-soname,{inner}"]
+    build = ["gcc", "-shared", "-fPIC", "-w", f'-DINNER="{inner}"', "-o", wrapper, source]
+    for command in (empty, [*build, "-Wl,--no-as-needed", stub, "-ldl", "-Wl,-soname,libcuda.so.1"]):
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    subprocess.run(machine.command("mount", "--bind", wrapper, LIBCUDA), check=True)
+    return machine
+
+
+def added(machine, way, limit=LIMIT):
+    running = machine.start([sys.executable, HERE / "cost.py", way], limit)
+    record = running.record()
+    assert running.end() == 0
+    return record["added"]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_one_more_call(machine, way):
+    assert 0.9 <= added(machine, way) <= 1 + NOW_AND_THEN
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_none_without_the_filter(machine, way):
+    assert added(machine, way, None) == 0
+
+
+@pytest.mark.parametrize("machine", [GPU.replace("1x", "2x")], indirect=True)
+@pytest.mark.parametrize("way", ["default_stream", "own_stream"])
+def test_on_a_machine_with_two_gpus(machine, way):
+    """A slice has one of them, so the program sees one."""
+    assert 0.9 <= added(machine, way) <= 1 + NOW_AND_THEN
