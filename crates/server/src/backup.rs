@@ -8,7 +8,7 @@ use cantle_store::backup as store;
 
 pub use cantle_store::backup::Contents;
 
-use crate::{ServerError, StateLock, create_private_dir, database_path};
+use crate::{ServerError, StateLock, create_private_dir, database_file};
 
 /// Keys and addresses, beside the database in the state directory.
 const KEYS: [&str; 3] = ["credentials.json", "viewer.json", "token.key"];
@@ -20,7 +20,7 @@ const DATABASE: &str = "cantle.db";
 /// If there is no server's state, the file exists, or something can't be read or written.
 pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<Contents, ServerError> {
     let dir = state_dir.join("server");
-    let database = database_path(db, &dir)?;
+    let database = database_file(db, &dir)?;
     if !database.exists() {
         return Err(ServerError::NoState(state_dir.to_owned()));
     }

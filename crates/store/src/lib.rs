@@ -17,6 +17,7 @@ mod error;
 mod events;
 mod evictions;
 mod flow;
+mod leader;
 mod listing;
 mod migrations;
 mod models;
@@ -135,6 +136,12 @@ impl Store {
             .execute(&mut write.tx)
             .await?;
         write.commit().await
+    }
+
+    /// Whether other servers may use the database too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.kind == Kind::Postgres
     }
 
     /// `PostgreSQL` or `SQLite`.

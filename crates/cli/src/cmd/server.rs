@@ -28,7 +28,13 @@ pub(super) struct ListenArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
     listen: String,
     /// Database [default: in the state directory]
-    #[arg(long, value_name = "sqlite:PATH")]
+    #[arg(
+        long = "database",
+        alias = "db",
+        env = "CANTLE_DATABASE",
+        hide_env_values = true,
+        value_name = "sqlite:PATH|postgres://…"
+    )]
     db: Option<String>,
     /// Require no credentials: on loopback only, for a machine with one user
     #[arg(long)]
