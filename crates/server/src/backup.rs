@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cantle_store::backup as store;
 
 use crate::files::{LOCATION, Location};
-use crate::{ServerError, StateLock, create_private_dir, database_path};
+use crate::{ServerError, StateLock, create_private_dir, database_file};
 
 /// Keys and addresses, beside the database in the state directory.
 const KEYS: [&str; 3] = ["credentials.json", "viewer.json", "token.key"];
@@ -31,7 +31,7 @@ pub struct Contents {
 /// If there is no server's state, the file exists, or something can't be read or written.
 pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<Contents, ServerError> {
     let dir = state_dir.join("server");
-    let database = database_path(db, &dir)?;
+    let database = database_file(db, &dir)?;
     if !database.exists() {
         return Err(ServerError::NoState(state_dir.to_owned()));
     }
@@ -73,7 +73,7 @@ async fn write(dir: &Path, database: &Path, next: &Path) -> Result<Contents, Ser
     }
     fs::set_permissions(next, fs::Permissions::from_mode(0o600)).map_err(fail)?;
     OpenOptions::new().write(true).open(next).and_then(|file| file.sync_all()).map_err(fail)?;
-    let store::Contents { tasks, files } = store::check(next).await?;
+    let store::Copied { tasks, files } = store::check(next).await?;
     let bucket = matches!(location, Location::Bucket(_)).then(|| location.to_string());
     Ok(Contents { tasks, files, bucket })
 }
@@ -116,7 +116,7 @@ fn collect(dir: &Path, objects: &mut Vec<PathBuf>) -> std::io::Result<()> {
 /// # Errors
 /// If the backup is damaged or the directory is in use.
 pub async fn restore(state_dir: &Path, file: &Path) -> Result<Contents, ServerError> {
-    let store::Contents { tasks, files } = store::check(file).await?;
+    let store::Copied { tasks, files } = store::check(file).await?;
     let dir = state_dir.join("server");
     let database = dir.join(DATABASE);
     let _lock = StateLock::hold(state_dir)?;
