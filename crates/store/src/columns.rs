@@ -99,7 +99,7 @@ mod tests {
             select!(project_use),
             select!(charts),
         ] {
-            sqlx::query(select).fetch_all(&store.readers).await.unwrap();
+            crate::query(select).fetch_all(&store.readers).await.unwrap();
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use cantle_model::TaskStatus::{Created, InProgress, Published, Publishing, Queued, Stopped};
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::Change;
+use crate::db::{Sql, Tx, query};
 use crate::flow::{about, give_up, leave_queue, refusal};
 use crate::tasks::load;
 use crate::{Store, StoreError, row, runs};
@@ -28,13 +28,13 @@ impl Store {
         self.move_to(&mut write, &old, Created, change, "reset").await?;
         give_up(&mut write.tx, task, Created, change).await?;
         forget(&mut old.doc);
-        sqlx::query(
+        query(
             "UPDATE tasks SET queue = NULL, evicted_for = NULL, last_worker = NULL, last_worker_report_us = NULL, \
              last_iteration = 0, doc = $2 WHERE id = $1",
         )
         .bind(task)
         .bind(row::to_json(&old.doc)?)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         delete_output(&mut write.tx, task).await?;
         write.commit().await
@@ -53,9 +53,9 @@ impl Store {
         leave_queue(&mut write.tx, task).await?;
         runs::end(&mut write.tx, task, Stopped, "the task was deleted", change.now_us).await?;
         delete_output(&mut write.tx, task).await?;
-        let children = sqlx::query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
-        let children = children.execute(&mut *write.tx).await?.rows_affected();
-        sqlx::query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut *write.tx).await?;
+        let children = query("UPDATE tasks SET parent = NULL WHERE parent = $1").bind(task);
+        let children = children.execute(&mut write.tx).await?;
+        query("DELETE FROM tasks WHERE id = $1").bind(task).execute(&mut write.tx).await?;
         self.record(&mut write.tx, about(&old, "delete", change, "deleted".to_owned())).await?;
         write.commit().await?;
         Ok(children)
@@ -77,9 +77,9 @@ impl Store {
     /// Only if the database fails.
     pub async fn delete_logs(&self, task: &str, before_ms: Option<i64>) -> Result<u64, StoreError> {
         let mut write = self.write().await?;
-        let sql = sqlx::query("DELETE FROM logs WHERE task = $1 AND timestamp_ms < $2");
+        let sql = query("DELETE FROM logs WHERE task = $1 AND timestamp_ms < $2");
         let sql = sql.bind(task).bind(before_ms.unwrap_or(i64::MAX));
-        let deleted = sql.execute(&mut *write.tx).await?.rows_affected();
+        let deleted = sql.execute(&mut write.tx).await?;
         write.commit().await?;
         Ok(deleted)
     }
@@ -96,22 +96,29 @@ impl Store {
         limit: i64,
     ) -> Result<(u64, u64), StoreError> {
         let mut pruned = [0, 0];
-        // Ids are times of arrival. What goes is looked up first: nobody has to wait for a reader.
-        for (table, before_us, count) in [("happenings", events_before_us, 0), ("logs", logs_before_us, 1)] {
+        // What goes is looked up first: nobody has to wait for a reader.
+        let befores = [events_before_us, logs_before_us];
+        for (count, ((table, arrived), before_us)) in self.kind.arrival().into_iter().zip(befores).enumerate()
+        {
             let ended =
                 "task NOT IN (SELECT id FROM tasks WHERE status IN ('created', 'queued', 'in_progress'))";
-            let mut old = QueryBuilder::<Sqlite>::new(format!("SELECT id FROM {table} WHERE id < "));
-            old.push_bind(before_us).push(format_args!(" AND (task IS NULL OR {ended}) ORDER BY id LIMIT "));
-            let ids: Vec<i64> = old.push_bind(limit).build_query_scalar().fetch_all(&self.readers).await?;
+            let mut old = Sql::new(format!("SELECT id FROM {table} WHERE {arrived} < "));
+            old.push_bind(before_us)
+                .push(format_args!(" AND (task IS NULL OR {ended}) ORDER BY {arrived} LIMIT "));
+            old.push_bind(limit);
+            let ids: Vec<i64> = old.build_scalar().fetch_all(&self.readers).await?;
             if ids.is_empty() {
                 continue;
             }
             let mut write = self.write_bulk().await?;
-            let mut sql = QueryBuilder::<Sqlite>::new(format!("DELETE FROM {table} WHERE id IN "));
-            sql.push_tuples(&ids, |mut row, id| {
-                row.push_bind(*id);
-            });
-            pruned[count] = sql.build().execute(&mut *write.tx).await?.rows_affected();
+            let mut sql = Sql::new(format!("DELETE FROM {table} WHERE id IN "));
+            sql.push("(");
+            let mut list = sql.separated(", ");
+            for id in &ids {
+                list.push_bind(*id);
+            }
+            sql.push(")");
+            pruned[count] = sql.build().execute(&mut write.tx).await?;
             write.commit().await?;
         }
         Ok((pruned[0], pruned[1]))
@@ -124,7 +131,9 @@ impl Store {
     pub async fn models_in_use(&self, task: &str, models: &[String]) -> Result<Vec<String>, StoreError> {
         let mut used = Vec::new();
         for model in models {
-            let found = sqlx::query("SELECT 1 FROM tasks WHERE instr(doc, $2) > 0 AND id <> $1 LIMIT 1");
+            let place = self.kind.place();
+            let found =
+                query(format!("SELECT id FROM tasks WHERE {place}(doc, $2) > 0 AND id <> $1 LIMIT 1"));
             if found.bind(task).bind(model).fetch_optional(&self.readers).await?.is_some() {
                 used.push(model.clone());
             }
@@ -133,14 +142,14 @@ impl Store {
     }
 }
 
-async fn delete_output(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
+async fn delete_output(tx: &mut Tx, task: &str) -> Result<(), StoreError> {
     for sql in [
         "DELETE FROM logs WHERE task = $1",
         "DELETE FROM scalars WHERE task = $1",
         "DELETE FROM latest_scalars WHERE task = $1",
         "DELETE FROM reports WHERE task = $1",
     ] {
-        sqlx::query(sql).bind(task).execute(&mut *tx).await?;
+        query(sql).bind(task).execute(&mut *tx).await?;
     }
     Ok(())
 }

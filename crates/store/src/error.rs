@@ -2,6 +2,8 @@
 
 use cantle_model::{Resource, TaskStatus};
 
+use crate::db;
+
 /// Each variant is one line: what is wrong, what was given. ClearML's clients see most of these texts.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -120,6 +122,39 @@ pub enum StoreError {
     /// The database failed.
     #[error("database: {0}")]
     Database(sqlx::Error),
+    /// A database that this build does not know.
+    #[error("--database {0} is not supported")]
+    Scheme(String),
+    /// A URL that can't be read.
+    #[error("--database: the URL cannot be read: {0}")]
+    Address(String),
+    /// It answers, and lets nobody in.
+    #[error("the database at {place} refuses the connection: {source}")]
+    Refused {
+        /// Where it is.
+        place: String,
+        /// Its own words.
+        source: sqlx::Error,
+    },
+    /// A version that lacks what is needed.
+    #[error("the database at {place} is PostgreSQL {version}; 14 or newer is needed")]
+    TooOld {
+        /// Where it is.
+        place: String,
+        /// Its version.
+        version: i32,
+    },
+    /// Texts of all languages can't be kept in it.
+    #[error("the database at {place} has the encoding {encoding}; UTF8 is needed")]
+    Encoding {
+        /// Where it is.
+        place: String,
+        /// What it has.
+        encoding: String,
+    },
+    /// A copy that follows another server.
+    #[error("the database at {0} is read-only, as a standby is")]
+    Standby(String),
     /// The tables can't be brought up to date.
     #[error("database tables: {0}")]
     Migrate(sqlx::migrate::MigrateError),
@@ -159,18 +194,25 @@ pub enum StorageFault {
     /// Not even a connection could be had.
     #[error("the database cannot be opened")]
     Away,
+    /// Another change was first, and took too long.
+    #[error("the database is busy with other changes")]
+    Busy,
 }
 
 impl StorageFault {
-    /// By SQLite's result codes, whose lowest byte names the class.
-    fn of(error: &sqlx::Error) -> Option<Self> {
+    /// By PostgreSQL's codes, or SQLite's result codes, whose lowest byte names the class.
+    pub(crate) fn of(error: &sqlx::Error) -> Option<Self> {
         let sqlx::Error::Database(answer) = error else {
             return match error {
+                sqlx::Error::Io(source) if is_of_a_connection(source.kind()) => Some(Self::Away),
                 sqlx::Error::Io(_) => Some(Self::Io),
                 sqlx::Error::PoolTimedOut | sqlx::Error::WorkerCrashed => Some(Self::Away),
                 _ => None,
             };
         };
+        if answer.try_downcast_ref::<sqlx::postgres::PgDatabaseError>().is_some() {
+            return db::postgres::fault(&answer.code()?);
+        }
         let code: u32 = answer.code()?.parse().ok()?;
         match code & 0xff {
             13 => Some(Self::Full),
@@ -180,6 +222,23 @@ impl StorageFault {
             _ => None,
         }
     }
+}
+
+/// Files don't fail like this.
+const fn is_of_a_connection(kind: std::io::ErrorKind) -> bool {
+    use std::io::ErrorKind as Kind;
+    matches!(
+        kind,
+        Kind::ConnectionRefused
+            | Kind::ConnectionReset
+            | Kind::ConnectionAborted
+            | Kind::NotConnected
+            | Kind::BrokenPipe
+            | Kind::UnexpectedEof
+            | Kind::TimedOut
+            | Kind::HostUnreachable
+            | Kind::NetworkUnreachable
+    )
 }
 
 impl From<sqlx::migrate::MigrateError> for StoreError {
@@ -212,6 +271,23 @@ impl StoreError {
                 ]
             }
             Self::Migrate(_) => vec!["restore a backup: cantle restore FILE".to_owned()],
+            Self::Storage { fault: StorageFault::Away | StorageFault::Busy, .. } => {
+                vec!["start the database, or wait for it; the server continues by itself".to_owned()]
+            }
+            Self::Scheme(_) => {
+                vec!["write sqlite:PATH or postgres://USER:PASSWORD@HOST:PORT/NAME".to_owned()]
+            }
+            Self::Address(_) => vec!["write postgres://USER:PASSWORD@HOST:PORT/NAME".to_owned()],
+            Self::Refused { .. } => {
+                vec!["check user, password and name of the database; make it with CREATE DATABASE".to_owned()]
+            }
+            Self::TooOld { .. } => vec!["upgrade PostgreSQL, or use another server".to_owned()],
+            Self::Encoding { .. } => {
+                vec!["make the database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0".to_owned()]
+            }
+            Self::Standby(_) => {
+                vec!["name the primary in --database; its address must follow a fail-over".to_owned()]
+            }
             Self::Storage { .. } => {
                 vec!["make room, or fix the disk; the server continues by itself".to_owned()]
             }

@@ -1,8 +1,7 @@
 //! Events, in order.
 
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
-
 use crate::data::EventRow;
+use crate::db::{Sql, Tx, query};
 use crate::{Store, StoreError, row};
 
 impl Store {
@@ -19,18 +18,21 @@ impl Store {
     }
 
     /// Records an event in the transaction that makes it true.
-    pub(crate) async fn record(&self, tx: &mut SqliteConnection, event: EventRow) -> Result<(), StoreError> {
-        sqlx::query(
+    pub(crate) async fn record(&self, tx: &mut Tx, event: EventRow) -> Result<(), StoreError> {
+        query(
             "INSERT INTO happenings (id, time_us, kind, task, queue, node, message) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+             VALUES ($7, $1, $2, $3, $4, $5, $6)",
         )
-        .bind(self.next_ids(event.time_us, 1))
+        .on_postgres(
+            "INSERT INTO happenings (time_us, kind, task, queue, node, message) VALUES ($1, $2, $3, $4, $5, $6)",
+        )
         .bind(event.time_us)
         .bind(event.kind)
         .bind(event.task)
         .bind(event.queue)
         .bind(event.node)
         .bind(event.message)
+        .bind_on_sqlite(|| self.next_ids(event.time_us, 1), self.kind)
         .execute(tx)
         .await?;
         Ok(())
@@ -46,11 +48,12 @@ impl Store {
         after: Option<i64>,
         limit: i64,
     ) -> Result<Vec<EventRow>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new(select!(happenings, "WHERE id > "));
+        let mut sql = Sql::new(select!(happenings, "WHERE id > "));
         sql.push_bind(after.unwrap_or(i64::MIN));
         if let Some(task) = task {
             sql.push(" AND task = ").push_bind(task);
         }
+        sql.push(self.kind.settled("time_us"));
         sql.push(if after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " })
             .push_bind(limit);
         let rows = sql.build().fetch_all(&self.readers).await?;

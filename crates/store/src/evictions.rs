@@ -2,9 +2,9 @@
 //! the front of its queue in one step.
 
 use cantle_model::{Cause, TaskStatus};
-use sqlx::SqliteConnection;
 
 use crate::data::{Change, EventRow, TaskRow, VictimTask};
+use crate::db::{Alone, Place, Tx, query, query_scalar};
 use crate::flow::{about, entry, give_up, prepend, queue_name, set_message, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError, row};
@@ -15,8 +15,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn last_eviction(&self) -> Result<i64, StoreError> {
-        let mut reader = self.readers.acquire().await?;
-        last_eviction(&mut reader).await
+        last_eviction(&self.readers).await
     }
 
     /// Records that `node` has to stop tasks for others, all of them or none. `last_us` is the newest eviction that was known
@@ -33,6 +32,7 @@ impl Store {
     ) -> Result<(), StoreError> {
         let now_us = change.now_us;
         let mut write = self.write().await?;
+        write.tx.alone(Alone::Evict).await?;
         if last_eviction(&mut write.tx).await? != last_us {
             return Err(StoreError::StaleEviction("others were asked to stop meanwhile".to_owned()));
         }
@@ -48,7 +48,7 @@ impl Store {
                 return Err(StoreError::StaleEviction(why));
             }
             let reason = reason(&mut write.tx, &claimant, &old, *cause).await?;
-            sqlx::query(
+            query(
                 "UPDATE tasks SET evicted_for = $2, evicted_cause = $3, evicted_reason = $4, evicted_us = $5 \
                  WHERE id = $1",
             )
@@ -57,7 +57,7 @@ impl Store {
             .bind(row::to_json(cause)?)
             .bind(&reason)
             .bind(now_us.max(last_us + 1))
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
             // A task with an abort callback reads the message itself, and calls it.
             let asked = Change { reason: reason.clone(), stop_asked: false, ..change.clone() };
@@ -112,8 +112,8 @@ impl Store {
     }
 }
 
-async fn last_eviction(tx: &mut SqliteConnection) -> Result<i64, StoreError> {
-    Ok(sqlx::query_scalar("SELECT COALESCE(MAX(evicted_us), 0) FROM tasks").fetch_one(tx).await?)
+async fn last_eviction<'c>(on: impl Into<Place<'c>>) -> Result<i64, StoreError> {
+    Ok(query_scalar("SELECT COALESCE(MAX(evicted_us), 0) FROM tasks").fetch_one(on).await?)
 }
 
 /// The kind of event that an eviction is recorded as.
@@ -126,7 +126,7 @@ const fn event_kind(cause: Cause) -> &'static str {
 }
 
 async fn reason(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     claimant: &TaskRow,
     victim: &TaskRow,
     cause: Cause,
@@ -148,7 +148,7 @@ async fn reason(
     })
 }
 
-async fn project_name(tx: &mut SqliteConnection, task: &TaskRow) -> Result<String, StoreError> {
-    let found = sqlx::query_scalar("SELECT name FROM projects WHERE id = $1").bind(&task.index.project);
+async fn project_name(tx: &mut Tx, task: &TaskRow) -> Result<String, StoreError> {
+    let found = query_scalar("SELECT name FROM projects WHERE id = $1").bind(&task.index.project);
     Ok(found.fetch_optional(tx).await?.unwrap_or_else(|| "none".to_owned()))
 }

@@ -5,9 +5,9 @@ use cantle_model::Amounts;
 use cantle_model::TaskStatus::{
     self, Closed, Completed, Created, Failed, InProgress, Published, Publishing, Queued, Stopped, Unknown,
 };
-use sqlx::SqliteConnection;
 
 use crate::data::{Change, Taken, TaskClaim, TaskRow};
+use crate::db::{Tx, query, query_as, query_scalar};
 use crate::tasks::{NewTask, insert, load};
 use crate::{EventRow, Store, StoreError, Write, quotas, row, runs};
 
@@ -66,10 +66,10 @@ impl Store {
         }
         append(&mut write.tx, task, queue, change.now_us).await?;
         give_up(&mut write.tx, task, Queued, change).await?;
-        sqlx::query("UPDATE tasks SET queue = $2, evicted_for = NULL WHERE id = $1")
+        query("UPDATE tasks SET queue = $2, evicted_for = NULL WHERE id = $1")
             .bind(task)
             .bind(queue)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         set_status(&mut write.tx, task, Queued, change).await?;
         let event = about(&old, "enqueue", change, format!("queued in {queue_name}"));
@@ -89,21 +89,14 @@ impl Store {
         now_us: i64,
     ) -> Result<Option<Taken>, StoreError> {
         let mut write = self.write().await?;
-        queue_name(&mut write.tx, queue).await?;
-        let first: Option<(String, i64)> = sqlx::query_as(
-            "SELECT task, added_us FROM queue_entries WHERE queue = $1 AND ($2 IS NULL OR task = $2) \
-             ORDER BY position LIMIT 1",
-        )
-        .bind(queue)
-        .bind(only)
-        .fetch_optional(&mut *write.tx)
-        .await?;
-        let Some((task, added_us)) = first else { return Ok(None) };
-        leave_queue(&mut write.tx, &task).await?;
-        sqlx::query("UPDATE tasks SET taken_us = $2 WHERE id = $1")
+        let Some((task, added_us)) = take_entry(&mut write.tx, queue, only).await? else {
+            queue_name(&mut write.tx, queue).await?;
+            return Ok(None);
+        };
+        query("UPDATE tasks SET taken_us = $2 WHERE id = $1")
             .bind(&task)
             .bind(now_us)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         let run = runs::begin(&mut write.tx, &task).await?;
         write.commit().await?;
@@ -117,20 +110,18 @@ impl Store {
     /// Only if the database fails.
     pub async fn reclaim(&self, before_us: i64, now_us: i64) -> Result<Vec<String>, StoreError> {
         let mut write = self.write().await?;
-        let lost: Vec<(String, String)> = sqlx::query_as(
+        let lost: Vec<(String, String)> = query_as(
             "SELECT id, queue FROM tasks WHERE status = 'queued' AND lease IS NULL AND taken_us < $1 \
              AND queue IN (SELECT id FROM queues) ORDER BY taken_us DESC, id DESC",
         )
+        .for_update_of_free()
         .bind(before_us)
-        .fetch_all(&mut *write.tx)
+        .fetch_all(&mut write.tx)
         .await?;
         for (task, queue) in &lost {
             let old = load(&mut write.tx, task).await?;
             prepend(&mut write.tx, task, queue, now_us).await?;
-            sqlx::query("UPDATE tasks SET taken_us = NULL WHERE id = $1")
-                .bind(task)
-                .execute(&mut *write.tx)
-                .await?;
+            query("UPDATE tasks SET taken_us = NULL WHERE id = $1").bind(task).execute(&mut write.tx).await?;
             let name = queue_name(&mut write.tx, queue).await?;
             let why = "the agent that took it never started it";
             runs::end(&mut write.tx, task, Queued, why, now_us).await?;
@@ -154,13 +145,13 @@ impl Store {
              AND NOT EXISTS (SELECT 1 FROM logs WHERE logs.task = tasks.id AND logs.timestamp_ms >= $1 / 1000) \
              AND NOT EXISTS (SELECT 1 FROM latest_scalars l WHERE l.task = tasks.id AND l.timestamp_ms >= $1 / 1000)";
         // Nearly always there is none, and nobody has to wait for that.
-        let none = sqlx::query(SILENT).bind(before_us).fetch_optional(&self.readers).await?.is_none();
+        let none = query(SILENT).bind(before_us).fetch_optional(&self.readers).await?.is_none();
         if none {
             return Ok(Vec::new());
         }
         let mut write = self.write().await?;
         let silent: Vec<String> =
-            sqlx::query_scalar(SILENT).bind(before_us).fetch_all(&mut *write.tx).await?;
+            query_scalar(SILENT).for_update_of_free().bind(before_us).fetch_all(&mut write.tx).await?;
         for task in &silent {
             let old = load(&mut write.tx, task).await?;
             self.move_to(&mut write, &old, Stopped, change, "end").await?;
@@ -244,7 +235,7 @@ impl Store {
             }
             _ => "UPDATE tasks SET completed_us = COALESCE(completed_us, $2), taken_us = NULL WHERE id = $1",
         };
-        sqlx::query(stamp).bind(task).bind(change.now_us).execute(&mut *write.tx).await?;
+        query(stamp).bind(task).bind(change.now_us).execute(&mut write.tx).await?;
         match to {
             InProgress => runs::start(&mut write.tx, task, change.now_us).await?,
             _ => runs::end(&mut write.tx, task, to, &change.reason, change.now_us).await?,
@@ -266,10 +257,7 @@ impl Store {
         let asked = Change { stop_asked: true, ..change.clone() };
         set_message(&mut write.tx, task, &asked).await?;
         // The task that it was evicted for still gets the capacity, but this one is not queued again.
-        sqlx::query("UPDATE tasks SET evicted_for = NULL WHERE id = $1")
-            .bind(task)
-            .execute(&mut *write.tx)
-            .await?;
+        query("UPDATE tasks SET evicted_for = NULL WHERE id = $1").bind(task).execute(&mut write.tx).await?;
         self.record(&mut write.tx, about(&old, "stop", change, "asked to stop".to_owned())).await?;
         write.commit().await
     }
@@ -303,7 +291,7 @@ impl Store {
         }
         let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
         let Amounts([milli, cpu_milli, memory_bytes]) = claim.terms.amounts(slices);
-        sqlx::query(
+        query(
             "UPDATE tasks SET node = $2, lease = $3, slices = $4, exit_code = $5, reason = $6, last_update_us = $7, \
              milli = $8, cpu_milli = $9, memory_bytes = $10, preemptible = $11 WHERE id = $1",
         )
@@ -318,7 +306,7 @@ impl Store {
         .bind(cpu_milli.cast_signed())
         .bind(memory_bytes.cast_signed())
         .bind(i64::from(claim.terms.preemptible))
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         runs::hold(&mut write.tx, &old, claim, now_us).await?;
         let (kind, message) = match (claim.exit_code, &claim.reason) {
@@ -362,13 +350,13 @@ pub(crate) fn about(task: &TaskRow, kind: &str, change: &Change, message: String
 
 /// The run that lasts ends here, and the task's own record is empty for the next one: clients see the newest run there.
 pub(crate) async fn give_up(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     task: &str,
     outcome: TaskStatus,
     change: &Change,
 ) -> Result<(), StoreError> {
     runs::end(&mut *tx, task, outcome, &change.reason, change.now_us).await?;
-    sqlx::query(
+    query(
         "UPDATE tasks SET taken_us = NULL, started_us = NULL, completed_us = NULL, node = NULL, lease = NULL, \
          slices = '[]', exit_code = NULL, reason = NULL WHERE id = $1",
     )
@@ -379,12 +367,12 @@ pub(crate) async fn give_up(
 }
 
 pub(crate) async fn set_status(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     task: &str,
     to: TaskStatus,
     change: &Change,
 ) -> Result<(), StoreError> {
-    sqlx::query("UPDATE tasks SET status = $2, status_changed_us = $3 WHERE id = $1")
+    query("UPDATE tasks SET status = $2, status_changed_us = $3 WHERE id = $1")
         .bind(task)
         .bind(to.as_str())
         .bind(change.now_us)
@@ -393,12 +381,8 @@ pub(crate) async fn set_status(
     set_message(tx, task, change).await
 }
 
-pub(crate) async fn set_message(
-    tx: &mut SqliteConnection,
-    task: &str,
-    change: &Change,
-) -> Result<(), StoreError> {
-    sqlx::query(
+pub(crate) async fn set_message(tx: &mut Tx, task: &str, change: &Change) -> Result<(), StoreError> {
+    query(
         "UPDATE tasks SET status_reason = $2, status_message = $3, last_update_us = $4, stop_asked = $5 WHERE id = $1",
     )
     .bind(task)
@@ -412,35 +396,69 @@ pub(crate) async fn set_message(
 }
 
 /// Name of a queue, which must exist.
-pub(crate) async fn queue_name(tx: &mut SqliteConnection, id: &str) -> Result<String, StoreError> {
+pub(crate) async fn queue_name(tx: &mut Tx, id: &str) -> Result<String, StoreError> {
     let name =
-        sqlx::query_scalar("SELECT name FROM queues WHERE id = $1").bind(id).fetch_optional(tx).await?;
+        query_scalar("SELECT name FROM queues WHERE id = $1").for_share().bind(id).fetch_optional(tx).await?;
     name.ok_or_else(|| StoreError::NoQueue(id.to_owned()))
 }
 
 /// The queue that a task waits in, and its position there.
-pub(crate) async fn entry(
-    tx: &mut SqliteConnection,
-    task: &str,
-) -> Result<Option<(String, i64)>, StoreError> {
-    let found = sqlx::query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
+pub(crate) async fn entry(tx: &mut Tx, task: &str) -> Result<Option<(String, i64)>, StoreError> {
+    let found = query_as("SELECT queue, position FROM queue_entries WHERE task = $1").bind(task);
     Ok(found.fetch_optional(tx).await?)
 }
 
-pub(crate) async fn leave_queue(tx: &mut SqliteConnection, task: &str) -> Result<(), StoreError> {
-    sqlx::query("DELETE FROM queue_entries WHERE task = $1").bind(task).execute(tx).await?;
-    Ok(())
+/// Takes the first entry out of a queue, or the one of `only`.
+async fn take_entry(
+    tx: &mut Tx,
+    queue: &str,
+    only: Option<&str>,
+) -> Result<Option<(String, i64)>, StoreError> {
+    loop {
+        let found = match first_entry(tx, queue, only, false).await? {
+            // On PostgreSQL others may keep what there is, and leave it after all.
+            None => first_entry(tx, queue, only, true).await?,
+            found => found,
+        };
+        let Some((task, added_us)) = found else { return Ok(None) };
+        // Gone: somebody took it between what was read and the row that was kept.
+        if leave_queue(tx, &task).await? {
+            return Ok(Some((task, added_us)));
+        }
+    }
 }
 
-pub(crate) async fn append(
-    tx: &mut SqliteConnection,
-    task: &str,
+/// On PostgreSQL the task's row says who may take it: who takes or changes one keeps it first. `waits`: for them.
+async fn first_entry(
+    tx: &mut Tx,
     queue: &str,
-    now_us: i64,
-) -> Result<(), StoreError> {
-    sqlx::query(
+    only: Option<&str>,
+    waits: bool,
+) -> Result<Option<(String, i64)>, StoreError> {
+    const ENTRY: &str = "SELECT task, added_us FROM queue_entries JOIN tasks ON tasks.id = task \
+        WHERE queue_entries.queue = $1 AND ($2 IS NULL OR task = $2) ORDER BY position LIMIT 1 FOR UPDATE OF tasks";
+    const FREE: &str = "SELECT task, added_us FROM queue_entries JOIN tasks ON tasks.id = task \
+        WHERE queue_entries.queue = $1 AND ($2 IS NULL OR task = $2) ORDER BY position LIMIT 1 \
+        FOR UPDATE OF tasks SKIP LOCKED";
+    let found = query_as(
+        "SELECT task, added_us FROM queue_entries WHERE queue = $1 AND ($2 IS NULL OR task = $2) \
+         ORDER BY position LIMIT 1",
+    );
+    let found = found.on_postgres(if waits { ENTRY } else { FREE });
+    Ok(found.bind(queue).bind(only).fetch_optional(tx).await?)
+}
+
+pub(crate) async fn leave_queue(tx: &mut Tx, task: &str) -> Result<bool, StoreError> {
+    Ok(query("DELETE FROM queue_entries WHERE task = $1").bind(task).execute(tx).await? > 0)
+}
+
+pub(crate) async fn append(tx: &mut Tx, task: &str, queue: &str, now_us: i64) -> Result<(), StoreError> {
+    query(
         "INSERT INTO queue_entries (task, queue, position, added_us) \
          VALUES ($1, $2, (SELECT COALESCE(MAX(position), 0) + 1 FROM queue_entries WHERE queue = $2), $3)",
+    )
+    .on_postgres(
+        "INSERT INTO queue_entries (task, queue, position, added_us) VALUES ($1, $2, nextval('places'), $3)",
     )
     .bind(task)
     .bind(queue)
@@ -450,15 +468,13 @@ pub(crate) async fn append(
     Ok(())
 }
 
-pub(crate) async fn prepend(
-    tx: &mut SqliteConnection,
-    task: &str,
-    queue: &str,
-    now_us: i64,
-) -> Result<(), StoreError> {
-    sqlx::query(
+pub(crate) async fn prepend(tx: &mut Tx, task: &str, queue: &str, now_us: i64) -> Result<(), StoreError> {
+    query(
         "INSERT INTO queue_entries (task, queue, position, added_us) \
          VALUES ($1, $2, (SELECT COALESCE(MIN(position), 0) - 1 FROM queue_entries WHERE queue = $2), $3)",
+    )
+    .on_postgres(
+        "INSERT INTO queue_entries (task, queue, position, added_us) VALUES ($1, $2, -nextval('places'), $3)",
     )
     .bind(task)
     .bind(queue)

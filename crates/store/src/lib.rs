@@ -1,8 +1,8 @@
 //! The database of tasks, queues, projects, workers, nodes and what they report.
 //!
-//! The SQL keeps to the subset that SQLite and PostgreSQL share; today it runs on SQLite. All writes go one after the
-//! other, each in one transaction, so a task is in exactly one state at any instant and after any crash. The store
-//! knows no clock and makes no ids: both are arguments.
+//! It is SQLite or PostgreSQL: one SQL text over both, and `db` knows where they differ. Each change is one transaction that
+//! keeps the task's row, so a task is in exactly one state at any instant and after any crash; on SQLite all of them go one
+//! after the other. The store knows no clock and makes no ids of tasks: both are arguments.
 
 #[macro_use]
 mod columns;
@@ -10,6 +10,8 @@ mod columns;
 pub mod backup;
 mod charts;
 mod data;
+mod database;
+mod db;
 mod erase;
 mod error;
 mod events;
@@ -34,20 +36,18 @@ mod workers;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::time::Duration;
 
 use cantle_metrics::{Fallback, Fallbacks};
-use sqlx::sqlite::{
-    SqliteConnectOptions, SqliteJournalMode, SqlitePool, SqlitePoolOptions, SqliteSynchronous,
-};
-use sqlx::{Connection as _, Sqlite, SqliteConnection, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
+
+use db::{Kind, Pool, Tx, query, query_scalar};
 
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
     NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,
     TaskRow, Terms, VictimTask, WaitingRow, WorkerReport, WorkerRow, WorkerSample,
 };
+pub use database::Database;
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
@@ -59,37 +59,26 @@ pub use values::{ParentTask, TaskValue};
 /// The database.
 #[derive(Debug)]
 pub struct Store {
-    state: SqlitePool,
-    bulk: SqlitePool,
-    readers: SqlitePool,
-    /// One writer at a time, as in SQLite itself. Waiting here is fair; waiting in SQLite is polling.
+    kind: Kind,
+    state: Pool,
+    bulk: Pool,
+    readers: Pool,
+    /// SQLite has one writer at a time. Waiting here is fair; waiting in SQLite is polling.
     write_lock: Mutex<()>,
-    /// Last id given to a record that is kept in order of arrival.
+    /// Last id given to a record that is kept in order of arrival, where the database gives none itself.
     last_id: AtomicI64,
 }
 
 /// One write: a transaction and the write lock.
 struct Write<'a> {
-    tx: Transaction<'static, Sqlite>,
-    _lock: MutexGuard<'a, ()>,
+    tx: Tx,
+    _lock: Option<MutexGuard<'a, ()>>,
 }
 
 impl Write<'_> {
     async fn commit(self) -> Result<(), StoreError> {
         Ok(self.tx.commit().await?)
     }
-}
-
-const READERS: u32 = 4;
-
-/// A pool of one connection that writes. When a disk is full or fails, SQLite takes the transaction back by itself, which
-/// the connection does not notice: it would refuse every later one. Such a connection is replaced.
-fn writer() -> SqlitePoolOptions {
-    let is_usable = |connection: &mut SqliteConnection| !connection.is_in_transaction();
-    SqlitePoolOptions::new().max_connections(1).before_acquire(move |connection, _| {
-        let usable = is_usable(connection);
-        Box::pin(async move { Ok(usable) })
-    })
 }
 
 /// What this crate assumed because it could not read a record.
@@ -101,27 +90,32 @@ impl Store {
     /// # Errors
     /// If the file can't be opened or its tables are of a newer version.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
-        let options = SqliteConnectOptions::new()
-            .filename(path)
-            .create_if_missing(true)
-            .journal_mode(SqliteJournalMode::Wal)
-            .busy_timeout(Duration::from_secs(10))
-            .with_regexp();
-        // State is on disk when the call returns. Logs, scalars and heartbeats survive a crash of the server, but may
-        // lose their last second when the machine loses power: they are sent again or only displayed.
-        let full = options.clone().synchronous(SqliteSynchronous::Full);
-        let normal = options.clone().synchronous(SqliteSynchronous::Normal);
-        let state = writer().connect_with(full).await?;
-        migrations::migrator().run(&state).await?;
-        let bulk = writer().connect_with(normal).await?;
-        let reading = options.pragma("query_only", "true");
-        let readers = SqlitePoolOptions::new().max_connections(READERS).connect_with(reading).await?;
-        let last_id: i64 = sqlx::query_scalar(
-            "SELECT COALESCE(MAX(id), 0) FROM (SELECT MAX(id) AS id FROM happenings UNION ALL SELECT MAX(id) FROM logs)",
-        )
-        .fetch_one(&readers)
-        .await?;
-        Ok(Self { state, bulk, readers, write_lock: Mutex::new(()), last_id: AtomicI64::new(last_id) })
+        Self::with(Kind::Sqlite, db::sqlite::open(path).await?).await
+    }
+
+    /// Opens a database, and brings its tables up to date.
+    ///
+    /// # Errors
+    /// See [`Database::check`]; or its tables are of a newer version.
+    pub async fn connect(database: &Database) -> Result<Self, StoreError> {
+        match database {
+            Database::Sqlite(path) => Self::open(path).await,
+            Database::Postgres(options) => {
+                Self::with(Kind::Postgres, db::postgres::open((**options).clone()).await?).await
+            }
+        }
+    }
+
+    async fn with(kind: Kind, [state, bulk, readers]: [Pool; 3]) -> Result<Self, StoreError> {
+        let last_id: i64 = match kind {
+            Kind::Sqlite => {
+                let newest = "SELECT COALESCE(MAX(id), 0) FROM \
+                     (SELECT MAX(id) AS id FROM happenings UNION ALL SELECT MAX(id) FROM logs)";
+                query_scalar(newest).fetch_one(&readers).await?
+            }
+            Kind::Postgres => 0,
+        };
+        Ok(Self { kind, state, bulk, readers, write_lock: Mutex::new(()), last_id: AtomicI64::new(last_id) })
     }
 
     /// Closes all connections; what was written is in the database file itself afterwards.
@@ -138,13 +132,20 @@ impl Store {
     pub async fn probe(&self, now_us: i64) -> Result<(), StoreError> {
         const FILLER_BYTES: usize = 16 << 10;
         let mut write = self.write().await?;
-        sqlx::query(
-            "INSERT INTO probes (id, filler) VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET filler = $1",
-        )
-        .bind(format!("{now_us:0FILLER_BYTES$}"))
-        .execute(&mut *write.tx)
-        .await?;
+        query("INSERT INTO probes (id, filler) VALUES (1, $1) ON CONFLICT (id) DO UPDATE SET filler = $1")
+            .bind(format!("{now_us:0FILLER_BYTES$}"))
+            .execute(&mut write.tx)
+            .await?;
         write.commit().await
+    }
+
+    /// `PostgreSQL` or `SQLite`.
+    #[must_use]
+    pub const fn database_name(&self) -> &'static str {
+        match self.kind {
+            Kind::Sqlite => "SQLite",
+            Kind::Postgres => "PostgreSQL",
+        }
     }
 
     async fn write(&self) -> Result<Write<'_>, StoreError> {
@@ -156,11 +157,12 @@ impl Store {
         self.begin(&self.bulk).await
     }
 
-    async fn begin(&self, pool: &SqlitePool) -> Result<Write<'_>, StoreError> {
-        let lock = self.write_lock.lock().await;
-        // IMMEDIATE: a transaction that begins by reading must not fail at its first write because another one wrote first.
-        let tx = pool.begin_with("BEGIN IMMEDIATE").await?;
-        Ok(Write { tx, _lock: lock })
+    async fn begin(&self, pool: &Pool) -> Result<Write<'_>, StoreError> {
+        let lock = match self.kind {
+            Kind::Sqlite => Some(self.write_lock.lock().await),
+            Kind::Postgres => None,
+        };
+        Ok(Write { tx: pool.begin_write().await?, _lock: lock })
     }
 
     /// Reserves `count` ids in a row and gives the first. They grow with time, so they also are positions.

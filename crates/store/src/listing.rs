@@ -1,10 +1,9 @@
 //! Lists of tasks: conditions, order and page become one SQL text, so that a page costs what is on it and not what there is.
 
 use cantle_model::TaskStatus;
-use sqlx::sqlite::SqliteRow;
-use sqlx::{QueryBuilder, Row as _, Sqlite};
 
 use crate::data::{TaskIndex, TaskRow};
+use crate::db::{Kind, Row, Sql};
 use crate::{Store, StoreError, row};
 
 /// Which tasks, in which order, and which of them; an empty list or `None` is no condition.
@@ -151,6 +150,25 @@ pub enum TaskKey {
     Metric(String, String, Which),
 }
 
+impl TaskKey {
+    const fn may_be_null(&self) -> bool {
+        match self {
+            Self::Time(TaskTime::Started | TaskTime::Completed)
+            | Self::Project
+            | Self::ProjectName
+            | Self::Parent
+            | Self::Member(_) => true,
+            Self::Time(_)
+            | Self::Id
+            | Self::Name
+            | Self::Kind
+            | Self::Status
+            | Self::LastIteration
+            | Self::Metric(..) => false,
+        }
+    }
+}
+
 /// Which value of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which {
@@ -194,8 +212,6 @@ enum Driver {
     Order,
 }
 
-type Sql = QueryBuilder<Sqlite>;
-
 impl TaskFilter {
     fn driver(&self) -> Driver {
         let few = |status: &TaskStatus| matches!(status, TaskStatus::Queued | TaskStatus::InProgress);
@@ -216,8 +232,8 @@ impl TaskFilter {
         }
     }
 
-    /// All conditions. `+` before a column keeps its index from being used.
-    fn conditions(&self, sql: &mut Sql, driver: Driver) {
+    /// All conditions. The column of the driver may use its index.
+    fn conditions(&self, kind: Kind, sql: &mut Sql, driver: Driver) {
         let words = |statuses: &[TaskStatus]| statuses.iter().map(ToString::to_string).collect::<Vec<_>>();
         let queue: Vec<String> = self.queue.iter().cloned().collect();
         let name: Vec<String> = self.name.iter().cloned().collect();
@@ -230,16 +246,16 @@ impl TaskFilter {
             ("project", &self.projects, Driver::Project),
             ("kind", &self.kinds, Driver::Order),
         ] {
-            one_of(sql, if driver == drives { "" } else { "+" }, column, values);
+            one_of(sql, if driver == drives { "" } else { kind.no_index() }, column, values);
         }
         for status in words(&self.not_statuses) {
-            sql.push(" AND +tasks.status <> ").push_bind(status);
+            sql.push(format_args!(" AND {}tasks.status <> ", kind.no_index())).push_bind(status);
         }
         if let Some(pattern) = &self.name_pattern {
-            sql.push(" AND tasks.name REGEXP ").push_bind(pattern.clone());
+            sql.push(" AND tasks.name").push(kind.matches()).push_bind(pattern);
         }
-        self.tags.iter().for_each(|rule| rule.condition(sql, "tasks.tags"));
-        self.system_tags.iter().for_each(|rule| rule.condition(sql, "tasks.system_tags"));
+        self.tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.tags"));
+        self.system_tags.iter().for_each(|rule| rule.condition(kind, sql, "tasks.system_tags"));
         for rule in &self.times {
             let column = rule.time.column();
             sql.push(" AND (1 = 1");
@@ -254,7 +270,7 @@ impl TaskFilter {
     }
 
     fn page(&self, sql: &mut Sql) {
-        sql.push(" LIMIT ").push_bind(self.limit.unwrap_or(-1)).push(" OFFSET ").push_bind(self.offset);
+        sql.push(" LIMIT ").push_bind(self.limit.unwrap_or(i64::MAX)).push(" OFFSET ").push_bind(self.offset);
     }
 }
 
@@ -276,7 +292,7 @@ fn one_of(sql: &mut Sql, guard: &'static str, column: &'static str, values: &[St
 }
 
 impl TagRule {
-    fn condition(&self, sql: &mut Sql, column: &'static str) {
+    fn condition(&self, kind: Kind, sql: &mut Sql, column: &'static str) {
         let each = [(&self.any, " OR ", ""), (&self.all, " AND ", ""), (&self.none, " OR ", "NOT ")];
         let said: Vec<_> = each.into_iter().filter(|(words, ..)| !words.is_empty()).collect();
         if said.is_empty() && !self.or_empty {
@@ -291,7 +307,7 @@ impl TagRule {
             sql.push(if n == 0 { "" } else { joined }).push(*not).push("(");
             for (n, word) in words.iter().enumerate() {
                 sql.push(if n == 0 { "" } else { *between });
-                has_tag(sql, column, word);
+                has_tag(kind, sql, column, word);
             }
             sql.push(")");
         }
@@ -306,16 +322,18 @@ impl TagRule {
 }
 
 /// The text is looked for first, which is quick, and only where it is found the list is read.
-fn has_tag(sql: &mut Sql, column: &'static str, word: &str) {
+fn has_tag(kind: Kind, sql: &mut Sql, column: &'static str, word: &str) {
     let quoted = serde_json::Value::from(word).to_string();
-    sql.push(format_args!("(instr({column}, "))
+    let (place, elements) = (kind.place(), kind.elements(column));
+    sql.push(format_args!("({place}({column}, "))
         .push_bind(quoted)
-        .push(") > 0 AND EXISTS (SELECT 1 FROM json_each(");
-    sql.push(column).push(") WHERE value = ").push_bind(word.to_owned()).push("))");
+        .push(format_args!(") > 0 AND EXISTS (SELECT 1 FROM {elements} WHERE value = "))
+        .push_bind(word)
+        .push("))");
 }
 
 /// `ORDER BY`. Measured values are those of the joined tables `m0`, `m1`, …
-fn order(sql: &mut Sql, by: &[OrderBy]) {
+fn order(kind: Kind, sql: &mut Sql, by: &[OrderBy]) {
     sql.push(" ORDER BY ");
     for (n, OrderBy { key, down }) in by.iter().enumerate() {
         let direction = if *down { " DESC" } else { "" };
@@ -336,14 +354,15 @@ fn order(sql: &mut Sql, by: &[OrderBy]) {
                 format!("m{n}.{column} IS NULL, m{n}.{column}", column = which.column())
             }
             TaskKey::Member(path) => {
-                member(sql.push("CAST("), path);
-                sql.push(" AS REAL)").push(direction).push(", ");
-                member(sql, path);
+                let (before, after) = kind.number();
+                member(kind, sql.push(before), path);
+                sql.push(after).push(direction).push(kind.null_is_least(*down)).push(", ");
+                member(kind, sql, path);
                 String::new()
             }
         };
-        sql.push(value);
-        sql.push(direction).push(", ");
+        sql.push(value).push(direction);
+        sql.push(if key.may_be_null() { kind.null_is_least(*down) } else { "" }).push(", ");
     }
     let down = by.first().is_none_or(|first| first.down);
     if by.is_empty() {
@@ -352,10 +371,10 @@ fn order(sql: &mut Sql, by: &[OrderBy]) {
     sql.push(if down { "tasks.id DESC" } else { "tasks.id" });
 }
 
-fn member(sql: &mut Sql, path: &[String]) {
-    sql.push("(tasks.doc");
+fn member(kind: Kind, sql: &mut Sql, path: &[String]) {
+    sql.push("(").push(kind.json("tasks.doc"));
     for (n, part) in path.iter().enumerate() {
-        sql.push(if n + 1 == path.len() { " ->> " } else { " -> " }).push_bind(part.clone());
+        sql.push(if n + 1 == path.len() { " ->> " } else { " -> " }).push_bind(part);
     }
     sql.push(")");
 }
@@ -396,7 +415,7 @@ impl Store {
         rows.iter().map(|row| Ok(row.try_get("id")?)).collect()
     }
 
-    async fn select(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<SqliteRow>, StoreError> {
+    async fn select(&self, columns: &str, filter: &TaskFilter) -> Result<Vec<Row>, StoreError> {
         let mut sql = Sql::new("SELECT ");
         sql.push(columns).push(" FROM tasks");
         for (n, by) in filter.order.iter().enumerate() {
@@ -410,8 +429,8 @@ impl Store {
             }
         }
         sql.push(" WHERE 1 = 1");
-        filter.conditions(&mut sql, filter.driver());
-        order(&mut sql, &filter.order);
+        filter.conditions(self.kind, &mut sql, filter.driver());
+        order(self.kind, &mut sql, &filter.order);
         filter.page(&mut sql);
         Ok(sql.build().fetch_all(&self.readers).await?)
     }
@@ -428,33 +447,33 @@ impl Store {
             sql.push(columns)
                 .push(" FROM latest_scalars m CROSS JOIN tasks ON tasks.id = m.task WHERE m.metric = ");
             sql.push_bind(metric.to_owned()).push(" AND m.variant = ").push_bind(variant.to_owned());
-            filter.conditions(&mut sql, Driver::Ids);
+            filter.conditions(self.kind, &mut sql, Driver::Ids);
             sql
         };
         let mut sql = measured("tasks.id");
         let down = filter.order.first().is_some_and(|first| first.down);
         sql.push(if down { " ORDER BY m.value DESC, m.task DESC" } else { " ORDER BY m.value, m.task" });
         filter.page(&mut sql);
-        let mut ids: Vec<String> = sql.build_query_scalar().fetch_all(&self.readers).await?;
+        let mut ids: Vec<String> = sql.build_scalar().fetch_all(&self.readers).await?;
         let found = i64::try_from(ids.len()).unwrap_or(i64::MAX);
         let left = filter.limit.map(|limit| limit.saturating_sub(found));
         if left == Some(0) {
             return Ok(ids);
         }
-        let all: i64 = measured("COUNT(*)").build_query_scalar().fetch_one(&self.readers).await?;
+        let all: i64 = measured("COUNT(*)").build_scalar().fetch_one(&self.readers).await?;
         let mut sql =
             Sql::new("SELECT tasks.id FROM tasks WHERE NOT EXISTS (SELECT 1 FROM latest_scalars m WHERE ");
         sql.push("m.task = tasks.id AND m.metric = ").push_bind(metric.to_owned());
         sql.push(" AND m.variant = ").push_bind(variant.to_owned()).push(")");
-        filter.conditions(&mut sql, filter.driver());
-        order(&mut sql, &[]);
+        filter.conditions(self.kind, &mut sql, filter.driver());
+        order(self.kind, &mut sql, &[]);
         let rest = TaskFilter {
             limit: left,
             offset: filter.offset.saturating_sub(all).max(0),
             ..TaskFilter::default()
         };
         rest.page(&mut sql);
-        let rest: Vec<String> = sql.build_query_scalar().fetch_all(&self.readers).await?;
+        let rest: Vec<String> = sql.build_scalar().fetch_all(&self.readers).await?;
         ids.extend(rest);
         Ok(ids)
     }

@@ -4,28 +4,73 @@
 
 use std::borrow::Cow;
 
-use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
+use sqlx::{AssertSqlSafe, SqlSafeStr as _, SqlStr};
 
-/// Version, description and text. What is released is never changed: the database remembers a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str); 10] = [
-    (1, "first", include_str!("../migrations/0001_first.sql")),
-    (2, "quotas", include_str!("../migrations/0002_quotas.sql")),
-    (3, "samples", include_str!("../migrations/0003_samples.sql")),
-    (4, "charts", include_str!("../migrations/0004_charts.sql")),
-    (5, "project use", include_str!("../migrations/0005_project_use.sql")),
-    (6, "stop asked", include_str!("../migrations/0006_stop_asked.sql")),
-    (7, "probes", include_str!("../migrations/0007_probes.sql")),
-    (8, "lists", include_str!("../migrations/0008_lists.sql")),
-    (9, "runs", include_str!("../migrations/0009_runs.sql")),
-    (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql")),
+use crate::db::Kind;
+
+/// What PostgreSQL is told.
+enum Postgres {
+    /// The same.
+    Same,
+    /// This after it.
+    And(&'static str),
+    /// This instead.
+    Instead(&'static str),
+}
+use Postgres::{And, Instead, Same};
+
+/// Version, description, text, and what PostgreSQL is told. What is released is never changed: the database remembers a
+/// checksum of each text.
+const MIGRATIONS: [(i64, &str, &str, Postgres); 10] = [
+    (
+        1,
+        "first",
+        include_str!("../migrations/0001_first.sql"),
+        And(include_str!("../migrations/postgres/0001_first.sql")),
+    ),
+    (2, "quotas", include_str!("../migrations/0002_quotas.sql"), Same),
+    (3, "samples", include_str!("../migrations/0003_samples.sql"), Same),
+    (4, "charts", include_str!("../migrations/0004_charts.sql"), Same),
+    (5, "project use", include_str!("../migrations/0005_project_use.sql"), Same),
+    (6, "stop asked", include_str!("../migrations/0006_stop_asked.sql"), Same),
+    (7, "probes", include_str!("../migrations/0007_probes.sql"), Same),
+    (
+        8,
+        "lists",
+        include_str!("../migrations/0008_lists.sql"),
+        Instead(include_str!("../migrations/postgres/0008_lists.sql")),
+    ),
+    (9, "runs", include_str!("../migrations/0009_runs.sql"), Same),
+    (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql"), Same),
 ];
 
-pub(crate) fn migrator() -> Migrator {
-    let migration = |(version, description, sql): (i64, &'static str, &'static str)| {
-        Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, sql.into_sql_str(), false)
+pub(crate) fn migrator(kind: Kind) -> Migrator {
+    let migration = |(version, description, text, postgres)| {
+        let text = match kind {
+            Kind::Sqlite => SqlStr::from_static(text),
+            Kind::Postgres => AssertSqlSafe(on_postgres(text, &postgres)).into_sql_str(),
+        };
+        Migration::new(version, Cow::Borrowed(description), MigrationType::Simple, text, false)
     };
     Migrator::with_migrations(MIGRATIONS.into_iter().map(migration).collect())
+}
+
+/// Texts are ordered by their bytes, as in SQLite, whatever the database's language is.
+fn on_postgres(text: &str, postgres: &Postgres) -> String {
+    match postgres {
+        Same => in_bytes(text),
+        And(more) => format!("{}\n{more}", in_bytes(text)),
+        Instead(other) => (*other).to_owned(),
+    }
+}
+
+fn in_bytes(text: &str) -> String {
+    let lines = text.lines().map(|line| match line.trim_start().starts_with("--") {
+        true => line.to_owned(),
+        false => line.replace(" TEXT", " TEXT COLLATE \"C\""),
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -38,11 +83,12 @@ mod tests {
         let mut files: Vec<String> = std::fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name != "postgres")
             .collect();
         files.sort();
         let listed: Vec<String> = MIGRATIONS
             .iter()
-            .map(|(version, description, _)| format!("{version:04}_{}.sql", description.replace(' ', "_")))
+            .map(|(version, description, ..)| format!("{version:04}_{}.sql", description.replace(' ', "_")))
             .collect();
         assert_eq!(files, listed);
     }

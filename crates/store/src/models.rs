@@ -1,9 +1,9 @@
 //! Trained models: ClearML's registry entries, not the files.
 
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, Sqlite};
 
 use crate::data::ModelRow;
+use crate::db::{Sql, query};
 use crate::tasks::any_of;
 use crate::{Store, StoreError, row};
 
@@ -14,7 +14,7 @@ impl Store {
     /// Only if the database fails.
     pub async fn create_model(&self, new: &ModelRow) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        sqlx::query(
+        query(
             "INSERT INTO models (id, name, task, project, created_us, last_update_us, doc) \
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
         )
@@ -25,7 +25,7 @@ impl Store {
         .bind(new.created_us)
         .bind(new.last_update_us)
         .bind(row::to_json(&new.doc)?)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         write.commit().await
     }
@@ -35,7 +35,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoModel`].
     pub async fn model(&self, id: &str) -> Result<ModelRow, StoreError> {
-        let found = sqlx::query(select!(models, "WHERE id = $1")).bind(id);
+        let found = query(select!(models, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&self.readers).await?;
         found.as_ref().map_or_else(|| Err(StoreError::NoModel(id.to_owned())), row::model)
     }
@@ -45,7 +45,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn models(&self, ids: &[String], tasks: &[String]) -> Result<Vec<ModelRow>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new(select!(models, "WHERE 1 = 1"));
+        let mut sql = Sql::new(select!(models, "WHERE 1 = 1"));
         any_of(&mut sql, "id", ids);
         any_of(&mut sql, "task", tasks);
         sql.push(" ORDER BY created_us DESC, id");
@@ -66,22 +66,22 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query(select!(models, "WHERE id = $1")).bind(id);
-        let found = found.fetch_optional(&mut *write.tx).await?;
+        let found = query(select!(models, "WHERE id = $1")).for_change().bind(id);
+        let found = found.fetch_optional(&mut write.tx).await?;
         let Some(old) = found.as_ref().map(row::model).transpose()? else {
             return Err(StoreError::NoModel(id.to_owned()));
         };
         let mut merged = old.doc;
         merged.extend(doc);
         let set = "UPDATE models SET name = $2, project = $3, task = $4, doc = $5, last_update_us = $6 WHERE id = $1";
-        sqlx::query(set)
+        query(set)
             .bind(id)
             .bind(name.unwrap_or(&old.name))
             .bind(project.or(old.project.as_deref()))
             .bind(task.or(old.task.as_deref()))
             .bind(row::to_json(&merged)?)
             .bind(now_us)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         write.commit().await
     }
@@ -92,8 +92,8 @@ impl Store {
     /// [`StoreError::NoModel`].
     pub async fn delete_model(&self, id: &str) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let done = sqlx::query("DELETE FROM models WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
-        if done.rows_affected() == 0 {
+        let done = query("DELETE FROM models WHERE id = $1").bind(id).execute(&mut write.tx).await?;
+        if done == 0 {
             return Err(StoreError::NoModel(id.to_owned()));
         }
         write.commit().await

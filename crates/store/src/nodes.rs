@@ -1,6 +1,7 @@
 //! Nodes with cantle's agent.
 
 use crate::data::NodeRow;
+use crate::db::query;
 use crate::{Store, StoreError, row};
 
 impl Store {
@@ -10,7 +11,7 @@ impl Store {
     /// Only if the database fails.
     pub async fn report_node(&self, new: &NodeRow) -> Result<(), StoreError> {
         let mut write = self.write_bulk().await?;
-        sqlx::query(
+        query(
             "INSERT INTO nodes (node, last_seen_us, interval_ms, report) VALUES ($1, $2, $3, $4) \
              ON CONFLICT (node) DO UPDATE SET last_seen_us = $2, interval_ms = $3, report = $4",
         )
@@ -18,7 +19,7 @@ impl Store {
         .bind(new.last_seen_us)
         .bind(new.interval_ms)
         .bind(&new.report)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         write.commit().await
     }
@@ -28,7 +29,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn nodes(&self) -> Result<Vec<NodeRow>, StoreError> {
-        let rows = sqlx::query(select!(nodes, "ORDER BY node")).fetch_all(&self.readers).await?;
+        let rows = query(select!(nodes, "ORDER BY node")).fetch_all(&self.readers).await?;
         rows.iter().map(row::node).collect()
     }
 }

@@ -2,9 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
-
 use crate::data::{LatestScalar, LogLine, ReportRow, Scalar};
+use crate::db::{Kind, Sql, Tx, query, query_as, query_scalar};
 use crate::{Store, StoreError, row};
 
 /// Rows per statement: SQLite takes 32766 values in one, and a scalar has six.
@@ -19,15 +18,21 @@ impl Store {
     /// Only if the database fails; what was written before stays.
     pub async fn add_logs(&self, lines: &[LogLine], now_us: i64) -> Result<(), StoreError> {
         for chunk in lines.chunks(ROWS) {
-            let first = self.next_ids(now_us, i64::try_from(chunk.len()).unwrap_or(i64::MAX));
             let mut write = self.write_bulk().await?;
-            let mut sql =
-                QueryBuilder::<Sqlite>::new("INSERT INTO logs (id, task, timestamp_ms, worker, level, msg) ");
-            sql.push_values((first..).zip(chunk), |mut row, (id, line)| {
-                row.push_bind(id).push_bind(&line.task).push_bind(line.timestamp_ms);
-                row.push_bind(&line.worker).push_bind(&line.level).push_bind(&line.msg);
+            let mut sql = Sql::new(match self.kind {
+                Kind::Sqlite => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, id) ",
+                Kind::Postgres => "INSERT INTO logs (task, timestamp_ms, worker, level, msg, arrived_us) ",
             });
-            sql.build().execute(&mut *write.tx).await?;
+            let (first, step) = match self.kind {
+                Kind::Sqlite => (self.next_ids(now_us, i64::try_from(chunk.len()).unwrap_or(i64::MAX)), 1),
+                Kind::Postgres => (now_us, 0),
+            };
+            sql.push_values((0..).zip(chunk), |row, (n, line)| {
+                row.push_bind(&line.task).push_bind(line.timestamp_ms);
+                row.push_bind(&line.worker).push_bind(&line.level).push_bind(&line.msg);
+                row.push_bind(first + n * step);
+            });
+            sql.build().execute(&mut write.tx).await?;
             write.commit().await?;
         }
         Ok(())
@@ -45,7 +50,7 @@ impl Store {
         }
         let mut known = BTreeSet::new();
         for (task, (from, to)) in times {
-            let rows = sqlx::query_as(
+            let rows = query_as(
                 "SELECT task, timestamp_ms, msg FROM logs WHERE task = $1 AND timestamp_ms BETWEEN $2 AND $3",
             );
             let rows: Vec<(String, i64, String)> =
@@ -60,9 +65,10 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn logs_after(&self, task: &str, after: i64, limit: i64) -> Result<Vec<LogLine>, StoreError> {
-        let rows = sqlx::query(select!(logs, "WHERE task = $1 AND id > $2 ORDER BY id LIMIT $3"));
-        let rows = rows.bind(task).bind(after).bind(limit).fetch_all(&self.readers).await?;
-        rows.iter().map(row::log_line).collect()
+        let mut sql = Sql::new(select!(logs, "WHERE task = "));
+        sql.push_bind(task).push(" AND id > ").push_bind(after).push(self.kind.settled("arrived_us"));
+        sql.push(" ORDER BY id LIMIT ").push_bind(limit);
+        sql.build().fetch_all(&self.readers).await?.iter().map(row::log_line).collect()
     }
 
     /// Pieces of a task's output by time: from `from_ms` on (`earlier` = false), or up to it, newest first.
@@ -85,7 +91,7 @@ impl Store {
             select!(logs, "WHERE task = $1 AND timestamp_ms > $2 ORDER BY timestamp_ms, id LIMIT $3")
         };
         let from_ms = from_ms.unwrap_or(if earlier { i64::MAX } else { i64::MIN });
-        let rows = sqlx::query(sql).bind(task).bind(from_ms).bind(limit).fetch_all(&self.readers).await?;
+        let rows = query(sql).bind(task).bind(from_ms).bind(limit).fetch_all(&self.readers).await?;
         rows.iter().map(row::log_line).collect()
     }
 
@@ -94,7 +100,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn count_logs(&self, task: &str) -> Result<i64, StoreError> {
-        let count = sqlx::query_scalar("SELECT COUNT(*) FROM logs WHERE task = $1").bind(task);
+        let count = query_scalar("SELECT COUNT(*) FROM logs WHERE task = $1").bind(task);
         Ok(count.fetch_one(&self.readers).await?)
     }
 
@@ -119,7 +125,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn scalars(&self, task: &str) -> Result<Vec<Scalar>, StoreError> {
-        let rows = sqlx::query(select!(scalars, "WHERE task = $1 ORDER BY metric, variant, iter")).bind(task);
+        let rows = query(select!(scalars, "WHERE task = $1 ORDER BY metric, variant, iter")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::scalar).collect()
     }
 
@@ -134,7 +140,7 @@ impl Store {
         limit: i64,
     ) -> Result<Vec<Scalar>, StoreError> {
         let (metric, variant, iter) = after.unwrap_or((String::new(), String::new(), i64::MIN));
-        let rows = sqlx::query(select!(
+        let rows = query(select!(
             scalars,
             "WHERE task = $1 AND (metric, variant, iter) > ($2, $3, $4) \
              ORDER BY metric, variant, iter LIMIT $5"
@@ -148,7 +154,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn count_scalars(&self, task: &str) -> Result<i64, StoreError> {
-        let count = sqlx::query_scalar("SELECT COUNT(*) FROM scalars WHERE task = $1").bind(task);
+        let count = query_scalar("SELECT COUNT(*) FROM scalars WHERE task = $1").bind(task);
         Ok(count.fetch_one(&self.readers).await?)
     }
 
@@ -157,8 +163,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn latest_scalars(&self, task: &str) -> Result<Vec<LatestScalar>, StoreError> {
-        let rows =
-            sqlx::query(select!(latest_scalars, "WHERE task = $1 ORDER BY metric, variant")).bind(task);
+        let rows = query(select!(latest_scalars, "WHERE task = $1 ORDER BY metric, variant")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::latest_scalar).collect()
     }
 
@@ -168,12 +173,16 @@ impl Store {
     /// Only if the database fails.
     pub async fn scalar_lines(&self) -> Result<Vec<(String, String)>, StoreError> {
         // From one to the next by the index: the tasks of each, which may be many, are not read.
-        let rows = sqlx::query_as(
-            "WITH RECURSIVE lines (metric, variant) AS (\
-             SELECT * FROM (SELECT metric, variant FROM latest_scalars ORDER BY metric, variant LIMIT 1) \
-             UNION ALL SELECT next.metric, next.variant FROM lines JOIN latest_scalars next ON next.rowid = (\
-             SELECT rowid FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
-             ORDER BY l.metric, l.variant LIMIT 1)) SELECT metric, variant FROM lines",
+        let rows = query_as(
+            "WITH RECURSIVE lines (metric, variant) AS (SELECT \
+             (SELECT metric FROM latest_scalars ORDER BY metric, variant LIMIT 1), \
+             (SELECT variant FROM latest_scalars ORDER BY metric, variant LIMIT 1) \
+             UNION ALL SELECT \
+             (SELECT l.metric FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
+             ORDER BY l.metric, l.variant LIMIT 1), \
+             (SELECT l.variant FROM latest_scalars l WHERE (l.metric, l.variant) > (lines.metric, lines.variant) \
+             ORDER BY l.metric, l.variant LIMIT 1) FROM lines WHERE lines.metric IS NOT NULL) \
+             SELECT metric, variant FROM lines WHERE metric IS NOT NULL",
         );
         Ok(rows.fetch_all(&self.readers).await?)
     }
@@ -198,21 +207,18 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn reports(&self, task: &str, kind: &str) -> Result<Vec<ReportRow>, StoreError> {
-        let rows =
-            sqlx::query(select!(reports, "WHERE task = $1 AND kind = $2 ORDER BY metric, variant, iter"));
+        let rows = query(select!(reports, "WHERE task = $1 AND kind = $2 ORDER BY metric, variant, iter"));
         let rows = rows.bind(task).bind(kind).fetch_all(&self.readers).await?;
         rows.iter().map(row::report).collect()
     }
 }
 
-async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
+async fn insert_scalars(tx: &mut Tx, scalars: &[Scalar]) -> Result<(), StoreError> {
     // One statement must not write the same row twice (PostgreSQL's rule): the last value of a batch counts.
     let key = |s: &Scalar| (s.task.clone(), s.metric.clone(), s.variant.clone(), s.iter);
     let unique: BTreeMap<_, _> = scalars.iter().map(|scalar| (key(scalar), scalar)).collect();
-    let mut sql = QueryBuilder::<Sqlite>::new(
-        "INSERT INTO scalars (task, metric, variant, iter, timestamp_ms, value) ",
-    );
-    sql.push_values(unique.into_values(), |mut row, scalar| {
+    let mut sql = Sql::new("INSERT INTO scalars (task, metric, variant, iter, timestamp_ms, value) ");
+    sql.push_values(unique.into_values(), |row, scalar| {
         row.push_bind(&scalar.task).push_bind(&scalar.metric).push_bind(&scalar.variant);
         row.push_bind(scalar.iter).push_bind(scalar.timestamp_ms).push_bind(scalar.value);
     });
@@ -223,7 +229,7 @@ async fn insert_scalars(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result
 }
 
 /// Keeps what clients read most often: the last iteration of each task, and the summary of each line.
-async fn note_latest(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<(), StoreError> {
+async fn note_latest(tx: &mut Tx, scalars: &[Scalar]) -> Result<(), StoreError> {
     let mut iterations: BTreeMap<&str, i64> = BTreeMap::new();
     let mut lines: BTreeMap<(&str, &str, &str), LatestScalar> = BTreeMap::new();
     for scalar in scalars {
@@ -239,14 +245,14 @@ async fn note_latest(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<()
         line.greatest = scalar.value.max(line.greatest);
     }
     for (task, iteration) in iterations {
-        sqlx::query("UPDATE tasks SET last_iteration = $2 WHERE id = $1 AND last_iteration < $2")
+        query("UPDATE tasks SET last_iteration = $2 WHERE id = $1 AND last_iteration < $2")
             .bind(task)
             .bind(iteration)
             .execute(&mut *tx)
             .await?;
     }
     for line in lines.into_values() {
-        sqlx::query(
+        query(
             "INSERT INTO latest_scalars (task, metric, variant, iter, timestamp_ms, value, least, greatest) \
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8) ON CONFLICT (task, metric, variant) DO UPDATE SET \
              value = CASE WHEN $4 >= latest_scalars.iter THEN $6 ELSE latest_scalars.value END, \
@@ -269,8 +275,8 @@ async fn note_latest(tx: &mut SqliteConnection, scalars: &[Scalar]) -> Result<()
     Ok(())
 }
 
-async fn insert_report(tx: &mut SqliteConnection, report: &ReportRow) -> Result<(), StoreError> {
-    sqlx::query(
+async fn insert_report(tx: &mut Tx, report: &ReportRow) -> Result<(), StoreError> {
+    query(
         "INSERT INTO reports (task, kind, metric, variant, iter, timestamp_ms, doc) \
          VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT (task, kind, metric, variant, iter) \
          DO UPDATE SET timestamp_ms = excluded.timestamp_ms, doc = excluded.doc",

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use crate::data::ProjectRow;
+use crate::db::query;
 use crate::{Store, StoreError, row};
 
 impl Store {
@@ -12,7 +13,7 @@ impl Store {
     /// [`StoreError::NameTaken`].
     pub async fn create_project(&self, new: &ProjectRow) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let done = sqlx::query(
+        let done = query(
             "INSERT INTO projects (id, name, description, created_us, last_update_us, doc) \
              VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (name) DO NOTHING",
         )
@@ -22,9 +23,9 @@ impl Store {
         .bind(new.created_us)
         .bind(new.last_update_us)
         .bind(row::to_json(&new.doc)?)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
-        if done.rows_affected() == 0 {
+        if done == 0 {
             return Err(StoreError::NameTaken { what: "project", name: new.name.clone() });
         }
         write.commit().await
@@ -35,7 +36,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn projects(&self) -> Result<Vec<ProjectRow>, StoreError> {
-        let rows = sqlx::query(select!(projects, "ORDER BY name")).fetch_all(&self.readers).await?;
+        let rows = query(select!(projects, "ORDER BY name")).fetch_all(&self.readers).await?;
         rows.iter().map(row::project).collect()
     }
 
@@ -44,7 +45,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoProject`].
     pub async fn project(&self, id: &str) -> Result<ProjectRow, StoreError> {
-        let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id);
+        let found = query(select!(projects, "WHERE id = $1")).bind(id);
         let found = found.fetch_optional(&self.readers).await?;
         found.as_ref().map_or_else(|| Err(StoreError::NoProject(id.to_owned())), row::project)
     }
@@ -62,28 +63,26 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id);
-        let found = found.fetch_optional(&mut *write.tx).await?;
+        let found = query(select!(projects, "WHERE id = $1")).for_change().bind(id);
+        let found = found.fetch_optional(&mut write.tx).await?;
         let Some(old) = found.as_ref().map(row::project).transpose()? else {
             return Err(StoreError::NoProject(id.to_owned()));
         };
         let name = name.unwrap_or(&old.name);
-        let taken = sqlx::query("SELECT id FROM projects WHERE name = $1 AND id <> $2").bind(name).bind(id);
-        if taken.fetch_optional(&mut *write.tx).await?.is_some() {
+        let taken = query("SELECT id FROM projects WHERE name = $1 AND id <> $2").bind(name).bind(id);
+        if taken.fetch_optional(&mut write.tx).await?.is_some() {
             return Err(StoreError::NameTaken { what: "project", name: name.to_owned() });
         }
         let mut merged = old.doc;
         merged.extend(doc);
-        sqlx::query(
-            "UPDATE projects SET name = $2, description = $3, doc = $4, last_update_us = $5 WHERE id = $1",
-        )
-        .bind(id)
-        .bind(name)
-        .bind(description.unwrap_or(&old.description))
-        .bind(row::to_json(&merged)?)
-        .bind(now_us)
-        .execute(&mut *write.tx)
-        .await?;
+        query("UPDATE projects SET name = $2, description = $3, doc = $4, last_update_us = $5 WHERE id = $1")
+            .bind(id)
+            .bind(name)
+            .bind(description.unwrap_or(&old.description))
+            .bind(row::to_json(&merged)?)
+            .bind(now_us)
+            .execute(&mut write.tx)
+            .await?;
         write.commit().await
     }
 
@@ -93,14 +92,14 @@ impl Store {
     /// [`StoreError::NoProject`], [`StoreError::ProjectHasTasks`].
     pub async fn delete_project(&self, id: &str, force: bool) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let has_tasks = sqlx::query("SELECT id FROM tasks WHERE project = $1 LIMIT 1").bind(id);
-        if !force && has_tasks.fetch_optional(&mut *write.tx).await?.is_some() {
+        let has_tasks = query("SELECT id FROM tasks WHERE project = $1 LIMIT 1").bind(id);
+        if !force && has_tasks.fetch_optional(&mut write.tx).await?.is_some() {
             return Err(StoreError::ProjectHasTasks(id.to_owned()));
         }
-        let leave = sqlx::query("UPDATE tasks SET project = NULL WHERE project = $1").bind(id);
-        leave.execute(&mut *write.tx).await?;
-        let done = sqlx::query("DELETE FROM projects WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
-        if done.rows_affected() == 0 {
+        let leave = query("UPDATE tasks SET project = NULL WHERE project = $1").bind(id);
+        leave.execute(&mut write.tx).await?;
+        let done = query("DELETE FROM projects WHERE id = $1").bind(id).execute(&mut write.tx).await?;
+        if done == 0 {
             return Err(StoreError::NoProject(id.to_owned()));
         }
         write.commit().await

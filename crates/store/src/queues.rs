@@ -3,11 +3,14 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Map, Value};
-use sqlx::{Row as _, SqliteConnection};
 
 use crate::data::{Change, QueueRow};
-use crate::flow::{entry, queue_name};
+use crate::db::{Tx, query, query_as, query_scalar};
+use crate::flow::entry;
 use crate::{Store, StoreError, row};
+
+/// Beyond all positions that queues get.
+const ASIDE: i64 = 1 << 61;
 
 impl Store {
     /// Makes a queue.
@@ -22,7 +25,7 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let done = sqlx::query(
+        let done = query(
             "INSERT INTO queues (id, name, created_us, last_update_us, doc) VALUES ($1, $2, $3, $3, $4) \
              ON CONFLICT (name) DO NOTHING",
         )
@@ -30,9 +33,9 @@ impl Store {
         .bind(name)
         .bind(now_us)
         .bind(row::to_json(doc)?)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
-        if done.rows_affected() == 0 {
+        if done == 0 {
             return Err(StoreError::NameTaken { what: "queue", name: name.to_owned() });
         }
         write.commit().await
@@ -50,22 +53,22 @@ impl Store {
         now_us: i64,
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        let found = sqlx::query(select!(queues, "WHERE id = $1")).bind(id);
-        let found = found.fetch_optional(&mut *write.tx).await?;
+        let found = query(select!(queues, "WHERE id = $1")).for_change().bind(id);
+        let found = found.fetch_optional(&mut write.tx).await?;
         let old = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
         let name = name.map_or_else(|| old.try_get("name"), |name| Ok(name.to_owned()))?;
-        let taken = sqlx::query("SELECT id FROM queues WHERE name = $1 AND id <> $2").bind(&name).bind(id);
-        if taken.fetch_optional(&mut *write.tx).await?.is_some() {
+        let taken = query("SELECT id FROM queues WHERE name = $1 AND id <> $2").bind(&name).bind(id);
+        if taken.fetch_optional(&mut write.tx).await?.is_some() {
             return Err(StoreError::NameTaken { what: "queue", name });
         }
         let mut merged: Map<String, Value> = row::json(&old, "doc")?;
         merged.extend(doc);
-        sqlx::query("UPDATE queues SET name = $2, doc = $3, last_update_us = $4 WHERE id = $1")
+        query("UPDATE queues SET name = $2, doc = $3, last_update_us = $4 WHERE id = $1")
             .bind(id)
             .bind(&name)
             .bind(row::to_json(&merged)?)
             .bind(now_us)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         write.commit().await
     }
@@ -76,12 +79,13 @@ impl Store {
     /// [`StoreError::NoQueue`]; [`StoreError::QueueNotEmpty`] if tasks wait in it, see [`Store::clear_queue`].
     pub async fn delete_queue(&self, id: &str) -> Result<(), StoreError> {
         let mut write = self.write().await?;
-        queue_name(&mut write.tx, id).await?;
-        let waiting = sqlx::query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").bind(id);
-        if waiting.fetch_optional(&mut *write.tx).await?.is_some() {
+        let found = query("SELECT id FROM queues WHERE id = $1").for_update().bind(id);
+        found.fetch_optional(&mut write.tx).await?.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
+        let waiting = query("SELECT task FROM queue_entries WHERE queue = $1 LIMIT 1").bind(id);
+        if waiting.fetch_optional(&mut write.tx).await?.is_some() {
             return Err(StoreError::QueueNotEmpty(id.to_owned()));
         }
-        sqlx::query("DELETE FROM queues WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
+        query("DELETE FROM queues WHERE id = $1").bind(id).execute(&mut write.tx).await?;
         write.commit().await
     }
 
@@ -109,10 +113,10 @@ impl Store {
     pub async fn queues(&self) -> Result<Vec<QueueRow>, StoreError> {
         // One transaction, so that no task is seen in two queues or in none while it moves.
         let mut tx = self.readers.begin().await?;
-        let rows = sqlx::query(select!(queues, "ORDER BY name")).fetch_all(&mut *tx).await?;
+        let rows = query(select!(queues, "ORDER BY name")).fetch_all(&mut tx).await?;
         let waiting: Vec<(String, String, i64)> =
-            sqlx::query_as("SELECT queue, task, added_us FROM queue_entries ORDER BY queue, position")
-                .fetch_all(&mut *tx)
+            query_as("SELECT queue, task, added_us FROM queue_entries ORDER BY queue, position")
+                .fetch_all(&mut tx)
                 .await?;
         let mut entries: BTreeMap<String, Vec<(String, i64)>> = BTreeMap::new();
         for (queue, task, added_us) in waiting {
@@ -131,7 +135,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn queue_names(&self) -> Result<Vec<(String, String)>, StoreError> {
-        Ok(sqlx::query_as("SELECT id, name FROM queues ORDER BY name").fetch_all(&self.readers).await?)
+        Ok(query_as("SELECT id, name FROM queues ORDER BY name").fetch_all(&self.readers).await?)
     }
 
     /// One queue.
@@ -140,7 +144,7 @@ impl Store {
     /// [`StoreError::NoQueue`].
     pub async fn queue(&self, id: &str) -> Result<QueueRow, StoreError> {
         let mut tx = self.readers.begin().await?;
-        let found = sqlx::query(select!(queues, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
+        let found = query(select!(queues, "WHERE id = $1")).bind(id).fetch_optional(&mut tx).await?;
         let found = found.ok_or_else(|| StoreError::NoQueue(id.to_owned()))?;
         let waiting = entries(&mut tx, id).await?;
         row::queue(&found, waiting)
@@ -157,27 +161,15 @@ impl Store {
         place: impl FnOnce(usize, usize) -> usize + Send,
     ) -> Result<usize, StoreError> {
         let mut write = self.write().await?;
-        queue_name(&mut write.tx, queue).await?;
-        let mut order = entries(&mut write.tx, queue).await?;
+        let found = query("SELECT id FROM queues WHERE id = $1").for_change().bind(queue);
+        found.fetch_optional(&mut write.tx).await?.ok_or_else(|| StoreError::NoQueue(queue.to_owned()))?;
+        let order = query_as("SELECT task, position FROM queue_entries WHERE queue = $1 ORDER BY position");
+        let order: Vec<(String, i64)> = order.bind(queue).fetch_all(&mut write.tx).await?;
         let Some(from) = order.iter().position(|(id, _)| id == task) else {
             return Err(StoreError::NotInQueue { task: task.to_owned(), queue: queue.to_owned() });
         };
         let to = place(from, order.len()).min(order.len() - 1);
-        let moved = order.remove(from);
-        order.insert(to, moved);
-        // Positions are unique, so all leave before they come back in their new order.
-        sqlx::query("DELETE FROM queue_entries WHERE queue = $1").bind(queue).execute(&mut *write.tx).await?;
-        for ((task, added_us), position) in order.into_iter().zip(1_i64..) {
-            sqlx::query(
-                "INSERT INTO queue_entries (task, queue, position, added_us) VALUES ($1, $2, $3, $4)",
-            )
-            .bind(task)
-            .bind(queue)
-            .bind(position)
-            .bind(added_us)
-            .execute(&mut *write.tx)
-            .await?;
-        }
+        reorder(&mut write.tx, &order[from.min(to)..=from.max(to)], from < to).await?;
         write.commit().await?;
         Ok(to)
     }
@@ -192,16 +184,37 @@ impl Store {
             return Ok(None);
         };
         let before: i64 =
-            sqlx::query_scalar("SELECT COUNT(*) FROM queue_entries WHERE queue = $1 AND position < $2")
+            query_scalar("SELECT COUNT(*) FROM queue_entries WHERE queue = $1 AND position < $2")
                 .bind(&queue)
                 .bind(position)
-                .fetch_one(&mut *tx)
+                .fetch_one(&mut tx)
                 .await?;
         Ok(Some((queue, before.unsigned_abs())))
     }
 }
 
-async fn entries(tx: &mut SqliteConnection, queue: &str) -> Result<Vec<(String, i64)>, StoreError> {
-    let rows = sqlx::query_as("SELECT task, added_us FROM queue_entries WHERE queue = $1 ORDER BY position");
+/// The first of these entries goes behind the others, or the last one before them. They have the same positions together
+/// afterwards: what comes into the queue or leaves it meanwhile is not touched.
+async fn reorder(tx: &mut Tx, entries: &[(String, i64)], first_goes_last: bool) -> Result<(), StoreError> {
+    let mut tasks: Vec<&String> = entries.iter().map(|(task, _)| task).collect();
+    if first_goes_last {
+        tasks.rotate_left(1)
+    } else {
+        tasks.rotate_right(1)
+    }
+    // Positions are unique, so all leave before they get their new ones.
+    for (task, position) in entries {
+        let aside = query("UPDATE queue_entries SET position = $2 WHERE task = $1");
+        aside.bind(task).bind(position + ASIDE).execute(&mut *tx).await?;
+    }
+    for (task, (_, position)) in tasks.into_iter().zip(entries) {
+        let new = query("UPDATE queue_entries SET position = $2 WHERE task = $1");
+        new.bind(task).bind(*position).execute(&mut *tx).await?;
+    }
+    Ok(())
+}
+
+async fn entries(tx: &mut Tx, queue: &str) -> Result<Vec<(String, i64)>, StoreError> {
+    let rows = query_as("SELECT task, added_us FROM queue_entries WHERE queue = $1 ORDER BY position");
     Ok(rows.bind(queue).fetch_all(tx).await?)
 }

@@ -1,9 +1,9 @@
 //! Quotas of projects, and the check that no claim exceeds one.
 
 use cantle_model::{Amounts, ProjectQuota, RESOURCES, projects_above};
-use sqlx::{Row as _, SqliteConnection};
 
 use crate::data::{EventRow, FleetRows, HeldSince, ProjectRow, TaskClaim, TaskRow};
+use crate::db::{Row, Tx, query, query_as};
 use crate::{Store, StoreError, row};
 
 /// A task holds its slices if an agent has claimed it and has not reported its end.
@@ -26,13 +26,13 @@ impl Store {
     ) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let text = quota.map(row::to_json).transpose()?;
-        let done = sqlx::query("UPDATE projects SET quota = $2, last_update_us = $3 WHERE name = $1")
+        let done = query("UPDATE projects SET quota = $2, last_update_us = $3 WHERE name = $1")
             .bind(project)
             .bind(text)
             .bind(now_us)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
-        if done.rows_affected() == 0 {
+        if done == 0 {
             return Err(StoreError::NoProject(project.to_owned()));
         }
         let message = match quota {
@@ -56,16 +56,16 @@ impl Store {
     ) -> Result<(Vec<TaskRow>, Vec<TaskRow>), StoreError> {
         let mut tx = self.readers.begin().await?;
         let held = select!(tasks, "WHERE ", holds!(), " ORDER BY id");
-        let held = sqlx::query(held).fetch_all(&mut *tx).await?;
+        let held = query(held).fetch_all(&mut tx).await?;
         let mut waiting = Vec::new();
         for queue in queues {
-            let rows = sqlx::query(concat!(
+            let rows = query(concat!(
                 "SELECT ",
                 columns!(tasks),
                 " FROM queue_entries JOIN tasks ON tasks.id = queue_entries.task \
                  WHERE queue_entries.queue = $1 ORDER BY queue_entries.position"
             ));
-            waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
+            waiting.extend(rows.bind(queue).fetch_all(&mut tx).await?);
         }
         let read = |rows: &[_]| rows.iter().map(row::task).collect::<Result<Vec<_>, _>>();
         Ok((read(&held)?, read(&waiting)?))
@@ -81,11 +81,11 @@ impl Store {
             holds!(),
             " AND project IS NOT NULL ORDER BY id"
         );
-        let read = |row: &sqlx::sqlite::SqliteRow| {
+        let read = |row: &Row| {
             let milli = row.try_get("milli").map(i64::unsigned_abs)?;
             Ok(HeldSince { project: row.try_get("project")?, milli, since_us: row.try_get("since_us")? })
         };
-        sqlx::query(held).fetch_all(&self.readers).await?.iter().map(read).collect()
+        query(held).fetch_all(&self.readers).await?.iter().map(read).collect()
     }
 
     /// What the agent of `node` needs to know, from one moment: no task is in two parts of it. Agents call it often, so
@@ -96,28 +96,29 @@ impl Store {
     pub async fn fleet(&self, node: &str, queues: &[String]) -> Result<FleetRows, StoreError> {
         let mut tx = self.readers.begin().await?;
         let here = select!(tasks, "WHERE ", holds!(), " AND node = $1 ORDER BY id");
-        let here = sqlx::query(here).bind(node).fetch_all(&mut *tx).await?;
+        let here = query(here).bind(node).fetch_all(&mut tx).await?;
         let elsewhere = concat!(
-            "SELECT project, preemptible, evicted_for IS NOT NULL AS stopping, SUM(milli) AS milli, \
-             SUM(cpu_milli) AS cpu_milli, SUM(memory_bytes) AS memory_bytes FROM tasks WHERE ",
+            "SELECT project, preemptible, CAST(CASE WHEN evicted_for IS NULL THEN 0 ELSE 1 END AS BIGINT) AS stopping, \
+             CAST(SUM(milli) AS BIGINT) AS milli, CAST(SUM(cpu_milli) AS BIGINT) AS cpu_milli, \
+             CAST(SUM(memory_bytes) AS BIGINT) AS memory_bytes FROM tasks WHERE ",
             holds!(),
             " AND node <> $1 GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"
         );
-        let elsewhere = sqlx::query(elsewhere).bind(node).fetch_all(&mut *tx).await?;
+        let elsewhere = query(elsewhere).bind(node).fetch_all(&mut tx).await?;
         let freeing = concat!(
             "SELECT evicted_for, node FROM tasks WHERE ",
             holds!(),
             " AND evicted_for IS NOT NULL AND node IS NOT NULL ORDER BY id"
         );
-        let freeing = sqlx::query_as(freeing).fetch_all(&mut *tx).await?;
+        let freeing = query_as(freeing).fetch_all(&mut tx).await?;
         let mut waiting = Vec::new();
         for queue in queues {
-            let rows = sqlx::query(
+            let rows = query(
                 "SELECT id, queue_entries.queue AS queue, project, evicted_for, evicted_cause FROM queue_entries \
                  JOIN tasks ON tasks.id = queue_entries.task WHERE queue_entries.queue = $1 \
                  ORDER BY queue_entries.position",
             );
-            waiting.extend(rows.bind(queue).fetch_all(&mut *tx).await?);
+            waiting.extend(rows.bind(queue).fetch_all(&mut tx).await?);
         }
         Ok(FleetRows {
             here: here.iter().map(row::task).collect::<Result<_, _>>()?,
@@ -129,16 +130,14 @@ impl Store {
 }
 
 /// Refuses a claim that exceeds the quota of the task's project or of one above it.
-pub(crate) async fn check(
-    tx: &mut SqliteConnection,
-    task: &TaskRow,
-    claim: &TaskClaim,
-) -> Result<(), StoreError> {
+pub(crate) async fn check(tx: &mut Tx, task: &TaskRow, claim: &TaskClaim) -> Result<(), StoreError> {
     let Some(id) = &task.index.project else { return Ok(()) };
-    let found = sqlx::query(select!(projects, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
+    let found = query(select!(projects, "WHERE id = $1")).bind(id).fetch_optional(&mut *tx).await?;
     let Some(own) = found.as_ref().map(row::project).transpose()? else { return Ok(()) };
     for name in std::iter::once(own.name.as_str()).chain(projects_above(&own.name)) {
-        let found = sqlx::query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
+        let found = query(select!(projects, "WHERE name = $1 AND quota IS NOT NULL")).bind(name);
+        // One claim after the other counts what the project holds.
+        let found = found.for_change();
         let found = found.fetch_optional(&mut *tx).await?;
         if let Some(ProjectRow { quota: Some(quota), .. }) = found.as_ref().map(row::project).transpose()? {
             check_one(tx, name, &quota, claim).await?;
@@ -148,7 +147,7 @@ pub(crate) async fn check(
 }
 
 async fn check_one(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     project: &str,
     quota: &ProjectQuota,
     claim: &TaskClaim,
@@ -173,20 +172,16 @@ async fn check_one(
 }
 
 /// What the tasks of a project and of those below it hold, without `but`; and the part of it that can't be reclaimed.
-async fn held_by(
-    tx: &mut SqliteConnection,
-    project: &str,
-    but: &str,
-) -> Result<(Amounts, Amounts), StoreError> {
+async fn held_by(tx: &mut Tx, project: &str, but: &str) -> Result<(Amounts, Amounts), StoreError> {
     let sql = concat!(
-        "SELECT tasks.preemptible AS preemptible, SUM(milli) AS milli, SUM(cpu_milli) AS cpu_milli, \
-         SUM(memory_bytes) AS memory_bytes FROM tasks JOIN projects ON projects.id = tasks.project WHERE ",
+        "SELECT tasks.preemptible AS preemptible, CAST(SUM(milli) AS BIGINT) AS milli, \
+         CAST(SUM(cpu_milli) AS BIGINT) AS cpu_milli, CAST(SUM(memory_bytes) AS BIGINT) AS memory_bytes FROM tasks JOIN projects ON projects.id = tasks.project WHERE ",
         holds!(),
         " AND tasks.id <> $2 AND (projects.name = $1 OR SUBSTR(projects.name, 1, LENGTH($1) + 1) = $1 || '/') \
          GROUP BY tasks.preemptible"
     );
     let (mut held, mut for_good) = (Amounts::default(), Amounts::default());
-    for sum in &sqlx::query(sql).bind(project).bind(but).fetch_all(tx).await? {
+    for sum in &query(sql).bind(project).bind(but).fetch_all(tx).await? {
         let amounts = row::amounts(sum)?;
         held = held.plus(amounts);
         if sum.try_get::<i64, _>("preemptible")? == 0 {

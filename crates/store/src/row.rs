@@ -4,17 +4,16 @@ use cantle_metrics::Fallback;
 use cantle_model::{Amounts, ProjectQuota, TaskStatus};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sqlx::Row as _;
-use sqlx::sqlite::SqliteRow;
 
 use crate::data::{
     EventRow, Evicted, HeldSum, LatestScalar, LogLine, ModelRow, ProjectRow, QueueRow, QueueSample,
     TaskIndex, TaskRow, Terms, WaitingRow, WorkerRow, WorkerSample,
 };
+use crate::db::Row;
 use crate::{FALLBACKS, NodeRow, ReportRow, RunRow, Scalar, StoreError};
 
 /// Reads a column that holds JSON.
-pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn json<T: DeserializeOwned>(row: &Row, column: &'static str) -> Result<T, StoreError> {
     let text: &str = row.try_get(column)?;
     serde_json::from_str(text)
         .map_err(|source| StoreError::Corrupt { what: format!("column {column}"), source })
@@ -26,7 +25,7 @@ pub(crate) fn to_json<T: Serialize>(value: &T) -> Result<String, StoreError> {
         .map_err(|source| StoreError::Corrupt { what: "a value to be written".to_owned(), source })
 }
 
-pub(crate) fn status(row: &SqliteRow) -> Result<TaskStatus, StoreError> {
+pub(crate) fn status(row: &Row) -> Result<TaskStatus, StoreError> {
     Ok(status_of(row.try_get("status")?))
 }
 
@@ -46,7 +45,7 @@ fn status_of(word: &str) -> TaskStatus {
 pub(crate) const TASK_INDEX: &str = "id, name, kind, status, project, parent, queue, tags, system_tags, created_us, \
      last_update_us, status_changed_us, started_us, completed_us";
 
-pub(crate) fn task_index(row: &SqliteRow) -> Result<TaskIndex, StoreError> {
+pub(crate) fn task_index(row: &Row) -> Result<TaskIndex, StoreError> {
     Ok(TaskIndex {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -65,7 +64,7 @@ pub(crate) fn task_index(row: &SqliteRow) -> Result<TaskIndex, StoreError> {
     })
 }
 
-pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
+pub(crate) fn task(row: &Row) -> Result<TaskRow, StoreError> {
     Ok(TaskRow {
         index: task_index(row)?,
         status_reason: row.try_get("status_reason")?,
@@ -87,21 +86,21 @@ pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
 }
 
 /// What a task holds, or several together.
-pub(crate) fn amounts(row: &SqliteRow) -> Result<Amounts, StoreError> {
+pub(crate) fn amounts(row: &Row) -> Result<Amounts, StoreError> {
     let amount = |column| row.try_get(column).map(i64::unsigned_abs);
     Ok(Amounts([amount("milli")?, amount("cpu_milli")?, amount("memory_bytes")?]))
 }
 
-fn terms(row: &SqliteRow) -> Result<Terms, StoreError> {
+fn terms(row: &Row) -> Result<Terms, StoreError> {
     let Amounts([milli, cpu_milli, memory_bytes]) = amounts(row)?;
     Ok(Terms { cpu_milli, memory_bytes, preemptible: flag(row, "preemptible")?, quota_milli: Some(milli) })
 }
 
-fn flag(row: &SqliteRow, column: &str) -> Result<bool, StoreError> {
+fn flag(row: &Row, column: &str) -> Result<bool, StoreError> {
     Ok(row.try_get::<i64, _>(column)? != 0)
 }
 
-pub(crate) fn held_sum(row: &SqliteRow) -> Result<HeldSum, StoreError> {
+pub(crate) fn held_sum(row: &Row) -> Result<HeldSum, StoreError> {
     Ok(HeldSum {
         project: row.try_get("project")?,
         preemptible: flag(row, "preemptible")?,
@@ -110,7 +109,7 @@ pub(crate) fn held_sum(row: &SqliteRow) -> Result<HeldSum, StoreError> {
     })
 }
 
-pub(crate) fn waiting(row: &SqliteRow) -> Result<WaitingRow, StoreError> {
+pub(crate) fn waiting(row: &Row) -> Result<WaitingRow, StoreError> {
     let evicted_for: Option<String> = row.try_get("evicted_for")?;
     Ok(WaitingRow {
         task: row.try_get("id")?,
@@ -120,14 +119,14 @@ pub(crate) fn waiting(row: &SqliteRow) -> Result<WaitingRow, StoreError> {
     })
 }
 
-fn evicted(row: &SqliteRow) -> Result<Option<Evicted>, StoreError> {
+fn evicted(row: &Row) -> Result<Option<Evicted>, StoreError> {
     let for_task: Option<String> = row.try_get("evicted_for")?;
     let Some(for_task) = for_task else { return Ok(None) };
     let (cause, reason) = (json(row, "evicted_cause")?, row.try_get("evicted_reason")?);
     Ok(Some(Evicted { for_task, cause, reason, time_us: row.try_get("evicted_us")? }))
 }
 
-pub(crate) fn queue(row: &SqliteRow, entries: Vec<(String, i64)>) -> Result<QueueRow, StoreError> {
+pub(crate) fn queue(row: &Row, entries: Vec<(String, i64)>) -> Result<QueueRow, StoreError> {
     Ok(QueueRow {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -138,7 +137,7 @@ pub(crate) fn queue(row: &SqliteRow, entries: Vec<(String, i64)>) -> Result<Queu
     })
 }
 
-pub(crate) fn project(row: &SqliteRow) -> Result<ProjectRow, StoreError> {
+pub(crate) fn project(row: &Row) -> Result<ProjectRow, StoreError> {
     Ok(ProjectRow {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -150,12 +149,12 @@ pub(crate) fn project(row: &SqliteRow) -> Result<ProjectRow, StoreError> {
     })
 }
 
-pub(crate) fn quota(row: &SqliteRow) -> Result<Option<ProjectQuota>, StoreError> {
+pub(crate) fn quota(row: &Row) -> Result<Option<ProjectQuota>, StoreError> {
     let text: Option<String> = row.try_get("quota")?;
     text.map(|_| json(row, "quota")).transpose()
 }
 
-pub(crate) fn worker(row: &SqliteRow) -> Result<WorkerRow, StoreError> {
+pub(crate) fn worker(row: &Row) -> Result<WorkerRow, StoreError> {
     Ok(WorkerRow {
         id: row.try_get("id")?,
         registered_us: row.try_get("registered_us")?,
@@ -170,7 +169,7 @@ pub(crate) fn worker(row: &SqliteRow) -> Result<WorkerRow, StoreError> {
     })
 }
 
-pub(crate) fn node(row: &SqliteRow) -> Result<NodeRow, StoreError> {
+pub(crate) fn node(row: &Row) -> Result<NodeRow, StoreError> {
     Ok(NodeRow {
         node: row.try_get("node")?,
         last_seen_us: row.try_get("last_seen_us")?,
@@ -179,7 +178,7 @@ pub(crate) fn node(row: &SqliteRow) -> Result<NodeRow, StoreError> {
     })
 }
 
-pub(crate) fn event(row: &SqliteRow) -> Result<EventRow, StoreError> {
+pub(crate) fn event(row: &Row) -> Result<EventRow, StoreError> {
     Ok(EventRow {
         id: row.try_get("id")?,
         time_us: row.try_get("time_us")?,
@@ -191,7 +190,7 @@ pub(crate) fn event(row: &SqliteRow) -> Result<EventRow, StoreError> {
     })
 }
 
-pub(crate) fn log_line(row: &SqliteRow) -> Result<LogLine, StoreError> {
+pub(crate) fn log_line(row: &Row) -> Result<LogLine, StoreError> {
     Ok(LogLine {
         id: row.try_get("id")?,
         task: row.try_get("task")?,
@@ -202,7 +201,7 @@ pub(crate) fn log_line(row: &SqliteRow) -> Result<LogLine, StoreError> {
     })
 }
 
-pub(crate) fn scalar(row: &SqliteRow) -> Result<Scalar, StoreError> {
+pub(crate) fn scalar(row: &Row) -> Result<Scalar, StoreError> {
     Ok(Scalar {
         task: row.try_get("task")?,
         metric: row.try_get("metric")?,
@@ -213,12 +212,12 @@ pub(crate) fn scalar(row: &SqliteRow) -> Result<Scalar, StoreError> {
     })
 }
 
-pub(crate) fn latest_scalar(row: &SqliteRow) -> Result<LatestScalar, StoreError> {
+pub(crate) fn latest_scalar(row: &Row) -> Result<LatestScalar, StoreError> {
     let (least, greatest) = (row.try_get("least")?, row.try_get("greatest")?);
     Ok(LatestScalar { last: scalar(row)?, least, greatest })
 }
 
-pub(crate) fn report(row: &SqliteRow) -> Result<ReportRow, StoreError> {
+pub(crate) fn report(row: &Row) -> Result<ReportRow, StoreError> {
     Ok(ReportRow {
         task: row.try_get("task")?,
         kind: row.try_get("kind")?,
@@ -230,7 +229,7 @@ pub(crate) fn report(row: &SqliteRow) -> Result<ReportRow, StoreError> {
     })
 }
 
-pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
+pub(crate) fn model(row: &Row) -> Result<ModelRow, StoreError> {
     Ok(ModelRow {
         id: row.try_get("id")?,
         name: row.try_get("name")?,
@@ -242,7 +241,7 @@ pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
     })
 }
 
-pub(crate) fn run(row: &SqliteRow) -> Result<RunRow, StoreError> {
+pub(crate) fn run(row: &Row) -> Result<RunRow, StoreError> {
     let outcome: Option<&str> = row.try_get("outcome")?;
     Ok(RunRow {
         task: row.try_get("task")?,
@@ -261,7 +260,7 @@ pub(crate) fn run(row: &SqliteRow) -> Result<RunRow, StoreError> {
     })
 }
 
-pub(crate) fn queue_sample(row: &SqliteRow) -> Result<QueueSample, StoreError> {
+pub(crate) fn queue_sample(row: &Row) -> Result<QueueSample, StoreError> {
     Ok(QueueSample {
         queue: row.try_get("queue")?,
         time_us: row.try_get("time_us")?,
@@ -270,7 +269,7 @@ pub(crate) fn queue_sample(row: &SqliteRow) -> Result<QueueSample, StoreError> {
     })
 }
 
-pub(crate) fn worker_sample(row: &SqliteRow) -> Result<WorkerSample, StoreError> {
+pub(crate) fn worker_sample(row: &Row) -> Result<WorkerSample, StoreError> {
     Ok(WorkerSample {
         worker: row.try_get("worker")?,
         time_us: row.try_get("time_us")?,

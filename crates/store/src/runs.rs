@@ -2,9 +2,9 @@
 //! names another number than the newest is refused.
 
 use cantle_model::{Slice, TaskStatus};
-use sqlx::SqliteConnection;
 
 use crate::data::{TaskClaim, TaskRow};
+use crate::db::{Tx, query, query_scalar};
 use crate::{Store, StoreError, row};
 
 /// A run of a task. Times are microseconds since 1970.
@@ -44,7 +44,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn runs(&self, task: &str) -> Result<Vec<RunRow>, StoreError> {
-        let rows = sqlx::query(select!(runs, "WHERE task = $1 ORDER BY run")).bind(task);
+        let rows = query(select!(runs, "WHERE task = $1 ORDER BY run")).bind(task);
         rows.fetch_all(&self.readers).await?.iter().map(row::run).collect()
     }
 }
@@ -60,10 +60,10 @@ pub(crate) fn fence(task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> 
 }
 
 /// Begins a run and returns its number.
-pub(crate) async fn begin(tx: &mut SqliteConnection, task: &str) -> Result<i64, StoreError> {
-    let next = sqlx::query_scalar("UPDATE tasks SET run = run + 1 WHERE id = $1 RETURNING run").bind(task);
+pub(crate) async fn begin(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
+    let next = query_scalar("UPDATE tasks SET run = run + 1 WHERE id = $1 RETURNING run").bind(task);
     let run: i64 = next.fetch_one(&mut *tx).await?;
-    sqlx::query(
+    query(
         "INSERT INTO runs (task, run, project, queue, taken_us, slices) \
          SELECT id, run, project, queue, taken_us, '[]' FROM tasks WHERE id = $1",
     )
@@ -74,9 +74,8 @@ pub(crate) async fn begin(tx: &mut SqliteConnection, task: &str) -> Result<i64, 
 }
 
 /// The number of the run that lasts; one begins if none does.
-async fn lasting(tx: &mut SqliteConnection, task: &str) -> Result<i64, StoreError> {
-    let open =
-        sqlx::query_scalar("SELECT run FROM runs WHERE task = $1 AND outcome IS NULL ORDER BY run DESC");
+async fn lasting(tx: &mut Tx, task: &str) -> Result<i64, StoreError> {
+    let open = query_scalar("SELECT run FROM runs WHERE task = $1 AND outcome IS NULL ORDER BY run DESC");
     match open.bind(task).fetch_optional(&mut *tx).await? {
         Some(run) => Ok(run),
         None => begin(tx, task).await,
@@ -84,9 +83,9 @@ async fn lasting(tx: &mut SqliteConnection, task: &str) -> Result<i64, StoreErro
 }
 
 /// The task of the run that lasts has started.
-pub(crate) async fn start(tx: &mut SqliteConnection, task: &str, now_us: i64) -> Result<(), StoreError> {
+pub(crate) async fn start(tx: &mut Tx, task: &str, now_us: i64) -> Result<(), StoreError> {
     let run = lasting(tx, task).await?;
-    sqlx::query("UPDATE runs SET started_us = $3 WHERE task = $1 AND run = $2")
+    query("UPDATE runs SET started_us = $3 WHERE task = $1 AND run = $2")
         .bind(task)
         .bind(run)
         .bind(now_us)
@@ -97,7 +96,7 @@ pub(crate) async fn start(tx: &mut SqliteConnection, task: &str, now_us: i64) ->
 
 /// A lease holds the run that lasts, or says how its newest one ended.
 pub(crate) async fn hold(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     old: &TaskRow,
     claim: &TaskClaim,
     now_us: i64,
@@ -105,7 +104,7 @@ pub(crate) async fn hold(
     let ends = claim.exit_code.is_some();
     let run = if ends { old.run } else { lasting(tx, &claim.task).await? };
     let slices = if claim.slices.is_empty() { &old.slices } else { &claim.slices };
-    sqlx::query(
+    query(
         "UPDATE runs SET node = $3, lease = $4, slices = $5, exit_code = $6, why = COALESCE($7, why), \
          ended_us = COALESCE(ended_us, $8) WHERE task = $1 AND run = $2",
     )
@@ -124,13 +123,13 @@ pub(crate) async fn hold(
 
 /// The run that lasts, if one does, has left its task in this state.
 pub(crate) async fn end(
-    tx: &mut SqliteConnection,
+    tx: &mut Tx,
     task: &str,
     outcome: TaskStatus,
     why: &str,
     now_us: i64,
 ) -> Result<(), StoreError> {
-    sqlx::query(
+    query(
         "UPDATE runs SET outcome = $2, ended_us = COALESCE(ended_us, $3), why = COALESCE(why, $4) \
          WHERE task = $1 AND outcome IS NULL",
     )

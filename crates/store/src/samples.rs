@@ -1,8 +1,7 @@
 //! The past of workers and queues: one sample a minute, kept for a week.
 
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
-
 use crate::data::{QueueSample, WorkerReport, WorkerSample};
+use crate::db::{Sql, Tx, query};
 use crate::tasks::any_of;
 use crate::{Store, StoreError, row};
 
@@ -27,7 +26,7 @@ impl Store {
             let waiting = i64::try_from(queue.entries.len()).unwrap_or(i64::MAX);
             let wait_us = |(_, added_us): &(String, i64)| now_us.saturating_sub(*added_us).max(0);
             let total_wait_s: i64 = queue.entries.iter().map(|entry| wait_us(entry) / 1_000_000).sum();
-            sqlx::query(
+            query(
                 "INSERT INTO queue_samples (queue, time_us, waiting, total_wait_s) VALUES ($1, $2, $3, $4) \
                  ON CONFLICT (queue, time_us) DO UPDATE SET waiting = $3, total_wait_s = $4",
             )
@@ -35,13 +34,13 @@ impl Store {
             .bind(minute(now_us))
             .bind(waiting)
             .bind(total_wait_s)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         }
         for sql in
             ["DELETE FROM queue_samples WHERE time_us < $1", "DELETE FROM worker_samples WHERE time_us < $1"]
         {
-            sqlx::query(sql).bind(now_us.saturating_sub(KEPT_US)).execute(&mut *write.tx).await?;
+            query(sql).bind(now_us.saturating_sub(KEPT_US)).execute(&mut write.tx).await?;
         }
         write.commit().await
     }
@@ -56,7 +55,7 @@ impl Store {
         from_us: i64,
         to_us: i64,
     ) -> Result<Vec<QueueSample>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new(select!(queue_samples, "WHERE time_us >= "));
+        let mut sql = Sql::new(select!(queue_samples, "WHERE time_us >= "));
         sql.push_bind(from_us).push(" AND time_us < ").push_bind(to_us);
         any_of(&mut sql, "queue", queues);
         sql.push(" ORDER BY time_us, queue");
@@ -75,7 +74,7 @@ impl Store {
         to_us: i64,
         limit: i64,
     ) -> Result<Vec<WorkerSample>, StoreError> {
-        let mut sql = QueryBuilder::<Sqlite>::new(select!(worker_samples, "WHERE time_us >= "));
+        let mut sql = Sql::new(select!(worker_samples, "WHERE time_us >= "));
         sql.push_bind(from_us).push(" AND time_us < ").push_bind(to_us);
         any_of(&mut sql, "worker", workers);
         sql.push(" ORDER BY time_us, worker LIMIT ").push_bind(limit);
@@ -84,12 +83,8 @@ impl Store {
 }
 
 /// A report is a sample: the last one of a minute counts, and the worker was busy if any of them had a task.
-pub(crate) async fn sample_worker(
-    tx: &mut SqliteConnection,
-    report: &WorkerReport,
-    now_us: i64,
-) -> Result<(), StoreError> {
-    sqlx::query(
+pub(crate) async fn sample_worker(tx: &mut Tx, report: &WorkerReport, now_us: i64) -> Result<(), StoreError> {
+    query(
         "INSERT INTO worker_samples (worker, time_us, busy, machine_stats) \
          VALUES ($1, $2, $3, COALESCE($4, '{}')) ON CONFLICT (worker, time_us) DO UPDATE SET \
          busy = CASE WHEN $3 > worker_samples.busy THEN $3 ELSE worker_samples.busy END, \

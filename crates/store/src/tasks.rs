@@ -2,9 +2,9 @@
 
 use cantle_model::TaskStatus;
 use serde_json::{Map, Value};
-use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::TaskRow;
+use crate::db::{Sql, Tx, query};
 use crate::{Store, StoreError, row};
 
 /// A task to be made. It begins as a draft.
@@ -72,9 +72,8 @@ impl Store {
         let mut write = self.write().await?;
         for (now_us, new) in new {
             insert(&mut write.tx, new, *now_us).await?;
-            let end =
-                sqlx::query("UPDATE tasks SET status = $2, started_us = $3, completed_us = $3 WHERE id = $1");
-            end.bind(&new.id).bind(status.as_str()).bind(now_us).execute(&mut *write.tx).await?;
+            let end = query("UPDATE tasks SET status = $2, started_us = $3, completed_us = $3 WHERE id = $1");
+            end.bind(&new.id).bind(status.as_str()).bind(now_us).execute(&mut write.tx).await?;
         }
         write.commit().await
     }
@@ -84,7 +83,7 @@ impl Store {
     /// # Errors
     /// [`StoreError::NoTask`].
     pub async fn task(&self, id: &str) -> Result<TaskRow, StoreError> {
-        let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(&self.readers);
+        let found = query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(&self.readers);
         found.await?.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
     }
 
@@ -119,7 +118,7 @@ impl Store {
         let to_stop = index.status == TaskStatus::InProgress && old.stop_asked;
         let message = edit.status_message.as_ref().filter(|_| !to_stop);
         let stop_asked = if message.is_some() { edit.stop_asked } else { old.stop_asked };
-        sqlx::query(
+        query(
             "UPDATE tasks SET name = $2, kind = $3, project = $4, parent = $5, tags = $6, system_tags = $7, \
              status_message = $8, status_reason = $9, last_update_us = $10, doc = $11, stop_asked = $12 \
              WHERE id = $1",
@@ -136,7 +135,7 @@ impl Store {
         .bind(now_us)
         .bind(row::to_json(&doc)?)
         .bind(i64::from(stop_asked))
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         write.commit().await
     }
@@ -154,11 +153,11 @@ impl Store {
         let mut write = self.write().await?;
         let mut doc = load(&mut write.tx, id).await?.doc;
         change(&mut doc);
-        sqlx::query("UPDATE tasks SET doc = $2, last_update_us = $3 WHERE id = $1")
+        query("UPDATE tasks SET doc = $2, last_update_us = $3 WHERE id = $1")
             .bind(id)
             .bind(row::to_json(&doc)?)
             .bind(now_us)
-            .execute(&mut *write.tx)
+            .execute(&mut write.tx)
             .await?;
         write.commit().await
     }
@@ -172,10 +171,13 @@ impl Store {
             return Ok(());
         }
         let mut write = self.write_bulk().await?;
-        let mut sql = QueryBuilder::<Sqlite>::new("UPDATE tasks SET last_worker = ");
-        sql.push_bind(worker).push(", last_worker_report_us = ").push_bind(now_us).push(" WHERE 1 = 1");
+        let mut sql = Sql::new("UPDATE tasks SET last_worker = ");
+        sql.push_bind(worker).push(", last_worker_report_us = ").push_bind(now_us);
+        // In order: transactions that keep several tasks must not wait for each other.
+        sql.push(" WHERE id IN (SELECT id FROM tasks WHERE 1 = 1");
         any_of(&mut sql, "id", ids);
-        sql.build().execute(&mut *write.tx).await?;
+        sql.push(self.kind.in_order("id")).push(")");
+        sql.build().execute(&mut write.tx).await?;
         write.commit().await
     }
 
@@ -185,15 +187,15 @@ impl Store {
     /// [`StoreError::NoTask`].
     pub async fn ping_task(&self, id: &str, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write_bulk().await?;
-        let done = sqlx::query(
+        let done = query(
             "UPDATE tasks SET last_update_us = $2, \
              last_worker_report_us = CASE WHEN last_worker IS NULL THEN NULL ELSE $2 END WHERE id = $1",
         )
         .bind(id)
         .bind(now_us)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
-        if done.rows_affected() == 0 {
+        if done == 0 {
             return Err(StoreError::NoTask(id.to_owned()));
         }
         write.commit().await
@@ -201,7 +203,7 @@ impl Store {
 }
 
 /// ` AND column IN (…)`, or nothing for no values. `column` is a literal of this crate, never input.
-pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[String]) {
+pub(crate) fn any_of(sql: &mut Sql, column: &str, values: &[String]) {
     if values.is_empty() {
         return;
     }
@@ -214,9 +216,9 @@ pub(crate) fn any_of(sql: &mut QueryBuilder<Sqlite>, column: &str, values: &[Str
 }
 
 /// Makes a task inside a write.
-pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
+pub(crate) async fn insert(tx: &mut Tx, new: &NewTask, now_us: i64) -> Result<(), StoreError> {
     project_must_exist(&mut *tx, new.project.as_deref()).await?;
-    sqlx::query(
+    query(
         "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
          status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
@@ -236,15 +238,16 @@ pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64
 }
 
 /// Reads a task inside a write.
-pub(crate) async fn load(tx: &mut SqliteConnection, id: &str) -> Result<TaskRow, StoreError> {
-    let found = sqlx::query(select!(tasks, "WHERE id = $1")).bind(id).fetch_optional(tx).await?;
+pub(crate) async fn load(tx: &mut Tx, id: &str) -> Result<TaskRow, StoreError> {
+    let found = query(select!(tasks, "WHERE id = $1")).for_update().bind(id).fetch_optional(tx).await?;
     found.as_ref().map_or_else(|| Err(StoreError::NoTask(id.to_owned())), row::task)
 }
 
-async fn project_must_exist(tx: &mut SqliteConnection, id: Option<&str>) -> Result<(), StoreError> {
+async fn project_must_exist(tx: &mut Tx, id: Option<&str>) -> Result<(), StoreError> {
     let Some(id) = id else {
         return Ok(());
     };
-    let found = sqlx::query("SELECT id FROM projects WHERE id = $1").bind(id).fetch_optional(tx).await?;
+    let found =
+        query("SELECT id FROM projects WHERE id = $1").for_share().bind(id).fetch_optional(tx).await?;
     if found.is_some() { Ok(()) } else { Err(StoreError::NoProject(id.to_owned())) }
 }

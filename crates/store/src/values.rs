@@ -1,11 +1,8 @@
 //! Which values there are: what the filters of a web page offer. Each statement reads every task of the projects once.
 
-use sqlx::{QueryBuilder, Sqlite};
-
+use crate::db::Sql;
 use crate::tasks::any_of;
 use crate::{Store, StoreError};
-
-type Sql = QueryBuilder<Sqlite>;
 
 /// A place in tasks that holds one of several values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,16 +36,19 @@ impl Store {
         value: TaskValue,
         projects: &[String],
     ) -> Result<Vec<String>, StoreError> {
-        let mut sql = Sql::new(match value {
-            TaskValue::Kind => "SELECT DISTINCT kind FROM tasks WHERE 1 = 1",
-            TaskValue::Tag => "SELECT DISTINCT value FROM tasks, json_each(tasks.tags) WHERE tags <> '[]'",
-            TaskValue::SystemTag => {
-                "SELECT DISTINCT value FROM tasks, json_each(tasks.system_tags) WHERE system_tags <> '[]'"
-            }
-        });
+        let mut sql = match value {
+            TaskValue::Kind => Sql::new("SELECT DISTINCT kind FROM tasks WHERE 1 = 1"),
+            TaskValue::Tag => self.each_of("tags"),
+            TaskValue::SystemTag => self.each_of("system_tags"),
+        };
         any_of(&mut sql, "project", projects);
         sql.push(" ORDER BY 1");
-        Ok(sql.build_query_scalar().fetch_all(&self.readers).await?)
+        Ok(sql.build_scalar().fetch_all(&self.readers).await?)
+    }
+
+    fn each_of(&self, column: &str) -> Sql {
+        let elements = self.kind.elements(&format!("tasks.{column}"));
+        Sql::new(format!("SELECT DISTINCT value FROM tasks, {elements} WHERE {column} <> '[]'"))
     }
 
     /// Sections and names of all hyperparameters that tasks of these projects have.
@@ -56,13 +56,11 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn param_names(&self, projects: &[String]) -> Result<Vec<(String, String)>, StoreError> {
-        let mut sql = Sql::new(
-            "SELECT DISTINCT section.key, param.key FROM tasks, json_each(tasks.doc, '$.hyperparams') section, \
-             json_each(section.value) param WHERE 1 = 1",
-        );
+        let mut sql = Sql::new("SELECT DISTINCT section.key, param.key FROM tasks, ");
+        sql.push(self.kind.sections_and_params()).push(" WHERE 1 = 1");
         any_of(&mut sql, "project", projects);
         sql.push(" ORDER BY 1, 2");
-        Ok(sql.build_query_as().fetch_all(&self.readers).await?)
+        Ok(sql.build_as().fetch_all(&self.readers).await?)
     }
 
     /// All values of one hyperparameter.
@@ -75,12 +73,14 @@ impl Store {
         name: &str,
         projects: &[String],
     ) -> Result<Vec<String>, StoreError> {
-        let mut sql = Sql::new("SELECT DISTINCT found FROM (SELECT project, doc -> 'hyperparams' -> ");
-        sql.push_bind(section.to_owned()).push(" -> ").push_bind(name.to_owned());
-        sql.push(" ->> 'value' AS found FROM tasks) WHERE found IS NOT NULL");
+        let doc = self.kind.json("doc");
+        let mut sql =
+            Sql::new(format!("SELECT DISTINCT found FROM (SELECT project, {doc} -> 'hyperparams' -> "));
+        sql.push_bind(section).push(" -> ").push_bind(name);
+        sql.push(" ->> 'value' AS found FROM tasks) AS params WHERE found IS NOT NULL");
         any_of(&mut sql, "project", projects);
         sql.push(" ORDER BY 1");
-        Ok(sql.build_query_scalar().fetch_all(&self.readers).await?)
+        Ok(sql.build_scalar().fetch_all(&self.readers).await?)
     }
 
     /// Graphs and lines that tasks of these projects measured.
@@ -96,7 +96,7 @@ impl Store {
         );
         any_of(&mut sql, "tasks.project", projects);
         sql.push(" ORDER BY 1, 2");
-        Ok(sql.build_query_as().fetch_all(&self.readers).await?)
+        Ok(sql.build_as().fetch_all(&self.readers).await?)
     }
 
     /// Tasks that tasks of these projects were made from.
@@ -110,8 +110,7 @@ impl Store {
         );
         any_of(&mut sql, "tasks.project", projects);
         sql.push(" ORDER BY 2, 1");
-        let rows: Vec<(String, String, Option<String>)> =
-            sql.build_query_as().fetch_all(&self.readers).await?;
+        let rows: Vec<(String, String, Option<String>)> = sql.build_as().fetch_all(&self.readers).await?;
         Ok(rows.into_iter().map(|(id, name, project)| ParentTask { id, name, project }).collect())
     }
 
@@ -120,11 +119,13 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn count_tasks(&self, projects: &[String]) -> Result<(i64, i64), StoreError> {
-        let mut sql = Sql::new(
-            "SELECT COUNT(*), COALESCE(SUM(instr(system_tags, '\"archived\"') = 0), 0) FROM tasks WHERE 1 = 1",
-        );
+        let place = self.kind.place();
+        let mut sql = Sql::new(format!(
+            "SELECT COUNT(*), COALESCE(SUM(CASE WHEN {place}(system_tags, '\"archived\"') = 0 THEN 1 ELSE 0 END), 0) \
+             FROM tasks WHERE 1 = 1"
+        ));
         any_of(&mut sql, "project", projects);
-        Ok(sql.build_query_as().fetch_one(&self.readers).await?)
+        Ok(sql.build_as().fetch_one(&self.readers).await?)
     }
 
     /// Moves tasks and models to another project, all that are in these projects. Returns how many there were.
@@ -138,7 +139,7 @@ impl Store {
             let mut sql = Sql::new(format!("UPDATE {table} SET project = "));
             sql.push_bind(to.to_owned()).push(" WHERE 1 = 1");
             any_of(&mut sql, "project", projects);
-            moved += sql.build().execute(&mut *write.tx).await?.rows_affected();
+            moved += sql.build().execute(&mut write.tx).await?;
         }
         write.commit().await?;
         Ok(moved)

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use sqlx::{QueryBuilder, Sqlite};
-
 use crate::data::{WorkerReport, WorkerRow};
+use crate::db::{Sql, query, query_as};
 use crate::samples::sample_worker;
 use crate::{Store, StoreError, row};
 
@@ -20,7 +19,7 @@ impl Store {
         let mut write = self.write_bulk().await?;
         let queues = report.queues.as_ref().map(row::to_json).transpose()?;
         let tags = report.tags.as_ref().map(row::to_json).transpose()?;
-        sqlx::query(
+        query(
             "INSERT INTO workers (id, registered_us, last_seen_us, timeout_s, task, queue, queues, tags, ip, \
              machine_stats) \
              VALUES ($1, $2, $2, COALESCE($3, $9), $4, $5, COALESCE($6, '[]'), COALESCE($7, '[]'), $8, $10) \
@@ -38,7 +37,7 @@ impl Store {
         .bind(&report.ip)
         .bind(TIMEOUT_S)
         .bind(&report.machine_stats)
-        .execute(&mut *write.tx)
+        .execute(&mut write.tx)
         .await?;
         sample_worker(&mut write.tx, report, now_us).await?;
         write.commit().await
@@ -50,9 +49,9 @@ impl Store {
     /// Only if the database fails.
     pub async fn unregister_worker(&self, id: &str) -> Result<bool, StoreError> {
         let mut write = self.write_bulk().await?;
-        let done = sqlx::query("DELETE FROM workers WHERE id = $1").bind(id).execute(&mut *write.tx).await?;
+        let done = query("DELETE FROM workers WHERE id = $1").bind(id).execute(&mut write.tx).await?;
         write.commit().await?;
-        Ok(done.rows_affected() > 0)
+        Ok(done > 0)
     }
 
     /// All workers that reported since then, by id.
@@ -60,7 +59,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn workers(&self, since_us: i64) -> Result<Vec<WorkerRow>, StoreError> {
-        let rows = sqlx::query(select!(workers, "WHERE last_seen_us >= $1 ORDER BY id")).bind(since_us);
+        let rows = query(select!(workers, "WHERE last_seen_us >= $1 ORDER BY id")).bind(since_us);
         rows.fetch_all(&self.readers).await?.iter().map(row::worker).collect()
     }
 
@@ -69,7 +68,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn worker_properties(&self, worker: &str) -> Result<BTreeMap<String, String>, StoreError> {
-        let rows = sqlx::query_as("SELECT key, value FROM worker_properties WHERE worker = $1").bind(worker);
+        let rows = query_as("SELECT key, value FROM worker_properties WHERE worker = $1").bind(worker);
         let pairs: Vec<(String, String)> = rows.fetch_all(&self.readers).await?;
         Ok(pairs.into_iter().collect())
     }
@@ -87,12 +86,12 @@ impl Store {
             return Ok(());
         }
         let mut write = self.write_bulk().await?;
-        let mut sql = QueryBuilder::<Sqlite>::new("INSERT INTO worker_properties (worker, key, value) ");
-        sql.push_values(properties, |mut row, (key, value)| {
+        let mut sql = Sql::new("INSERT INTO worker_properties (worker, key, value) ");
+        sql.push_values(properties, |row, (key, value)| {
             row.push_bind(worker).push_bind(key).push_bind(value);
         });
         sql.push(" ON CONFLICT (worker, key) DO UPDATE SET value = excluded.value");
-        sql.build().execute(&mut *write.tx).await?;
+        sql.build().execute(&mut write.tx).await?;
         write.commit().await
     }
 }

@@ -1,17 +1,19 @@
 //! Every run of a task is kept, and a report about an older one is refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
+mod common;
+
 use cantle_model::{Milli, Slice, TaskStatus};
 use cantle_store::{Change, NewTask, RunRow, Store, StoreError, TaskClaim, Terms};
 use serde_json::Map;
 
-async fn open() -> (Store, tempfile::TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+async fn open() -> (Store, common::Fresh) {
+    let fresh = common::fresh().await;
+    let store = fresh.open().await;
     store.create_queue("q", "q", &Map::new(), 1).await.unwrap();
     let new = NewTask { id: "t".into(), name: "t".into(), kind: "training".into(), ..NewTask::default() };
     store.submit(&new, "q", &at(1)).await.unwrap();
-    (store, dir)
+    (store, fresh)
 }
 
 fn at(now_us: i64) -> Change {

@@ -6,6 +6,8 @@
     reason = "a test says by panicking that something is wrong"
 )]
 
+mod common;
+
 use cantle_metrics::Fallback;
 use cantle_model::{Amounts, Cause, Milli, ProjectQuota, Quota, Slice, TaskStatus};
 use cantle_store::{
@@ -16,7 +18,7 @@ use serde_json::Map;
 
 struct Fixture {
     store: Store,
-    dir: tempfile::TempDir,
+    fresh: common::Fresh,
 }
 
 const S: i64 = 1_000_000;
@@ -26,10 +28,10 @@ fn at(now_us: i64) -> Change {
 }
 
 async fn open() -> Fixture {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+    let fresh = common::fresh().await;
+    let store = fresh.open().await;
     store.create_queue("q", "q", &Map::new(), 1).await.unwrap();
-    Fixture { store, dir }
+    Fixture { store, fresh }
 }
 
 impl Fixture {
@@ -333,7 +335,7 @@ async fn events_are_ordered_also_within_a_microsecond_and_over_a_restart() {
     let one = |n: i64| EventRow { time_us: 5, kind: n.to_string(), ..EventRow::default() };
     f.store.add_events((0..5).map(one).collect()).await.unwrap();
     f.store.close().await;
-    let store = Store::open(&f.dir.path().join("cantle.db")).await.unwrap();
+    let store = f.fresh.open().await;
     store.add_events((5..9).map(one).collect()).await.unwrap();
     let all = store.events(None, Some(0), 100).await.unwrap();
     let kinds: Vec<_> = all.iter().map(|event| event.kind.as_str()).collect();
@@ -381,7 +383,7 @@ async fn output_goes_with_its_task() {
 
 #[tokio::test]
 async fn the_last_line_of_a_chart_counts() {
-    let Fixture { store, dir } = open().await;
+    let Fixture { store, fresh } = open().await;
     let row =
         |kind: &str, id: &str, line: &str| ChartRow { kind: kind.into(), id: id.into(), line: line.into() };
     store
@@ -390,7 +392,7 @@ async fn the_last_line_of_a_chart_counts() {
         .unwrap();
     store.save_charts(&[row("task", "a", "4")], &[("task".into(), "b".into())]).await.unwrap();
     store.close().await;
-    let again = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+    let again = fresh.open().await;
     assert_eq!(again.charts().await.unwrap(), [row("queue", "a", "2"), row("task", "a", "4")]);
 }
 
@@ -473,10 +475,7 @@ async fn a_status_that_is_not_known_is_counted_and_hides_no_other_task() {
     let f = open().await;
     f.queued("known", 1).await;
     f.queued("unknown", 2).await;
-    let options = sqlx::sqlite::SqliteConnectOptions::new().filename(f.dir.path().join("cantle.db"));
-    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
-    let set = sqlx::query("UPDATE tasks SET status = 'paused' WHERE id = 'unknown'");
-    set.execute(&pool).await.unwrap();
+    f.fresh.meddle("UPDATE tasks SET status = 'paused' WHERE id = 'unknown'").await;
     let before = FALLBACKS.times(Fallback::UnknownStatus);
     let found = f.store.task_index(&TaskFilter::default()).await.unwrap();
     let found: Vec<_> = found.iter().map(|task| (task.id.as_str(), task.status)).collect();

@@ -1,0 +1,86 @@
+//! A statement that is put together from parts.
+
+use std::fmt::{Display, Write as _};
+
+use super::query::{FromRow, Get, Query, Row, Value};
+
+/// Text so far, and the values in it.
+#[derive(Debug)]
+pub(crate) struct Sql {
+    text: String,
+    values: Vec<Value>,
+}
+
+/// Parts of a list.
+pub(crate) struct List<'a> {
+    sql: &'a mut Sql,
+    between: &'static str,
+    is_first: bool,
+}
+
+impl List<'_> {
+    fn separate(&mut self) {
+        if !std::mem::take(&mut self.is_first) {
+            self.sql.text.push_str(self.between);
+        }
+    }
+
+    pub(crate) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
+        self.separate();
+        self.sql.push_bind(value);
+        self
+    }
+}
+
+impl Sql {
+    pub(crate) fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), values: Vec::new() }
+    }
+
+    /// `part` is a text of this crate, never input.
+    pub(crate) fn push(&mut self, part: impl Display) -> &mut Self {
+        // Writing to a string can't fail.
+        let _ = write!(self.text, "{part}");
+        self
+    }
+
+    pub(crate) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
+        self.values.push(value.into());
+        let n = self.values.len();
+        self.push(format_args!("${n}"))
+    }
+
+    pub(crate) const fn separated(&mut self, between: &'static str) -> List<'_> {
+        List { sql: self, between, is_first: true }
+    }
+
+    /// `VALUES (…), (…)`: one row for each item.
+    pub(crate) fn push_values<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        row: impl FnMut(&mut List<'_>, T),
+    ) {
+        self.push("VALUES ");
+        self.push_rows(items, row);
+    }
+
+    fn push_rows<T>(&mut self, items: impl IntoIterator<Item = T>, mut row: impl FnMut(&mut List<'_>, T)) {
+        for (n, item) in items.into_iter().enumerate() {
+            self.push(if n == 0 { "(" } else { ", (" });
+            row(&mut self.separated(", "), item);
+            self.push(")");
+        }
+    }
+
+    pub(crate) fn build(self) -> Query<Row> {
+        Query::new(self.text.into(), self.values, Ok)
+    }
+
+    pub(crate) fn build_as<T: FromRow>(self) -> Query<T> {
+        Query::new(self.text.into(), self.values, |row| T::from_row(&row))
+    }
+
+    pub(crate) fn build_scalar<T: for<'r> Get<'r>>(self) -> Query<T> {
+        Query::new(self.text.into(), self.values, |row| row.try_get(0))
+    }
+}

@@ -1,0 +1,104 @@
+//! The two databases behind one door. The rest of the crate writes one SQL text with `$n`, and does not know on which of them
+//! it runs; what differs is in [`sqlite`], [`postgres`] and [`words`].
+
+mod builder;
+pub(crate) mod postgres;
+mod query;
+pub(crate) mod sqlite;
+mod words;
+
+use sqlx::{PgPool, Postgres, Sqlite, SqlitePool, Transaction};
+
+pub(crate) use builder::Sql;
+pub(crate) use query::{Row, query, query_as, query_scalar};
+
+/// Which database it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Sqlite,
+    Postgres,
+}
+
+/// Connections to one of them.
+#[derive(Clone, Debug)]
+pub(crate) enum Pool {
+    Sqlite(SqlitePool),
+    Postgres(PgPool),
+}
+
+/// A transaction on one of them.
+#[derive(Debug)]
+pub(crate) enum Tx {
+    Sqlite(Transaction<'static, Sqlite>),
+    Postgres(Transaction<'static, Postgres>),
+}
+
+/// What one transaction does at a time: the numbers of its locks on PostgreSQL.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Alone {
+    /// Evictions are decided on the last one's result.
+    Evict = 0x6361_6e74_6c65_0001,
+}
+
+/// Where a statement runs.
+pub(crate) enum Place<'c> {
+    Pool(&'c Pool),
+    Tx(&'c mut Tx),
+}
+
+impl<'c> From<&'c Pool> for Place<'c> {
+    fn from(pool: &'c Pool) -> Self {
+        Self::Pool(pool)
+    }
+}
+
+impl<'c> From<&'c mut Tx> for Place<'c> {
+    fn from(tx: &'c mut Tx) -> Self {
+        Self::Tx(tx)
+    }
+}
+
+impl Pool {
+    /// Begins a transaction that reads everything as of one moment.
+    pub(crate) async fn begin(&self) -> Result<Tx, sqlx::Error> {
+        Ok(match self {
+            Self::Sqlite(pool) => Tx::Sqlite(pool.begin().await?),
+            Self::Postgres(pool) => {
+                Tx::Postgres(pool.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY").await?)
+            }
+        })
+    }
+
+    /// Begins a transaction that writes.
+    pub(crate) async fn begin_write(&self) -> Result<Tx, sqlx::Error> {
+        Ok(match self {
+            // IMMEDIATE: a transaction that begins by reading must not fail at its first write because another one wrote first.
+            Self::Sqlite(pool) => Tx::Sqlite(pool.begin_with("BEGIN IMMEDIATE").await?),
+            Self::Postgres(pool) => Tx::Postgres(pool.begin().await?),
+        })
+    }
+
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Sqlite(pool) => pool.close().await,
+            Self::Postgres(pool) => pool.close().await,
+        }
+    }
+}
+
+impl Tx {
+    pub(crate) async fn commit(self) -> Result<(), sqlx::Error> {
+        match self {
+            Self::Sqlite(tx) => tx.commit().await,
+            Self::Postgres(tx) => tx.commit().await,
+        }
+    }
+
+    /// Of all transactions that ask for this, one goes on at a time.
+    pub(crate) async fn alone(&mut self, what: Alone) -> Result<(), sqlx::Error> {
+        if let Self::Postgres(_) = self {
+            query("SELECT pg_advisory_xact_lock($1)").bind(what as i64).execute(self).await?;
+        }
+        Ok(())
+    }
+}

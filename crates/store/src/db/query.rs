@@ -1,0 +1,259 @@
+//! A statement with its values, and the rows that it answers.
+
+use std::borrow::Cow;
+
+use sqlx::postgres::{PgArguments, PgRow};
+use sqlx::sqlite::{SqliteArguments, SqliteRow};
+use sqlx::{
+    Arguments as _, AssertSqlSafe, ColumnIndex, Decode, Postgres, Row as _, SqlSafeStr as _, SqlStr, Sqlite,
+    Type,
+};
+
+use super::{Kind, Place, Pool, Tx};
+
+/// A value of a statement. NULL has a type too: PostgreSQL asks for it.
+#[derive(Clone, Debug)]
+pub(crate) enum Value {
+    Int(Option<i64>),
+    Real(f64),
+    Text(Option<String>),
+}
+
+macro_rules! values {
+    ($($from:ty => |$value:ident| $to:expr;)*) => {$(
+        impl From<$from> for Value {
+            fn from($value: $from) -> Self {
+                $to
+            }
+        }
+    )*};
+}
+
+values! {
+    i64 => |value| Self::Int(Some(value));
+    &i64 => |value| Self::Int(Some(*value));
+    Option<i64> => |value| Self::Int(value);
+    f64 => |value| Self::Real(value);
+    &f64 => |value| Self::Real(*value);
+    &str => |value| Self::Text(Some(value.to_owned()));
+    &&str => |value| Self::Text(Some((*value).to_owned()));
+    String => |value| Self::Text(Some(value));
+    &String => |value| Self::Text(Some(value.clone()));
+    Option<String> => |value| Self::Text(value);
+    &Option<String> => |value| Self::Text(value.clone());
+    Option<&String> => |value| Self::Text(value.cloned());
+    Option<&str> => |value| Self::Text(value.map(str::to_owned));
+}
+
+/// A row of one of both databases.
+#[derive(Debug)]
+pub(crate) enum Row {
+    Sqlite(SqliteRow),
+    Postgres(PgRow),
+}
+
+/// What both databases can read from a column.
+pub(crate) trait Get<'r>:
+    Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres>
+{
+}
+
+impl<'r, T> Get<'r> for T where T: Decode<'r, Sqlite> + Type<Sqlite> + Decode<'r, Postgres> + Type<Postgres> {}
+
+impl Row {
+    /// Reads a column by its name or number.
+    pub(crate) fn try_get<'r, T, I>(&'r self, column: I) -> Result<T, sqlx::Error>
+    where
+        T: Get<'r>,
+        I: ColumnIndex<SqliteRow> + ColumnIndex<PgRow>,
+    {
+        match self {
+            Self::Sqlite(row) => row.try_get(column),
+            Self::Postgres(row) => row.try_get(column),
+        }
+    }
+}
+
+/// Rows that are tuples.
+pub(crate) trait FromRow: Sized {
+    fn from_row(row: &Row) -> Result<Self, sqlx::Error>;
+}
+
+macro_rules! tuples {
+    ($(($($part:ident $at:literal),+);)*) => {$(
+        impl<$($part: for<'r> Get<'r>),+> FromRow for ($($part,)+) {
+            fn from_row(row: &Row) -> Result<Self, sqlx::Error> {
+                Ok(($(row.try_get($at)?,)+))
+            }
+        }
+    )*};
+}
+
+tuples! {
+    (A 0, B 1);
+    (A 0, B 1, C 2);
+}
+
+/// A statement, its values, and how its rows are read.
+#[derive(Debug)]
+pub(crate) struct Query<O> {
+    text: Cow<'static, str>,
+    /// What PostgreSQL is told instead.
+    postgres: Option<&'static str>,
+    /// What PostgreSQL is told at the end.
+    lock: &'static str,
+    values: Vec<Value>,
+    read: fn(Row) -> Result<O, sqlx::Error>,
+}
+
+/// A statement whose rows are read by the caller.
+pub(crate) fn query(text: impl Into<Cow<'static, str>>) -> Query<Row> {
+    Query::new(text.into(), Vec::new(), Ok)
+}
+
+/// A statement whose rows are tuples.
+pub(crate) fn query_as<T: FromRow>(text: impl Into<Cow<'static, str>>) -> Query<T> {
+    Query::new(text.into(), Vec::new(), |row| T::from_row(&row))
+}
+
+/// A statement with one column.
+pub(crate) fn query_scalar<T: for<'r> Get<'r>>(text: impl Into<Cow<'static, str>>) -> Query<T> {
+    Query::new(text.into(), Vec::new(), |row| row.try_get(0))
+}
+
+/// Runs on whichever database it is. `$run` is a method of sqlx's query.
+macro_rules! on {
+    ($query:ident, $place:ident, $run:ident) => {
+        match $place {
+            Place::Pool(Pool::Sqlite(pool)) => Found::Sqlite($query.sqlite().$run(pool).await?),
+            Place::Tx(Tx::Sqlite(tx)) => Found::Sqlite($query.sqlite().$run(&mut **tx).await?),
+            Place::Pool(Pool::Postgres(pool)) => Found::Postgres($query.postgres()?.$run(pool).await?),
+            Place::Tx(Tx::Postgres(tx)) => Found::Postgres($query.postgres()?.$run(&mut **tx).await?),
+        }
+    };
+}
+
+enum Found<S, P> {
+    Sqlite(S),
+    Postgres(P),
+}
+
+impl<O> Query<O> {
+    pub(super) fn new(
+        text: Cow<'static, str>,
+        values: Vec<Value>,
+        read: fn(Row) -> Result<O, sqlx::Error>,
+    ) -> Self {
+        Self { text, postgres: None, lock: "", values, read }
+    }
+
+    /// The next value: the first one is `$1`.
+    pub(crate) fn bind(mut self, value: impl Into<Value>) -> Self {
+        self.values.push(value.into());
+        self
+    }
+
+    /// The next value, where the database does not make it.
+    pub(crate) fn bind_on_sqlite(self, value: impl FnOnce() -> i64, kind: Kind) -> Self {
+        if kind == Kind::Sqlite { self.bind(value()) } else { self }
+    }
+
+    /// PostgreSQL gets this text instead.
+    pub(crate) const fn on_postgres(mut self, text: &'static str) -> Self {
+        self.postgres = Some(text);
+        self
+    }
+
+    /// PostgreSQL keeps the rows for this transaction. SQLite has one writer at a time.
+    pub(crate) const fn for_update(mut self) -> Self {
+        self.lock = " FOR UPDATE";
+        self
+    }
+
+    /// As [`Query::for_update`], without rows that another transaction keeps.
+    pub(crate) const fn for_update_of_free(mut self) -> Self {
+        self.lock = " FOR UPDATE SKIP LOCKED";
+        self
+    }
+
+    /// As [`Query::for_update`], for a row that others only need to exist.
+    pub(crate) const fn for_change(mut self) -> Self {
+        self.lock = " FOR NO KEY UPDATE";
+        self
+    }
+
+    /// PostgreSQL lets nobody delete the rows or change their keys during this transaction.
+    pub(crate) const fn for_share(mut self) -> Self {
+        self.lock = " FOR KEY SHARE";
+        self
+    }
+
+    /// How many rows it wrote.
+    pub(crate) async fn execute<'c>(self, on: impl Into<Place<'c>>) -> Result<u64, sqlx::Error> {
+        let place = on.into();
+        Ok(match on!(self, place, execute) {
+            Found::Sqlite(done) => done.rows_affected(),
+            Found::Postgres(done) => done.rows_affected(),
+        })
+    }
+
+    pub(crate) async fn fetch_all<'c>(self, on: impl Into<Place<'c>>) -> Result<Vec<O>, sqlx::Error> {
+        let (place, read) = (on.into(), self.read);
+        match on!(self, place, fetch_all) {
+            Found::Sqlite(rows) => rows.into_iter().map(|row| read(Row::Sqlite(row))).collect(),
+            Found::Postgres(rows) => rows.into_iter().map(|row| read(Row::Postgres(row))).collect(),
+        }
+    }
+
+    pub(crate) async fn fetch_optional<'c>(self, on: impl Into<Place<'c>>) -> Result<Option<O>, sqlx::Error> {
+        let (place, read) = (on.into(), self.read);
+        match on!(self, place, fetch_optional) {
+            Found::Sqlite(row) => row.map(|row| read(Row::Sqlite(row))).transpose(),
+            Found::Postgres(row) => row.map(|row| read(Row::Postgres(row))).transpose(),
+        }
+    }
+
+    pub(crate) async fn fetch_one<'c>(self, on: impl Into<Place<'c>>) -> Result<O, sqlx::Error> {
+        self.fetch_optional(on).await?.ok_or(sqlx::Error::RowNotFound)
+    }
+
+    fn sqlite<'q>(self) -> sqlx::query::Query<'q, Sqlite, SqliteArguments> {
+        let mut query = sqlx::query::<Sqlite>(safe(self.text));
+        for value in self.values {
+            query = match value {
+                Value::Int(value) => query.bind(value),
+                Value::Real(value) => query.bind(value),
+                Value::Text(value) => query.bind(value),
+            };
+        }
+        query
+    }
+
+    fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
+        let text = self.postgres.map_or(self.text, Cow::Borrowed);
+        let text = if self.lock.is_empty() { text } else { Cow::Owned(format!("{text}{}", self.lock)) };
+        let mut arguments = PgArguments::default();
+        for value in self.values {
+            match value {
+                Value::Int(value) => arguments.add(value),
+                Value::Real(value) => arguments.add(value),
+                Value::Text(value) => arguments.add(value.map(without_nul)),
+            }
+            .map_err(sqlx::Error::Encode)?;
+        }
+        Ok(sqlx::query_with(safe(text), arguments))
+    }
+}
+
+/// The texts are this crate's own; what comes from outside is a value.
+fn safe(text: Cow<'static, str>) -> SqlStr {
+    match text {
+        Cow::Borrowed(text) => text.into_sql_str(),
+        Cow::Owned(text) => AssertSqlSafe(text).into_sql_str(),
+    }
+}
+
+/// PostgreSQL's texts have no NUL; a program may print one.
+fn without_nul(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{fffd}") } else { text }
+}
