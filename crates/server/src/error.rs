@@ -94,6 +94,12 @@ impl From<StoreError> for ApiError {
             | StoreError::Migrate(_)
             | StoreError::Newer(_)
             | StoreError::NoBackup { .. }
+            | StoreError::Scheme(_)
+            | StoreError::Address(_)
+            | StoreError::Refused { .. }
+            | StoreError::TooOld { .. }
+            | StoreError::Encoding { .. }
+            | StoreError::Standby(_)
             | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
                 let message = "the server's database failed; see the server's log";
