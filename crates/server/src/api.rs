@@ -100,6 +100,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
     let app = Arc::clone(&api.app);
     Router::new()
         .route("/healthz", get(health::answer).with_state(Arc::clone(&app)))
+        .route("/readyz", get(health::ready).with_state(Arc::clone(&app)))
         .route("/metrics", get(metrics::scrape).with_state(ui.clone()))
         .merge(files::router(Arc::clone(&api.app)))
         .fallback(answer)

@@ -2,9 +2,11 @@
 
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_clearml::StopRequest;
 use cantle_store::{Change, Store};
+use tokio::sync::Notify;
 
 use crate::clock::now_us;
 use crate::files::Files;
@@ -25,6 +27,17 @@ pub(crate) struct App {
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
+    /// Of several servers on one database, this one does the periodic work.
+    pub(crate) leads: AtomicBool,
+    /// `leads` has changed.
+    pub(crate) led: Notify,
+}
+
+impl App {
+    /// Whether this server does the periodic work.
+    pub(crate) fn leads(&self) -> bool {
+        self.leads.load(Ordering::Relaxed)
+    }
 }
 
 /// One call: the shared state, its time, and the caller's address.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use cantle_store::backup as store;
 
 use crate::files::{LOCATION, Location};
-use crate::{ServerError, StateLock, create_private_dir, database_path};
+use crate::{ServerError, StateLock, create_private_dir, database_file};
 
 /// Keys and addresses, beside the database in the state directory.
 const KEYS: [&str; 3] = ["credentials.json", "viewer.json", "token.key"];
@@ -31,7 +31,7 @@ pub struct Contents {
 /// If there is no server's state, the file exists, or something can't be read or written.
 pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<Contents, ServerError> {
     let dir = state_dir.join("server");
-    let database = database_path(db, &dir)?;
+    let database = database_file(db, &dir)?;
     if !database.exists() {
         return Err(ServerError::NoState(state_dir.to_owned()));
     }

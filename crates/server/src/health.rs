@@ -1,13 +1,17 @@
-//! Whether the server can do its work: what `/healthz` answers.
+//! Whether the server can do its work: what `/healthz` and `/readyz` answer.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
-use cantle_store::StoreError;
+use cantle_store::{StorageFault, StoreError};
 
 use crate::app::App;
 use crate::clock::now_us;
+
+/// A database that answers later than this is away.
+const READY_WITHIN: Duration = Duration::from_secs(2);
 
 /// Why the database could not be written when that was tried last; `None` if it could.
 #[derive(Debug, Default)]
@@ -30,6 +34,18 @@ impl Health {
             Err(StoreError::Storage { fault, .. }) => self.note_fault(&fault.to_string()),
             Err(_) => {}
         }
+    }
+}
+
+/// `GET /readyz`, without credentials: whether calls may be sent to this server. The database is asked each time.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> (StatusCode, String) {
+    let away = |why: String| (StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n"));
+    match tokio::time::timeout(READY_WITHIN, app.store.answers()).await {
+        Ok(Ok(true)) => answer(State(app)).await,
+        Ok(Ok(false)) => away(StorageFault::ReadOnly.to_string()),
+        Ok(Err(StoreError::Storage { fault, .. })) => away(fault.to_string()),
+        Ok(Err(error)) => away(error.to_string()),
+        Err(_) => away("the database does not answer".to_owned()),
     }
 }
 

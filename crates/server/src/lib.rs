@@ -23,15 +23,17 @@ mod sweep;
 mod task_json;
 mod ui;
 mod usage;
+mod waiting;
 
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use cantle_clearml::Credentials;
-use cantle_store::{Store, StoreError};
+use cantle_store::{Database, StoreError};
 use tokio::net::TcpListener;
 
 pub use backup::{Contents, backup, restore};
@@ -46,7 +48,7 @@ const KEEP_EVENTS_DAYS: u64 = 90;
 pub struct ServerConfig {
     /// Where to listen, for example `127.0.0.1:8008`; port 0 takes a free one.
     pub listen: String,
-    /// `sqlite:PATH`, or a path; by default `server/cantle.db` under `state_dir`.
+    /// `sqlite:PATH`, a path, or `postgres://…`; by default `server/cantle.db` under `state_dir`.
     pub db: Option<String>,
     /// Where artifacts, models and debug images are: a directory, or `s3://BUCKET[/PREFIX]`; by default `server/files` under
     /// `state_dir`.
@@ -132,9 +134,6 @@ pub enum ServerError {
     /// What would be written over.
     #[error("{} exists already", .0.display())]
     Exists(PathBuf),
-    /// A database that this build does not know.
-    #[error("--db {0} is not supported")]
-    Database(String),
     /// Neither a directory nor a bucket.
     #[error("--files {0} is neither a directory nor s3://BUCKET[/PREFIX]")]
     Files(String),
@@ -148,6 +147,9 @@ pub enum ServerError {
         /// What the store answered.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// PostgreSQL has tools of its own for this.
+    #[error("{0} is a PostgreSQL database, which its own tools back up and restore")]
+    OwnTools(String),
     /// A file under the state directory.
     #[error("cannot use {path}: {source}")]
     File {
@@ -182,12 +184,14 @@ impl ServerError {
             Self::Taken { .. } => {
                 "stop that one first, or give this one another state directory with --state"
             }
-            Self::Database(_) => "write sqlite:PATH",
             Self::Files(_) => {
                 "write a directory, or s3://BUCKET[/PREFIX] in lower-case letters, digits, dots and dashes"
             }
             Self::FileStore { .. } => {
                 "set AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and make the bucket first"
+            }
+            Self::OwnTools(_) => {
+                "pg_dump or your database's own backup; and copy the directory server of the state directory"
             }
             Self::Damaged { .. } => "move it away; the next start makes new credentials",
             Self::Store(error) => return error.hints(),
@@ -207,7 +211,7 @@ impl Server {
     pub async fn bind(config: &ServerConfig) -> Result<Self, ServerError> {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
         let dir = config.state_dir.join("server");
-        let database = database_path(config.db.as_deref(), &dir)?;
+        let database = database(config.db.as_deref(), &dir)?;
         let listener = TcpListener::bind(&config.listen).await;
         if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
             && config.open
@@ -221,14 +225,21 @@ impl Server {
         let address = listener.local_addr().map_err(busy)?;
         let url = format!("http://{}", reachable(address));
         let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
-        let store = Store::open(&database).await?;
+        let store = waiting::open(&database, &listener).await?;
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
         let files = files::Files::open(location.clone()).await?;
         location.record(&dir)?;
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
-        let app =
-            Arc::new(app::App { store, keys, files, usage_half_life_ms, health: health::Health::default() });
+        let app = Arc::new(app::App {
+            store,
+            keys,
+            files,
+            usage_half_life_ms,
+            health: health::Health::default(),
+            leads: AtomicBool::new(false),
+            led: tokio::sync::Notify::new(),
+        });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,
@@ -262,6 +273,7 @@ impl Server {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
+        let leading = tokio::spawn(lead(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let served = axum::serve(door::Door::new(self.listener, self.silence), service)
@@ -270,9 +282,22 @@ impl Server {
         watcher.abort();
         ui.save().await;
         sweeper.abort();
+        leading.abort();
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }
+}
+
+/// Knows at any time whether this server does the periodic work.
+async fn lead(app: Arc<app::App>) {
+    let tell = |leads| {
+        app.leads.store(leads, Ordering::Relaxed);
+        app.led.notify_one();
+        if app.store.is_shared() {
+            tracing::info!(leads, "who does the periodic work has changed");
+        }
+    };
+    app.store.lead(tell).await;
 }
 
 fn process(holder: &str) -> String {
@@ -288,15 +313,19 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     }
 }
 
-fn database_path(db: Option<&str>, dir: &Path) -> Result<PathBuf, ServerError> {
-    let Some(db) = db else {
-        return Ok(dir.join("cantle.db"));
-    };
-    let path = db.strip_prefix("sqlite://").or_else(|| db.strip_prefix("sqlite:")).unwrap_or(db);
-    if path.is_empty() || path.contains("://") {
-        return Err(ServerError::Database(db.to_owned()));
+fn database(db: Option<&str>, dir: &Path) -> Result<Database, ServerError> {
+    match db {
+        None => Ok(Database::Sqlite(dir.join("cantle.db"))),
+        Some(db) => Ok(db.parse()?),
     }
-    Ok(PathBuf::from(path))
+}
+
+/// The file of a database, for what only SQLite needs.
+fn database_file(db: Option<&str>, dir: &Path) -> Result<PathBuf, ServerError> {
+    match database(db, dir)? {
+        Database::Sqlite(path) => Ok(path),
+        other => Err(ServerError::OwnTools(other.to_string())),
+    }
 }
 
 fn create_private_dir(dir: &Path) -> Result<(), ServerError> {
@@ -312,12 +341,19 @@ mod tests {
     #[test]
     fn databases() {
         let dir = Path::new("/state/server");
-        assert_eq!(database_path(None, dir).unwrap(), dir.join("cantle.db"));
-        assert_eq!(database_path(Some("sqlite:/x/y.db"), dir).unwrap(), Path::new("/x/y.db"));
-        assert_eq!(database_path(Some("/x/y.db"), dir).unwrap(), Path::new("/x/y.db"));
-        for db in ["postgres://host/db", "sqlite:", "mysql://x"] {
-            assert!(matches!(database_path(Some(db), dir), Err(ServerError::Database(_))), "{db}");
+        let file = |db| database_file(db, dir).map_err(|error| error.to_string());
+        assert_eq!(file(None).unwrap(), dir.join("cantle.db"));
+        assert_eq!(file(Some("sqlite:/x/y.db")).unwrap(), Path::new("/x/y.db"));
+        assert_eq!(file(Some("/x/y.db")).unwrap(), Path::new("/x/y.db"));
+        for db in ["sqlite:", "mysql://x"] {
+            assert!(
+                matches!(database(Some(db), dir), Err(ServerError::Store(StoreError::Scheme(_)))),
+                "{db}"
+            );
         }
+        let shown = database(Some("postgres://me:secret@host:5433/db"), dir).unwrap().to_string();
+        assert_eq!(shown, "postgres://host:5433/db", "without the password");
+        assert!(file(Some("postgres://me:secret@host/db")).unwrap_err().contains("its own tools"));
     }
 
     #[test]

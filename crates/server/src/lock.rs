@@ -5,6 +5,8 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cantle_store::Database;
+
 use crate::{ServerError, create_private_dir};
 
 /// Held as long as it lives.
@@ -25,7 +27,9 @@ impl StateLock {
     }
 
     /// Takes a database that is outside of the state directory, too.
-    pub(crate) fn and_database(mut self, state_dir: &Path, database: &Path) -> Result<Self, ServerError> {
+    pub(crate) fn and_database(mut self, state_dir: &Path, database: &Database) -> Result<Self, ServerError> {
+        // Any number of servers may use a PostgreSQL.
+        let Database::Sqlite(database) = database else { return Ok(self) };
         if database.parent() != Some(&state_dir.join("server")) {
             let mut name = database.as_os_str().to_owned();
             name.push(".lock");

@@ -1,5 +1,5 @@
-//! Periodic work of the server: a task whose agent died between taking and starting it, or whose node is gone, goes back to the front of its queue, and
-//! the length of the queues and the projects' use of GPUs are recorded.
+//! Periodic work of the server that leads: a task whose agent died between taking and starting it, or whose node is gone, goes
+//! back to the front of its queue, and the length of the queues and the projects' use of GPUs are recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,13 @@ pub(crate) async fn run(app: Arc<App>, start_within: Duration, kept: Kept) {
     let mut ticks = tokio::time::interval(EVERY.min(start_within));
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        tokio::select! {
+            _ = ticks.tick() => {}
+            () = app.led.notified() => {}
+        }
+        if !app.leads() {
+            continue;
+        }
         let now_us = now_us();
         match app.store.reclaim(now_us.saturating_sub(start_within_us), now_us).await {
             Ok(tasks) => tasks.iter().for_each(

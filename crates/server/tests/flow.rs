@@ -19,7 +19,7 @@ use cantle_clearml::tasks::{
 use cantle_clearml::workers::{self, StatusReport};
 use cantle_clearml::{Listing, TaskRequest, projects, queues};
 use cantle_model::TaskStatus;
-use cantle_store::{NodeRow, Store};
+use cantle_store::NodeRow;
 use common::TestServer;
 use serde_json::{Map, json};
 
@@ -345,7 +345,7 @@ async fn a_node_that_fell_silent_is_named() {
     start(&server, &id).await;
     let why = async || server.client.call(&ExplainTask { task: id.clone() }).await.unwrap().reason;
     assert_eq!(why().await, "runs on n1");
-    let store = Store::open(&server.dir.path().join("server/cantle.db")).await.unwrap();
+    let store = server.store().await;
     let long_ago = NodeRow { last_seen_us: 1_000_000, ..store.nodes().await.unwrap().remove(0) };
     store.report_node(&long_ago).await.unwrap();
     assert_eq!(

@@ -9,7 +9,7 @@
 mod common;
 
 use cantle_clearml::events::{ReportedEvent, SCALAR};
-use cantle_store::{Store, WorkerReport};
+use cantle_store::WorkerReport;
 use common::TestServer;
 use serde_json::{Value, json};
 
@@ -113,7 +113,7 @@ const MINUTE_US: i64 = 60_000_000;
 async fn workers_and_queues_over_time() {
     let server = TestServer::start().await;
     let queue = server.queue("q").await;
-    let store = Store::open(&server.dir.path().join("server/cantle.db")).await.unwrap();
+    let store = server.store().await;
     let report = |id: &str, task: Option<&str>, cpu: &str| WorkerReport {
         id: id.into(),
         task: task.map(str::to_owned),

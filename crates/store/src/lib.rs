@@ -17,6 +17,7 @@ mod error;
 mod events;
 mod evictions;
 mod flow;
+mod leader;
 mod listing;
 mod lost;
 mod migrations;
@@ -137,6 +138,12 @@ impl Store {
             .execute(&mut write.tx)
             .await?;
         write.commit().await
+    }
+
+    /// Whether other servers may use the database too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.kind == Kind::Postgres
     }
 
     /// `PostgreSQL` or `SQLite`.

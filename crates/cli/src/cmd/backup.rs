@@ -12,7 +12,7 @@ use crate::error::{CliError, ErrorKind};
 #[derive(Args, Debug)]
 pub(crate) struct BackupArgs {
     /// Database of the server [default: in the state directory]
-    #[arg(long, value_name = "sqlite:PATH")]
+    #[arg(long = "database", alias = "db", value_name = "sqlite:PATH")]
     db: Option<String>,
     /// File to write; it must not exist
     #[arg(value_name = "FILE")]

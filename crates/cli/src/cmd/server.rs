@@ -28,7 +28,13 @@ pub(super) struct ListenArgs {
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
     listen: String,
     /// Database [default: in the state directory]
-    #[arg(long, value_name = "sqlite:PATH")]
+    #[arg(
+        long = "database",
+        alias = "db",
+        env = "CANTLE_DATABASE",
+        hide_env_values = true,
+        value_name = "sqlite:PATH|postgres://…"
+    )]
     db: Option<String>,
     /// Artifacts, models and debug images: a directory, or a bucket of any store that speaks S3, which AWS_* variables
     /// describe [default: in the state directory]

@@ -109,8 +109,11 @@ impl Feed {
         lock(&self.history).view(kind, id)
     }
 
-    /// Saves the samples of charts since the last save. After a failure they are in the next save of their line.
+    /// The server that leads saves the samples of charts since the last save. After a failure they are in the next save of their line.
     pub(crate) async fn save(&self, api: &Api) {
+        if !api.app.leads() {
+            return;
+        }
         let (changed, gone) = lock(&self.history).unsaved();
         if changed.is_empty() && gone.is_empty() {
             return;

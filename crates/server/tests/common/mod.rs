@@ -32,7 +32,11 @@ impl TestServer {
 
     /// A server with this configuration.
     pub(crate) async fn start_with(dir: tempfile::TempDir, config: ServerConfig) -> Self {
-        let config = ServerConfig { state_dir: dir.path().to_owned(), ..config };
+        let db = match config.db {
+            None => database_of(dir.path()).await,
+            db => db,
+        };
+        let config = ServerConfig { state_dir: dir.path().to_owned(), db, ..config };
         let server = Server::bind(&config).await.unwrap();
         let client = Client::new(server.url(), server.credentials()).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -52,6 +56,13 @@ impl TestServer {
         self.serving.take().unwrap().await.unwrap();
         let Self { dir, .. } = self;
         Self::start_with(dir, config).await
+    }
+
+    /// Its database, opened once more.
+    pub(crate) async fn store(&self) -> cantle_store::Store {
+        let db = database_of(self.dir.path()).await;
+        let file = || self.dir.path().join("server/cantle.db").display().to_string();
+        cantle_store::Store::connect(&db.unwrap_or_else(file).parse().unwrap()).await.unwrap()
     }
 
     /// A client with connections of its own.
@@ -119,4 +130,17 @@ pub(crate) async fn create_task(client: &Client, name: &str) -> String {
     let fields = Map::from_iter([("hyperparams".to_owned(), json!(request.to_hyperparams()))]);
     let create = Create { name: name.into(), kind: "training".into(), fields };
     client.call(&create).await.unwrap().id
+}
+
+/// The database of the server in this directory: a schema of its own on the PostgreSQL that `CANTLE_TEST_POSTGRES` names
+/// (`tests/postgres` starts one), or else the file that is there by default.
+pub(crate) async fn database_of(dir: &std::path::Path) -> Option<String> {
+    use sqlx::Connection as _;
+    let server = std::env::var("CANTLE_TEST_POSTGRES").ok().filter(|url| !url.is_empty())?;
+    let name: String = dir.file_name()?.to_str()?.chars().filter(char::is_ascii_alphanumeric).collect();
+    let name = format!("s{}{}", std::process::id(), name.to_lowercase());
+    let mut connection = sqlx::PgConnection::connect(&format!("{server}/postgres")).await.unwrap();
+    let make = format!("CREATE SCHEMA IF NOT EXISTS {name}");
+    sqlx::raw_sql(sqlx::AssertSqlSafe(make)).execute(&mut connection).await.unwrap();
+    Some(format!("{server}/postgres?options=-c%20search_path%3D{name}"))
 }

@@ -1,4 +1,7 @@
 //! A statement that is put together from parts.
+//!
+//! A value is `?` in its text: SQLite looks up the name of each `$n` among all others, which takes long in a statement with
+//! thousands of them. PostgreSQL gets the numbers when the statement runs.
 
 use std::fmt::{Display, Write as _};
 
@@ -46,8 +49,8 @@ impl Sql {
 
     pub(crate) fn push_bind(&mut self, value: impl Into<Value>) -> &mut Self {
         self.values.push(value.into());
-        let n = self.values.len();
-        self.push(format_args!("${n}"))
+        self.text.push('?');
+        self
     }
 
     pub(crate) const fn separated(&mut self, between: &'static str) -> List<'_> {
@@ -73,14 +76,14 @@ impl Sql {
     }
 
     pub(crate) fn build(self) -> Query<Row> {
-        Query::new(self.text.into(), self.values, Ok)
+        Query::marked(self.text, self.values, Ok)
     }
 
     pub(crate) fn build_as<T: FromRow>(self) -> Query<T> {
-        Query::new(self.text.into(), self.values, |row| T::from_row(&row))
+        Query::marked(self.text, self.values, |row| T::from_row(&row))
     }
 
     pub(crate) fn build_scalar<T: for<'r> Get<'r>>(self) -> Query<T> {
-        Query::new(self.text.into(), self.values, |row| row.try_get(0))
+        Query::marked(self.text, self.values, |row| row.try_get(0))
     }
 }

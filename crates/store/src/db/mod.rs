@@ -38,6 +38,8 @@ pub(crate) enum Tx {
 pub(crate) enum Alone {
     /// Evictions are decided on the last one's result.
     Evict = 0x6361_6e74_6c65_0001,
+    /// One server does the periodic work.
+    Lead = 0x6361_6e74_6c65_0002,
 }
 
 /// Where a statement runs.

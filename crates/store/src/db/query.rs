@@ -1,6 +1,7 @@
 //! A statement with its values, and the rows that it answers.
 
 use std::borrow::Cow;
+use std::fmt::Write as _;
 
 use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
@@ -103,6 +104,8 @@ pub(crate) struct Query<O> {
     /// What PostgreSQL is told at the end.
     lock: &'static str,
     values: Vec<Value>,
+    /// A value is `?` in the text, not `$n`.
+    is_marked: bool,
     read: fn(Row) -> Result<O, sqlx::Error>,
 }
 
@@ -139,12 +142,13 @@ enum Found<S, P> {
 }
 
 impl<O> Query<O> {
-    pub(super) fn new(
-        text: Cow<'static, str>,
-        values: Vec<Value>,
-        read: fn(Row) -> Result<O, sqlx::Error>,
-    ) -> Self {
-        Self { text, postgres: None, lock: "", values, read }
+    fn new(text: Cow<'static, str>, values: Vec<Value>, read: fn(Row) -> Result<O, sqlx::Error>) -> Self {
+        Self { text, postgres: None, lock: "", values, is_marked: false, read }
+    }
+
+    /// From a text with `?` for each value.
+    pub(super) fn marked(text: String, values: Vec<Value>, read: fn(Row) -> Result<O, sqlx::Error>) -> Self {
+        Self { is_marked: true, ..Self::new(text.into(), values, read) }
     }
 
     /// The next value: the first one is `$1`.
@@ -231,6 +235,7 @@ impl<O> Query<O> {
 
     fn postgres<'q>(self) -> Result<sqlx::query::Query<'q, Postgres, PgArguments>, sqlx::Error> {
         let text = self.postgres.map_or(self.text, Cow::Borrowed);
+        let text = if self.is_marked { Cow::Owned(numbered(&text)) } else { text };
         let text = if self.lock.is_empty() { text } else { Cow::Owned(format!("{text}{}", self.lock)) };
         let mut arguments = PgArguments::default();
         for value in self.values {
@@ -251,6 +256,19 @@ fn safe(text: Cow<'static, str>) -> SqlStr {
         Cow::Borrowed(text) => text.into_sql_str(),
         Cow::Owned(text) => AssertSqlSafe(text).into_sql_str(),
     }
+}
+
+/// `$1`, `$2`… for each `?`.
+fn numbered(text: &str) -> String {
+    let mut numbered = String::with_capacity(text.len() * 2);
+    for (n, part) in text.split('?').enumerate() {
+        if n > 0 {
+            // Writing to a string can't fail.
+            let _ = write!(numbered, "${n}");
+        }
+        numbered.push_str(part);
+    }
+    numbered
 }
 
 /// PostgreSQL's texts have no NUL; a program may print one.

@@ -1,0 +1,68 @@
+//! One of several servers does the periodic work. Who it is, PostgreSQL says: a lock that ends with the connection that holds it.
+
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions as _, Connection as _};
+
+use crate::db::{Alone, Pool};
+use crate::{Kind, Store};
+
+/// How often a server tries to lead, and a leader looks whether it still does.
+const EVERY: Duration = Duration::from_millis(500);
+/// A leader whose database does not answer for so long leads no more.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// PostgreSQL ends a session whose machine does not answer for 3 s; with it goes the lock.
+const KEEPALIVE: &str =
+    "SET tcp_keepalives_idle = 1; SET tcp_keepalives_interval = 1; SET tcp_keepalives_count = 2";
+
+impl Store {
+    /// Says whether this server leads, and each time that this changes; never ends. A server on SQLite is the only one.
+    pub async fn lead(&self, tell: impl Fn(bool) + Send + Sync) {
+        let Pool::Postgres(pool) = &self.state else {
+            tell(true);
+            return std::future::pending().await;
+        };
+        let options = pool.connect_options();
+        loop {
+            if let Ok(Some(mut connection)) = try_to_lead(&options).await {
+                tell(true);
+                while is_alive(&mut connection).await {
+                    tokio::time::sleep(EVERY).await;
+                }
+                tell(false);
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+
+    /// Whether the database answers and can be written.
+    ///
+    /// # Errors
+    /// [`StoreError::Storage`](crate::StoreError::Storage) if not.
+    pub async fn answers(&self) -> Result<bool, crate::StoreError> {
+        let read_only = match self.kind {
+            Kind::Sqlite => "SELECT 0",
+            Kind::Postgres => {
+                "SELECT CASE WHEN current_setting('transaction_read_only')::bool THEN 1 ELSE 0 END::bigint"
+            }
+        };
+        Ok(crate::query_scalar::<i64>(read_only).fetch_one(&self.state).await? == 0)
+    }
+}
+
+async fn try_to_lead(options: &PgConnectOptions) -> Result<Option<PgConnection>, sqlx::Error> {
+    let mut connection = options.connect().await?;
+    sqlx::raw_sql(KEEPALIVE).execute(&mut connection).await?;
+    loop {
+        let held = sqlx::query_scalar("SELECT pg_try_advisory_lock($1)").bind(Alone::Lead as i64);
+        if held.fetch_one(&mut connection).await? {
+            return Ok(Some(connection));
+        }
+        tokio::time::sleep(EVERY).await;
+    }
+}
+
+async fn is_alive(connection: &mut PgConnection) -> bool {
+    matches!(tokio::time::timeout(PATIENCE, connection.ping()).await, Ok(Ok(())))
+}
