@@ -18,6 +18,9 @@ CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/sim
 CANTLE_TEST_CHURN_S=600 CANTLE_TEST_PENDING_S=5 CANTLE_TEST_AWAY_S=120 tests/cluster/run.sh -s \
     -k "nobody_waits_in_vain or without_the_api_server" || [ $? = 77 ]
 CANTLE_TEST_REPLICAS=5 CANTLE_TEST_TASKS=1000 tests/cluster/run.sh -k "max_pods or many_tasks" || [ $? = 77 ]
+# Artifacts in every kind of store, with an object of 2 GiB; and each way in which a node is lost.
+CANTLE_TEST_FILE_MIB=2048 CANTLE_TEST_ALL=yes tests/files/run.sh || [ $? = 77 ]
+CANTLE_TEST_ALL=yes .venv/bin/python -m pytest -q tests/e2e/test_lost_node.py
 # A log that a death lost once in a thousand runs.
 CANTLE_TEST_ATTEMPTS=20 tests/cluster/run.sh -k killed_controller || [ $? = 77 ]
 # Compute shares: two jobs over two GPUs, and 64 slices whose processes are killed for five minutes.

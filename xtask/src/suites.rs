@@ -99,6 +99,7 @@ const SUITES: &[Suite] = &[
     suite("compute", 6, &[Pytest("tests/compute")]),
     suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
     suite("chart", 6, &[Pytest("tests/chart")]),
+    suite("files", 4, &[Run("tests/files/run.sh")]),
     suite("packages", 8, &[Run("tests/packages/run.sh")]),
 ];
 

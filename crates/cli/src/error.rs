@@ -184,7 +184,7 @@ impl From<KubeError> for CliError {
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
         let kind = match &error {
-            ServerError::Open(_) | ServerError::Database(_) | ServerError::Files(_) => ErrorKind::Usage,
+            ServerError::Open(_) | ServerError::Files(_) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage

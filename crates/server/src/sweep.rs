@@ -1,5 +1,5 @@
-//! Periodic work of the server that leads: a task whose agent died between taking and starting it, or whose node is gone, goes back to the front of its queue, and
-//! the length of the queues and the projects' use of GPUs are recorded.
+//! Periodic work of the server that leads: a task whose agent died between taking and starting it, or whose node is gone, goes
+//! back to the front of its queue, and the length of the queues and the projects' use of GPUs are recorded.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cantle_model::TaskStatus::{InProgress, Queued};
 
 use crate::data::{Change, EventRow};
-use crate::db::{Tx, query, query_as, query_scalar};
+use crate::db::{Row, query, query_as, query_scalar};
 use crate::flow::{about, entry, give_up, prepend, queue_name, set_status};
 use crate::tasks::load;
 use crate::{Store, StoreError};
@@ -83,9 +83,7 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn fences(&self) -> Result<BTreeMap<String, FenceRow>, StoreError> {
-        let rows: Vec<(String, String, i64, i64)> = query_as(FENCES).fetch_all(&self.readers).await?;
-        let row = |(task, lease, renewed_us, after_ms)| (task, FenceRow { lease, renewed_us, after_ms });
-        Ok(rows.into_iter().map(row).collect())
+        query(FENCES).fetch_all(&self.readers).await?.iter().map(fence).collect()
     }
 
     /// Renews runs, in order.
@@ -93,29 +91,52 @@ impl Store {
     /// # Errors
     /// Only if the database fails.
     pub async fn renew(&self, runs: &[Renewal], now_us: i64) -> Result<Vec<Renewed>, StoreError> {
-        let fences = self.fences().await?;
+        let (fences, requeues) = (self.fences().await?, self.requeues().await?);
         let is_recorded = |run: &Renewal| fences.get(&run.task).is_some_and(|row| row.lease == run.lease);
+        let answer = |run: &Renewal, holder: Option<Row>| -> Result<Renewed, StoreError> {
+            let Some(holder) = holder else { return Ok(Renewed::default()) };
+            let (lease, queue): (Option<String>, Option<String>) =
+                (holder.try_get("lease")?, holder.try_get("queue")?);
+            let fence_ms = queue.and_then(|queue| requeues.get(&queue).copied());
+            Ok(Renewed { held: lease.as_deref() == Some(&run.lease), fence_ms })
+        };
+        const HOLDER: &str = "SELECT lease, queue FROM tasks WHERE id = $1";
+        let mut answers = Vec::with_capacity(runs.len());
         // Runs without a fence, which most are, cost no write.
         if !runs.iter().any(|run| run.fence_ms.is_some() || is_recorded(run)) {
-            let mut reader = self.readers.begin().await?;
-            return answers(&mut reader, runs).await;
+            for run in runs {
+                let holder = query(HOLDER).bind(&run.task).fetch_optional(&self.readers).await?;
+                answers.push(answer(run, holder)?);
+            }
+            return Ok(answers);
         }
         let mut write = self.write().await?;
-        let answers = answers(&mut write.tx, runs).await?;
-        for (run, _) in runs.iter().zip(&answers).filter(|(_, answer)| answer.held) {
-            let sql = match run.fence_ms {
-                Some(_) => {
-                    "INSERT INTO run_fences (task, lease, renewed_us, after_ms) VALUES ($1, $2, $3, $4) \
-                     ON CONFLICT (task) DO UPDATE SET lease = $2, renewed_us = $3, after_ms = $4"
+        for run in runs {
+            // Whoever gives the task away waits for this renewal, or this one sees that it is given away.
+            let holder = query(HOLDER).for_update().bind(&run.task).fetch_optional(&mut write.tx).await?;
+            let renewed = answer(run, holder)?;
+            answers.push(renewed);
+            match run.fence_ms.filter(|_| renewed.held) {
+                Some(after_ms) => {
+                    query(
+                        "INSERT INTO run_fences (task, lease, renewed_us, after_ms) VALUES ($1, $2, $3, $4) \
+                         ON CONFLICT (task) DO UPDATE SET lease = $2, renewed_us = $3, after_ms = $4",
+                    )
+                    .bind(&run.task)
+                    .bind(&run.lease)
+                    .bind(now_us)
+                    .bind(after_ms)
+                    .execute(&mut write.tx)
+                    .await?;
                 }
-                None => "DELETE FROM run_fences WHERE task = $1",
-            };
-            let sql = query(sql).bind(&run.task);
-            let sql = match run.fence_ms {
-                Some(after_ms) => sql.bind(&run.lease).bind(now_us).bind(after_ms),
-                None => sql,
-            };
-            sql.execute(&mut write.tx).await?;
+                None if renewed.held => {
+                    query("DELETE FROM run_fences WHERE task = $1")
+                        .bind(&run.task)
+                        .execute(&mut write.tx)
+                        .await?;
+                }
+                None => {}
+            }
         }
         write.commit().await?;
         Ok(answers)
@@ -209,19 +230,11 @@ impl Store {
 /// How the reason of a task begins that was queued again because its node is gone.
 pub const LOST: &str = "lost with node";
 
-async fn answers(tx: &mut Tx, runs: &[Renewal]) -> Result<Vec<Renewed>, StoreError> {
-    let mut answers = Vec::with_capacity(runs.len());
-    for run in runs {
-        let found: Option<(Option<String>, Option<i64>)> = query_as(
-            "SELECT t.lease, r.after_ms FROM tasks t LEFT JOIN queue_requeues r ON r.queue = t.queue WHERE t.id = $1",
-        )
-        .bind(&run.task)
-        .fetch_optional(&mut *tx)
-        .await?;
-        answers.push(found.map_or_else(Renewed::default, |(lease, fence_ms)| Renewed {
-            held: lease.as_deref() == Some(&run.lease),
-            fence_ms,
-        }));
-    }
-    Ok(answers)
+fn fence(row: &Row) -> Result<(String, FenceRow), StoreError> {
+    let fence = FenceRow {
+        lease: row.try_get("lease")?,
+        renewed_us: row.try_get("renewed_us")?,
+        after_ms: row.try_get("after_ms")?,
+    };
+    Ok((row.try_get("id")?, fence))
 }

@@ -1,19 +1,21 @@
 //! A run is given to another node only when its own has ended it for certain.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
 
+mod common;
+
 use cantle_model::TaskStatus::{Completed, InProgress, Queued};
 use cantle_store::{Change, NewTask, Renewal, Renewed, Store, TaskClaim, Terms};
 use serde_json::Map;
 
 const SLACK_MS: i64 = 5000;
 
-async fn open() -> (Store, tempfile::TempDir) {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+async fn open() -> (Store, common::Fresh) {
+    let fresh = common::fresh().await;
+    let store = fresh.open().await;
     store.create_queue("q", "q", &Map::new(), 1).await.unwrap();
     let new = NewTask { id: "t".into(), name: "t".into(), kind: "training".into(), ..NewTask::default() };
     store.submit(&new, "q", &Change { now_us: 1, ..Change::default() }).await.unwrap();
-    (store, dir)
+    (store, fresh)
 }
 
 fn claim(node: &str, lease: &str, exit_code: Option<i64>) -> TaskClaim {

@@ -150,6 +150,15 @@ pub(super) fn is_missing(error: &Error) -> bool {
     matches!(error, Error::NotFound { .. }) || error.to_string().contains("<Code>NoSuchBucket</Code>")
 }
 
+/// The store answers that these keys may not do that; of a list, too, with its status alone.
+pub(super) fn is_refused(error: &Error) -> bool {
+    let of_list = || {
+        let text = error.to_string();
+        ["401", "403"].iter().any(|status| text.contains(&format!("non-2xx status code: {status}")))
+    };
+    matches!(error, Error::PermissionDenied { .. } | Error::Unauthenticated { .. }) || of_list()
+}
+
 /// Parts that arrived; given up unless the object is complete, so that the store does not keep them.
 struct Parts(Option<Box<dyn MultipartUpload>>);
 
@@ -237,7 +246,7 @@ fn failed(url: &BucketUrl, object: &str, error: Error) -> FileError {
     let store = url.to_string();
     match error {
         Error::NotFound { .. } => FileError::NoObject(object.to_owned()),
-        Error::PermissionDenied { .. } | Error::Unauthenticated { .. } => {
+        error if is_refused(&error) => {
             tracing::error!(%url, "the file store refuses the server's keys: {error}");
             FileError::Refused { store }
         }

@@ -1,7 +1,7 @@
 //! Objects as plain files of a directory.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use axum::body::{Body, Bytes};
 use futures_util::stream::try_unfold;
@@ -114,7 +114,7 @@ impl FileUpload {
         match done {
             // Another call deleted the last object of the directory meanwhile.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::create_dir_all(self.target.parent().unwrap_or(Path::new("."))).await?;
+                fs::create_dir_all(self.target.parent().unwrap_or(&self.target)).await?;
                 Ok(fs::rename(&self.partial.0, &self.target).await?)
             }
             done => Ok(done?),

@@ -19,7 +19,6 @@ use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use object_store::Error;
 use percent_encoding::percent_decode_str;
 
 use crate::ServerError;
@@ -78,9 +77,7 @@ impl Files {
             Bucket::open(url.clone()).map_err(|error| unusable("has settings that contradict", error))?;
         match bucket.probe().await {
             Err(error) if bucket::is_missing(&error) => return Err(unusable("does not exist", error)),
-            Err(error @ (Error::PermissionDenied { .. } | Error::Unauthenticated { .. })) => {
-                return Err(unusable("refuses these keys", error));
-            }
+            Err(error) if bucket::is_refused(&error) => return Err(unusable("refuses these keys", error)),
             Err(error) => tracing::warn!("the file store {url} does not answer yet: {error}"),
             Ok(()) => {}
         }

@@ -93,7 +93,6 @@ macro_rules! tuples {
 tuples! {
     (A 0, B 1);
     (A 0, B 1, C 2);
-    (A 0, B 1, C 2, D 3);
 }
 
 /// A statement, its values, and how its rows are read.
