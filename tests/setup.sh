@@ -2,7 +2,7 @@
 # Installs what the suites need: `setup.sh [SUITE]...`, without names for all of them. Quick when done before.
 #
 # Every suite has a Python environment in .venv, the real nvidia-smi 535 and 550 in .cache, a compiler for musl, sudo and strace.
-# What else style, docker, clearml, k8s, ui, frameworks, packages and files need they install themselves (`run.sh --setup`), here one after the other: suites that run
+# What else style, docker, clearml, k8s, ui, frameworks, packages, files and postgres need they install themselves (`run.sh --setup`), here one after the other: suites that run
 # side by side find it done. What can't be had here is no error: the suite says so and is skipped.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -21,10 +21,10 @@ if [ -x .cache/nvidia-smi/550/nvidia-smi ]; then
     mkdir -p dist/lib/cantle/sim
     cp .cache/nvidia-smi/550/nvidia-smi dist/lib/cantle/sim/nvidia-smi
 fi
-[ $# != 0 ] || set -- style docker clearml k8s ui frameworks packages files
+[ $# != 0 ] || set -- style docker clearml k8s ui frameworks packages files postgres
 for suite in "$@"; do
     case $suite in
-    style | docker | clearml | ui | frameworks | packages | files) tests/"$suite"/run.sh --setup || [ $? -eq 77 ] ;;
+    style | docker | clearml | ui | frameworks | packages | files | postgres) tests/"$suite"/run.sh --setup || [ $? -eq 77 ] ;;
     k8s) tests/cluster/run.sh --setup || [ $? -eq 77 ] ;;
     esac
 done

@@ -11,6 +11,8 @@ CANTLE_STRESS_MIG="${CANTLE_STRESS_MIG:-100000}" cargo test --release --locked -
 CANTLE_STRESS_MIG_PROCESSES="${CANTLE_STRESS_MIG_PROCESSES:-100000}" \
     cargo test --release --locked -p cantle-node --lib mig::tests::nor_do -- --nocapture
 CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
+# A thousand kills of connections, and of PostgreSQL itself.
+CANTLE_TEST_KILLS=1000 tests/postgres/with-server.sh cargo test --release --locked -p cantle-store --test kills -- --nocapture || [ $? = 77 ]
 CANTLE_TEST_WEEKS="${CANTLE_TEST_WEEKS:-10}" tests/clearml/run.sh -k week
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
 CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py

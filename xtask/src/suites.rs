@@ -81,6 +81,7 @@ const SUITES: &[Suite] = &[
     suite("shim", 6, &[Run("cargo xtask verify-shim")]),
     suite("ui", 10, &[Run("tests/ui/run.sh")]),
     suite("docker", 8, &[Run("tests/docker/run.sh")]),
+    suite("postgres", 6, &[Run("tests/postgres/run.sh")]),
     suite("clearml", 4, &[Run("tests/clearml/run.sh")]),
     // MIG's own are in the suite `mig`.
     suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),

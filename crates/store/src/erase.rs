@@ -97,8 +97,8 @@ impl Store {
     ) -> Result<(u64, u64), StoreError> {
         let mut pruned = [0, 0];
         // What goes is looked up first: nobody has to wait for a reader.
-        let befores = [events_before_us, logs_before_us];
-        for (count, ((table, arrived), before_us)) in self.kind.arrival().into_iter().zip(befores).enumerate()
+        let limits = [events_before_us, logs_before_us];
+        for (count, ((table, arrived), before_us)) in self.kind.arrival().into_iter().zip(limits).enumerate()
         {
             let ended =
                 "task NOT IN (SELECT id FROM tasks WHERE status IN ('created', 'queued', 'in_progress'))";

@@ -64,7 +64,7 @@ pub enum StoreError {
         lease: String,
     },
     /// A report about a run that was given up, or has ended.
-    #[error("Task has run again since: task={task}, run={run}, newest run={newest}")]
+    #[error("Run was given up: task={task}, run={run}, newest run={newest}")]
     StaleRun {
         /// The task.
         task: String,

@@ -201,7 +201,7 @@ impl Store {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, task).await?;
         let from = old.index.status;
-        runs::fence(&old, change.run)?;
+        runs::fence(&mut write.tx, &old, change.run).await?;
         if !(change.force || may_follow(from, to)) {
             return Err(refusal(&old, to.as_str()));
         }
@@ -271,7 +271,7 @@ impl Store {
     pub async fn claim(&self, claim: &TaskClaim, now_us: i64) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         let old = load(&mut write.tx, &claim.task).await?;
-        runs::fence(&old, claim.run)?;
+        runs::fence(&mut write.tx, &old, claim.run).await?;
         let (node, lease) = (old.node.clone(), old.lease.clone());
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
         if let (Some(node), Some(lease)) = (node, &lease)

@@ -49,14 +49,16 @@ impl Store {
     }
 }
 
-/// Refuses a report about another run than the newest one of the task.
-pub(crate) fn fence(task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
-    match run {
-        Some(run) if run != task.run => {
-            Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })
-        }
-        _ => Ok(()),
+/// Refuses a report about a run that was given up, or another than the newest one of the task.
+pub(crate) async fn fence(tx: &mut Tx, task: &TaskRow, run: Option<i64>) -> Result<(), StoreError> {
+    let Some(run) = run else { return Ok(()) };
+    let given_up = "SELECT run FROM runs WHERE task = $1 AND run = $2 AND outcome IN ('queued', 'created')";
+    let given_up: Option<i64> =
+        query_scalar(given_up).bind(&task.index.id).bind(run).fetch_optional(tx).await?;
+    if run == task.run && given_up.is_none() {
+        return Ok(());
     }
+    Err(StoreError::StaleRun { task: task.index.id.clone(), run, newest: task.run })
 }
 
 /// Begins a run and returns its number.

@@ -58,6 +58,12 @@ impl TestServer {
         Self::start_with(dir, config).await
     }
 
+    /// Ends it.
+    pub(crate) async fn stop(mut self) {
+        drop(self.stop.take());
+        self.serving.take().unwrap().await.unwrap();
+    }
+
     /// Its database, opened once more.
     pub(crate) async fn store(&self) -> cantle_store::Store {
         let db = database_of(self.dir.path()).await;

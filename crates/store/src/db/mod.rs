@@ -35,6 +35,7 @@ pub(crate) enum Tx {
 
 /// What one transaction does at a time: the numbers of its locks on PostgreSQL.
 #[derive(Clone, Copy, Debug)]
+#[repr(i64)]
 pub(crate) enum Alone {
     /// Evictions are decided on the last one's result.
     Evict = 0x6361_6e74_6c65_0001,
