@@ -23,8 +23,8 @@ use cantle_kube_model::nominate::is_held;
 const OURS: &str = "app.kubernetes.io/name=cantle";
 /// Which of its parts.
 const COMPONENT: &str = "app.kubernetes.io/component";
-/// A replica nominates within milliseconds; another one takes over from it in 15 s.
-pub const HELD_S: i64 = 30;
+/// In seconds. A replica nominates within milliseconds; another one takes over from it in 15 s.
+const HELD_S: i64 = 30;
 /// How the API server's metrics show a feature gate.
 const GATE_METRIC: &str = "kubernetes_feature_enabled{";
 
@@ -51,7 +51,7 @@ pub struct Survey {
     pub probe: Probe,
     /// Pods whose words have no effect, by why: `namespace/name` of each.
     pub overlooked: BTreeMap<String, Vec<String>>,
-    /// Pods (`namespace/name`) that have waited for their nomination for longer than [`HELD_S`]: no replica of the injector makes any.
+    /// Pods (`namespace/name`) that have waited for their nomination for longer than 30 seconds: no replica of the injector makes any.
     pub held: Vec<String>,
     /// Quotas (`namespace/name`) of what NVIDIA's device plugin gives out, which pods with slices no longer ask for.
     pub void_quotas: Vec<String>,
