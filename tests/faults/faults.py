@@ -1,19 +1,21 @@
 #!/usr/bin/env python3
 """The table of forty faults: each is injected, and what is seen is compared with what is expected.
 
-    faults.py [--short] [--only N,N…] [--write FILE]
+    faults.py [--short] [--only N,N…] [--jobs N] [--write FILE]
 
 `--short`: those of the gate. `--write`: the table as a page of the documentation.
 """
 
 import argparse
 import datetime
+import functools
 import json
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +28,12 @@ from table import FAULTS  # noqa: E402
 
 # A single check; the slowest takes a few minutes on a busy machine.
 CHECK_S = 900
+# One thread builds, the others wait for it.
+BUILDING = threading.Lock()
 COMMAND = ".venv/bin/python tests/faults/faults.py"
 
 
+@functools.cache
 def built_tests():
     """The test programs of the workspace, by package and target, as cargo built them."""
     command = ["cargo", "test", "--workspace", "--locked", "--no-run", "--message-format=json"]
@@ -43,9 +48,10 @@ def built_tests():
     return programs
 
 
-def rust_test(name, programs):
+def rust_test(name):
     target, test = name.split(": ")
-    program, folder = programs[target]
+    with BUILDING:
+        program, folder = built_tests()[target]
     # The tests of crates/agent/tests/node have a runner of their own, which filters by a part of the name.
     words = [program, test] if target == "cantle-agent/node" else [program, test, "--exact", "--nocapture"]
     env = os.environ | {"CARGO_MANIFEST_DIR": str(folder)}
@@ -77,21 +83,21 @@ def last_line(text):
     return lines[-1] if lines else "nothing was said"
 
 
-def run_check(check, programs):
+def run_check(check):
     if callable(check):
         return check()
     if check.startswith("tests/"):
         return pytest_test(check)
-    return rust_test(check, programs)
+    return rust_test(check)
 
 
-def run(fault, programs, short):
+def run(fault, short):
     """Whether the line is green, and what was seen."""
     seen, began = [], time.monotonic()
     checks = [check for check in fault.checks if callable(check)] if short else fault.checks
     try:
         for check in checks:
-            seen.append(run_check(check, programs))
+            seen.append(run_check(check))
         green = True
     except (AssertionError, Lacking, subprocess.SubprocessError, KeyError) as error:
         green = False
@@ -140,20 +146,19 @@ def main():
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--only", default="")
     parser.add_argument("--write", type=pathlib.Path)
+    parser.add_argument("--jobs", type=int, default=2)
     args = parser.parse_args()
     if os.geteuid() != 0 or not CANTLE.exists():
         print(f"needs root and {CANTLE.relative_to(ROOT)} (make build)")
         return 77
     only = {int(number) for number in args.only.split(",") if number}
     faults = [fault for fault in FAULTS if (fault.short or not args.short) and (not only or fault.number in only)]
-    needs_rust = not args.short and any(isinstance(c, str) and not c.startswith("tests/") for fault in faults for c in fault.checks)
-    programs = built_tests() if needs_rust else {}
     # The files of the driver are laid out by the first machine; all others share them.
     with installation():
         pass
-    # In the gate two at a time: they wait more than they compute. The long form watches the clock.
-    with ThreadPoolExecutor(2 if args.short else 1) as pool:
-        outcomes = dict(zip(faults, pool.map(lambda fault: run(fault, programs, args.short), faults)))
+    # They wait more than they compute.
+    with ThreadPoolExecutor(args.jobs) as pool:
+        outcomes = dict(zip(faults, pool.map(lambda fault: run(fault, args.short), faults)))
     if args.write:
         args.write.write_text(page(outcomes, f"{COMMAND} --write {args.write}"))
     green = sum(green for green, _ in outcomes.values())

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use cantle_decide::{Offer, SnapshotBuilder, decide};
-use cantle_model::{Gpu, GpuRequest, Holder, Lease, LeaseId, Milli, QueueSpec, QueueWant, TaskId, TaskStatus};
+use cantle_model::{
+    Gpu, GpuRequest, Holder, Lease, LeaseId, Milli, QueueSpec, QueueWant, TaskId, TaskStatus,
+};
 use cantle_sched::{Policy, Waiting};
 
 use crate::Planted;
@@ -137,7 +139,13 @@ impl Agent {
     }
 
     /// The answer to what was asked about `id`; `None` if none came in time. True if a process is to be started now.
-    pub(crate) fn hear(&mut self, id: &LeaseId, answer: Option<Answer>, now_us: i64, planted: Planted) -> bool {
+    pub(crate) fn hear(
+        &mut self,
+        id: &LeaseId,
+        answer: Option<Answer>,
+        now_us: i64,
+        planted: Planted,
+    ) -> bool {
         if let Some(Answer::Backlog(waiting)) = answer {
             self.place(waiting, now_us, planted);
             return false;
@@ -161,11 +169,14 @@ impl Agent {
                     if !is_taken {
                         self.release(id);
                     } else if now_us - since >= crate::GRACE_US {
-                        *state = State::Returning;
+                        // The server gives it back by itself.
+                        self.release(id);
                     }
                 }
             }
-            State::Taken if done || refused && planted == Planted::ClaimWithoutFence => *state = State::Claimed,
+            State::Taken if done || refused && planted == Planted::ClaimWithoutFence => {
+                *state = State::Claimed
+            }
             State::Taken if refused => self.release(id),
             State::Claimed => match answer {
                 Some(Answer::Status(status, _)) if status.is_final() => self.release(id),

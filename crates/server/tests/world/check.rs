@@ -64,7 +64,9 @@ pub(crate) fn at_the_end(world: &World) -> Result<(), String> {
         let runs = world.ended.get(task).map_or(&[][..], Vec::as_slice);
         // 10: no forgotten task.
         if !status.is_final() {
-            return Err(format!("{task} is forgotten: {status}, held by {lease:?}, its runs ended with {runs:?}"));
+            return Err(format!(
+                "{task} is forgotten: {status}, held by {lease:?}, its runs ended with {runs:?}"
+            ));
         }
         let [ran] = runs else {
             return Err(format!("{task} is {status} and has run {} times", runs.len()));

@@ -121,8 +121,7 @@ impl Server {
             Ask::Claim(lease) => self.runtime.block_on(store.claim(&claim(lease, node, None), now_us)),
             Ask::Start(task) => self.set_status(task, TaskStatus::InProgress, now_us),
             Ask::End(lease, code) => {
-                let reported =
-                    self.runtime.block_on(store.claim(&claim(lease, node, Some(*code)), now_us));
+                let reported = self.runtime.block_on(store.claim(&claim(lease, node, Some(*code)), now_us));
                 // Two calls of the agent: it may be the first only that comes through.
                 if reported.is_ok() && dice.percent(5) {
                     return Some(Answer::Fault);
@@ -143,7 +142,7 @@ impl Server {
         let task = lease.task.0.as_str();
         let (status, holder, ..) = self.task(task);
         match status {
-            TaskStatus::Queued => {}
+            TaskStatus::Queued if holder.as_deref().is_none_or(|holder| holder == node) => {}
             TaskStatus::InProgress if holder.as_deref() == Some(node) => {
                 self.set_status(task, TaskStatus::Stopped, now_us)?;
             }
