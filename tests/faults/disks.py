@@ -22,7 +22,7 @@ def power_loss(cuts=60):
     with installation() as cantle, tempfile.TemporaryDirectory() as folder:
         server = cantle.up("--queue", "half=0.5")
         number = port(cantle)
-        names = [f"t{n:03}" for n in range(25)]
+        names = [f"t{n:03}" for n in range(12)]
         for name in names:
             cantle.cli("submit", "--queue", "half", "--name", name, "--", "true")
         state = cantle.machine.path("/var/lib/cantle/server")

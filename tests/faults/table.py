@@ -42,7 +42,7 @@ FAULTS = (
         deaths.killed_between_start_and_record,
         short=True,
     ),
-    fault(4, "`kill -9` of a task's first process", "its slice is free within 1 s, its exit is recorded, siblings go on", deaths.killed_task, short=True),
+    fault(4, "`kill -9` of a task's first process", "its slice is free soon (1 s on a quiet machine), its exit is recorded, siblings go on", deaths.killed_task, short=True),
     fault(
         5,
         "`kill -9` of one of many processes while they allocate",
