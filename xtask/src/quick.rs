@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 use changes::{Changes, Workspace};
 
 /// Test programs that take longer than the loop may.
-const SLOW: [&str; 4] = ["crowd", "model", "node", "quality"];
+const SLOW: [&str; 5] = ["crowd", "model", "node", "quality", "world"];
 /// Random cases per property. The gate tries as many as each test says.
 const CASES: &str = "200";
 const SCENARIOS: &str = "scenarios";

@@ -78,6 +78,7 @@ const SUITES: &[Suite] = &[
     // It waits more than it computes, and watches the clock: after what compiles, and beside anything else.
     suite("k8s", 10, &[Run("tests/cluster/run.sh")]),
     suite("scenarios", 6, &[Run("cargo test --workspace --locked --test scenarios")]),
+    suite("world", 8, &[Run("env CANTLE_WORLD_SEEDS=200 cargo test --workspace --locked --test world")]),
     suite("shim", 6, &[Run("cargo xtask verify-shim")]),
     suite("ui", 10, &[Run("tests/ui/run.sh")]),
     suite("docker", 8, &[Run("tests/docker/run.sh")]),
@@ -86,6 +87,8 @@ const SUITES: &[Suite] = &[
     // MIG's own are in the suite `mig`.
     suite("e2e", 6, &[Pytest("tests/e2e --ignore-glob=tests/e2e/test_mig*.py")]),
     suite("bypass", 10, &[Pytest("tests/bypass")]),
+    // All forty in tests/soak.sh.
+    suite("faults", 8, &[Run(".venv/bin/python tests/faults/faults.py --short")]),
     suite(
         "mig",
         6,

@@ -14,6 +14,7 @@ mod host;
 mod otlp;
 mod out;
 mod shared_args;
+mod terminal;
 
 use std::error::Error as _;
 use std::ffi::OsString;

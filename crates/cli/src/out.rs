@@ -1,12 +1,14 @@
 //! What `cantle` prints: data on stdout (tables, JSON, names), messages on stderr. Nothing else in this crate prints.
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "the one place that prints")]
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 
 use clap::ValueEnum;
 use serde::Serialize;
 
 use crate::error::CliError;
+use crate::terminal::harmless;
 
 /// How data is printed.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +80,7 @@ impl Printer {
 
     /// Data without a line end of its own (a task's output).
     pub(crate) fn raw(&self, text: &str) {
+        let text = for_stdout(text);
         let mut out = std::io::stdout().lock();
         // A closed pipe (`| head`) is the reader's decision, not an error.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
@@ -86,7 +89,7 @@ impl Printer {
     /// A message: on stderr, silent under `-q`.
     pub(crate) fn say(&self, text: &str) {
         if !self.quiet {
-            eprintln!("{text}");
+            eprintln!("{}", for_stderr(text));
         }
     }
 
@@ -105,7 +108,7 @@ pub(crate) const HINT: &str = "hint: ";
 
 /// An error: its line on stderr, below it its causes if the user wants to know more, and what would help.
 pub(crate) fn complain(error: &CliError, verbose: bool) {
-    complaint(error, verbose).iter().for_each(|line| eprintln!("{line}"));
+    complaint(error, verbose).iter().for_each(|line| eprintln!("{}", for_stderr(line)));
 }
 
 fn complaint(error: &CliError, verbose: bool) -> Vec<String> {
@@ -129,12 +132,22 @@ pub(crate) fn has_somebody_to_ask() -> bool {
 
 /// Asks for a yes; anything else is a no.
 pub(crate) fn ask(question: &str) -> bool {
-    eprint!("{question} [y/N] ");
+    eprint!("{} [y/N] ", for_stderr(question));
     let mut answer = String::new();
     std::io::stdin().read_line(&mut answer).is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }
 
+/// A file or another program gets every byte.
+fn for_stdout(text: &str) -> Cow<'_, str> {
+    if on_terminal() { harmless(text) } else { Cow::Borrowed(text) }
+}
+
+fn for_stderr(text: &str) -> Cow<'_, str> {
+    if std::io::stderr().is_terminal() { harmless(text) } else { Cow::Borrowed(text) }
+}
+
 fn line(text: &str) {
+    let text = for_stdout(text);
     let mut out = std::io::stdout().lock();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.write_all(b"\n"));
 }

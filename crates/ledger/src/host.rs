@@ -77,7 +77,11 @@ pub(crate) fn put(dir: &Path, name: &str, mode: u32, bytes: &[u8]) -> Result<(),
         file.set_permissions(Permissions::from_mode(mode))?;
         fs::rename(&temporary, &path)
     })();
-    written.map_err(|error| HostError::Io(path, error))
+    written.map_err(|error| {
+        // On a full disk it would be there for ever, and take room.
+        let _ = fs::remove_file(&temporary);
+        HostError::Io(path, error)
+    })
 }
 
 fn limits(lease: &str, gpus: &[GpuLimit]) -> Result<Vec<u8>, HostError> {

@@ -13,6 +13,9 @@ use serde::de::DeserializeOwned;
 const OWNER_ONLY: u32 = 0o600;
 const EVERYBODY_READS: u32 = 0o644;
 
+/// Ending of a file that has not got its name yet.
+const UNFINISHED: &str = "new";
+
 /// What a file survives once the call that wrote it has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
@@ -54,6 +57,8 @@ pub(crate) trait FileSystem {
     /// Waits for the disk: for the bytes of a file, for the names in a directory.
     fn sync(&self, file: &Self::File) -> io::Result<()>;
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+    /// Removes a file that has not got its name.
+    fn discard(&self, path: &Path);
 }
 
 /// The file system of this machine.
@@ -83,6 +88,11 @@ impl FileSystem for Kernel {
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         fs::rename(from, to)
+    }
+
+    fn discard(&self, path: &Path) {
+        // What stays is removed by `remove_unfinished`.
+        let _ = fs::remove_file(path);
     }
 }
 
@@ -123,13 +133,17 @@ fn save_json<T: Serialize>(
     durability: Durability,
     mode: u32,
 ) -> io::Result<()> {
-    let fresh = path.with_extension("new");
-    let mut file = files.create(&fresh, mode)?;
-    files.write(&mut file, &serde_json::to_vec(value)?)?;
-    if durability == Durability::PowerLoss {
-        files.sync(&file)?;
-    }
-    files.rename(&fresh, path)?;
+    let fresh = path.with_extension(UNFINISHED);
+    let written = (|| {
+        let mut file = files.create(&fresh, mode)?;
+        files.write(&mut file, &serde_json::to_vec(value)?)?;
+        if durability == Durability::PowerLoss {
+            files.sync(&file)?;
+        }
+        files.rename(&fresh, path)
+    })();
+    // On a full disk it would take room that nobody gets back.
+    written.inspect_err(|_| files.discard(&fresh))?;
     match path.parent() {
         // A name lasts only once its directory is synced.
         Some(directory) if durability == Durability::PowerLoss => sync(files, directory),
@@ -183,6 +197,18 @@ pub fn json_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
         .collect();
     paths.sort();
     Ok(paths)
+}
+
+/// Removes what writers that were killed have left unfinished in a directory. Nobody may be writing there.
+///
+/// # Errors
+/// If the directory can't be read, or names the file that can't be removed.
+pub fn remove_unfinished(directory: &Path) -> Result<(), FileError> {
+    let entries = fs::read_dir(directory).map_err(|why| FileError::new(directory, why))?;
+    let paths = entries.filter_map(|entry| entry.ok().map(|entry| entry.path()));
+    paths
+        .filter(|path| path.extension().is_some_and(|ending| ending == UNFINISHED))
+        .try_for_each(|path| remove(&path))
 }
 
 /// Removes a file or a directory tree; it is no error if nothing is there.

@@ -276,8 +276,9 @@ impl Store {
         let held = old.exit_code.is_none() && matches!(old.index.status, Queued | InProgress);
         if let (Some(node), Some(lease)) = (node, &lease)
             && *lease != claim.lease
-            // A lease that lost its task must not report over the one that holds it now.
-            && (held || claim.exit_code.is_some())
+            // A lease that lost its task must not report over the one that holds it now, nor over the end of its run: who enqueues it
+            // again makes it nobody's.
+            && (held || claim.exit_code.is_some() || old.index.status.is_final())
         {
             return Err(StoreError::Claimed { task: claim.task.clone(), node, lease: lease.clone() });
         }

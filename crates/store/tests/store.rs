@@ -291,6 +291,20 @@ async fn the_report_of_a_run_that_was_given_up_comes_too_late() {
     f.store.claim(&report("new"), 11).await.unwrap();
 }
 
+/// An agent that was cut off after it took the task, until another one had run it.
+#[tokio::test]
+async fn a_claim_that_comes_after_the_end_changes_nothing() {
+    let f = open().await;
+    f.queued("a", 1).await;
+    f.started("a", FOR_GOOD).await.unwrap();
+    let end = TaskClaim { exit_code: Some(0), ..half("a", FOR_GOOD) };
+    f.store.claim(&end, 5).await.unwrap();
+    f.store.set_status("a", TaskStatus::Completed, &at(6)).await.unwrap();
+    let late = TaskClaim { lease: "late".into(), ..half("a", FOR_GOOD) };
+    assert!(matches!(f.store.claim(&late, 7).await, Err(StoreError::Claimed { .. })));
+    assert_eq!(f.store.task("a").await.unwrap().exit_code, Some(0));
+}
+
 #[tokio::test]
 async fn a_task_waits_in_one_place_or_in_none() {
     let f = open().await;

@@ -57,7 +57,10 @@ async fn is_settled(env: &Environment, job: &TaskRecord, reserved_for: Duration)
     if reserved_for < START_GRACE {
         return Ok(false);
     }
-    put_in_front(env, queue, task).await?;
+    // cantle's server has given it back by itself, and another agent may have claimed it since: that claim must stay.
+    if holder_of(env, task).await?.is_none() {
+        put_in_front(env, queue, task).await?;
+    }
     Ok(true)
 }
 
@@ -83,7 +86,9 @@ pub(super) async fn put_back(
     let (queue, task) = (&entry.job.queue.0, &entry.job.task.0);
     let why = StatusReason::PutBack(why).to_string();
     match status(env, task).await? {
-        Some((TaskStatus::Queued, _)) => put_in_front(env, queue, task).await?,
+        Some((TaskStatus::Queued, _)) if !is_elsewhere(env, &entry.job).await? => {
+            put_in_front(env, queue, task).await?;
+        }
         Some((TaskStatus::InProgress, _)) if !is_elsewhere(env, &entry.job).await? => {
             requeue(env, queue, task, &why).await?;
         }
@@ -98,13 +103,18 @@ pub(super) async fn put_back(
     Ok(None)
 }
 
-/// Has another node started the task, after the server gave it back? A server without `cantle.*` can't say.
+/// Has another node claimed or started the task, after the server gave it back? A server without `cantle.*` can't say.
 async fn is_elsewhere(env: &Environment, job: &TaskRecord) -> Result<bool, WireError> {
-    let request = cantle::GetTasks { id: vec![job.task.0.clone()], ..cantle::GetTasks::default() };
-    let found = env.server.call_extended(&request).await?;
-    let node = found.and_then(|found| found.tasks.into_iter().next()?.node);
+    let node = holder_of(env, &job.task.0).await?.flatten();
     // The job names our node: an agent that is gone may have taken the task under another name.
     Ok(node.is_some_and(|node| node != job.node))
+}
+
+/// The node that has claimed a task, if one has; `None` from a server without `cantle.*`.
+async fn holder_of(env: &Environment, task: &str) -> Result<Option<Option<String>>, WireError> {
+    let request = cantle::GetTasks { id: vec![task.to_owned()], ..cantle::GetTasks::default() };
+    let found = env.server.call_extended(&request).await?;
+    Ok(found.map(|found| found.tasks.into_iter().next().and_then(|task| task.node)))
 }
 
 /// Back into its queue, although the server has it as running already.

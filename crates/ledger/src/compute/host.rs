@@ -1,6 +1,7 @@
 //! The arbiter's side.
 
 use std::ffi::CString;
+use std::os::fd::AsRawFd as _;
 use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -91,14 +92,28 @@ pub fn create_grant(dir: &Path, terms: &GrantTerms) -> Result<(), HostError> {
     head[offset_of!(LaunchesRegion, version)..][..4].copy_from_slice(&VERSION.to_ne_bytes());
     let launches = dir.join(LAUNCHES_FILE);
     let made = (|| -> io::Result<()> {
-        // Most of it stays a hole.
         fs::write(&launches, &head)?;
         let file = fs::OpenOptions::new().write(true).open(&launches)?;
-        file.set_len(size_of::<LaunchesRegion>() as u64)?;
+        allocate(&file, size_of::<LaunchesRegion>())?;
         file.set_permissions(fs::Permissions::from_mode(0o666))
     })();
-    made.map_err(|error| HostError::Io(launches, error))?;
+    made.map_err(|error| {
+        // Of a slice that is not made, nothing stays.
+        let _ = fs::remove_file(&launches);
+        HostError::Io(launches, error)
+    })?;
     put(dir, GRANT_FILE, 0o644, &grant)
+}
+
+/// Gives a file all its blocks. Of a hole in a mapped file the disk is asked at the first access, and whoever accesses it when the disk is
+/// full gets SIGBUS.
+fn allocate(file: &fs::File, bytes: usize) -> io::Result<()> {
+    let bytes = libc::off_t::try_from(bytes).map_err(io::Error::other)?;
+    // SAFETY: `file` is open for the length of this call, which reads and writes no memory of ours.
+    match unsafe { libc::posix_fallocate(file.as_raw_fd(), 0, bytes) } {
+        0 => Ok(()),
+        error => Err(io::Error::from_raw_os_error(error)),
+    }
 }
 
 /// A slice's figures for those who show them: its terms, GPU time charged, time waited, its part of the last second in parts per

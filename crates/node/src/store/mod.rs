@@ -88,6 +88,8 @@ impl NodeStore {
         // after a restart of the machine empties all parts.
         let locked = node.lock()?;
         node.make_dirs()?;
+        // Leases are written under the lock, so nobody is at it.
+        files::remove_unfinished(&node.dir.join(LEASES))?;
         drop(locked);
         Ok(node)
     }

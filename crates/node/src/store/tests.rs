@@ -180,3 +180,16 @@ fn many_open_a_store_of_a_former_boot_at_once() {
         });
     }
 }
+
+/// As a `cantle run` leaves it that is killed while it writes its lease.
+#[test]
+fn what_was_left_unfinished_goes_at_the_next_start() {
+    let (root, node) = store();
+    let unfinished = node.lease_path(&LeaseId::from("a")).with_extension("new");
+    std::fs::write(&unfinished, "{").unwrap();
+    let kept = lease("GPU-a");
+    node.lock().unwrap().put(&kept).unwrap();
+    let node = NodeStore::open(root.path()).unwrap();
+    assert!(!unfinished.exists());
+    assert_eq!(node.leases().unwrap(), [kept]);
+}

@@ -119,6 +119,14 @@ impl FileSystem for Disk {
         }
     }
 
+    fn discard(&self, path: &Path) {
+        // Without power nothing is removed either; nobody asks.
+        let _ = self.call(format!("discard {}", name(path)), |inner| {
+            inner.names.remove(path);
+            Ok(())
+        });
+    }
+
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         self.call(format!("rename {} {}", name(from), name(to)), |inner| {
             let inode = inner.names.remove(from).ok_or(io::ErrorKind::NotFound)?;

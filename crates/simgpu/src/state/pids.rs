@@ -8,14 +8,13 @@ use std::sync::Mutex;
 
 use super::layout::Slot;
 
-/// Pids found before: a process never changes its pid. One process may use several machines, whose generations are
-/// the same numbers.
+/// Pids found before: a process never changes its pid.
 static KNOWN: Mutex<BTreeMap<Registered, u32>> = Mutex::new(BTreeMap::new());
 /// More processes than a machine has slots; older entries are of the dead.
 const KEPT: usize = 4096;
 
-/// A process as its slot has it: generation, pid, start, pid namespace.
-type Registered = (u64, u32, u64, u64);
+/// A process as its slot has it: pid, start, pid namespace. Two containers that start in the same tick have the same pid inside.
+type Registered = (u32, u64, u64);
 
 /// When this process started, in clock ticks since the machine's boot. 0 without `/proc`.
 pub(super) fn own_start_ticks() -> u64 {
@@ -32,33 +31,46 @@ pub(crate) const INVISIBLE: u32 = 0;
 
 /// The pid of the process in `slot` as this process sees it; [`INVISIBLE`] if it is in another namespace. Without `/proc` its own.
 pub(super) fn pid_from_here(slot: &Slot) -> u32 {
-    let registered = (slot.generation, slot.pid, slot.start_ticks, slot.pid_namespace);
+    let registered = (slot.pid, slot.start_ticks, slot.pid_namespace);
     let mut known = KNOWN.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     if let Some(pid) = known.get(&registered) {
         return *pid;
     }
-    let invisible = if own_namespace() == 0 { slot.pid } else { INVISIBLE };
-    let pid = search(slot).unwrap_or(invisible);
     if known.len() >= KEPT {
         known.clear();
     }
-    known.insert(registered, pid);
-    pid
+    // Most processes have the same pid here as there, and no other has to be looked at.
+    if identity(slot.pid) == Some(registered) {
+        known.insert(registered, slot.pid);
+        return slot.pid;
+    }
+    // One pass over all processes answers for whoever is asked about next, too: many start together.
+    for pid in pids() {
+        if let Some(found) = identity(pid) {
+            known.insert(found, pid);
+        }
+    }
+    let invisible = if own_namespace() == 0 { slot.pid } else { INVISIBLE };
+    *known.entry(registered).or_insert_with(|| similar(&registered).unwrap_or(invisible))
 }
 
-fn search(slot: &Slot) -> Option<u32> {
-    let is_it = |pid: u32| {
-        // Two containers that start in the same tick have the same pid inside. Where the namespace can't be read, the other two
-        // decide.
-        start_ticks(&pid.to_string()) == Some(slot.start_ticks)
-            && innermost(pid) == Some(slot.pid)
-            && namespace(&pid.to_string()).is_none_or(|found| found == slot.pid_namespace)
-    };
-    if is_it(slot.pid) {
-        return Some(slot.pid);
-    }
-    let all = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    all.into_iter().find(|pid| is_it(*pid))
+/// A process whose namespace can't be read, where its pid and its start decide.
+fn similar(&(pid, start, _): &Registered) -> Option<u32> {
+    pids().find(|found| identity(*found) == Some((pid, start, UNREADABLE)))
+}
+
+/// Stands for a namespace that can't be read.
+const UNREADABLE: u64 = 0;
+
+fn identity(pid: u32) -> Option<Registered> {
+    let name = pid.to_string();
+    Some((innermost(pid)?, start_ticks(&name)?, namespace(&name).unwrap_or(UNREADABLE)))
+}
+
+/// All processes that this one sees.
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
 /// Field 22 of `/proc/PID/stat`. The second field, the program's name, may hold anything; it ends at the last parenthesis.

@@ -1,0 +1,133 @@
+#!/usr/bin/env python3
+"""What strangers cost a server: 20,000 idle connections, 2,000 half requests, 30 bodies of 60 MiB, all without keys. Prints the growth of its
+memory and how long a user's request takes meanwhile; fails above 50 MiB. Needs root, for the machine. `door.py [CONNECTIONS]`
+"""
+
+import contextlib
+import http.client
+import os
+import pathlib
+import re
+import resource
+import socket
+import sys
+import tempfile
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "e2e"))
+
+from conftest import Cantle, wait_until  # noqa: E402
+
+LIMIT_MIB, SLOW_S = 50, 2
+HALF = b"POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Le"
+LARGE = 60 << 20
+
+
+def resident_mib(pid):
+    status = pathlib.Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+class Peak:
+    """The most that a process holds while this lasts."""
+
+    def __init__(self, pid):
+        self.pid, self.most, self.over = pid, 0, threading.Event()
+        self.thread = threading.Thread(target=self.look)
+        self.thread.start()
+
+    def look(self):
+        while not self.over.is_set():
+            self.most = max(self.most, resident_mib(self.pid))
+            time.sleep(0.02)
+
+    def end(self):
+        self.over.set()
+        self.thread.join()
+        return self.most
+
+
+def connect(address, send=b""):
+    """A connection that nobody waits for: a server that is full lets it wait, or closes it."""
+    stream = socket.socket()
+    stream.setblocking(False)
+    stream.connect_ex(address)
+    if send:
+        with contextlib.suppress(OSError):
+            stream.settimeout(0.2)
+            stream.sendall(send)
+    return stream
+
+
+def send_large(address):
+    with contextlib.suppress(OSError), socket.create_connection(address, timeout=20) as stream:
+        stream.sendall(b"POST /tasks.create HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % LARGE)
+        for _ in range(LARGE >> 20):
+            stream.sendall(b"x" * (1 << 20))
+
+
+def slowest_request(address, times=20):
+    took = []
+    for _ in range(times):
+        began = time.monotonic()
+        # A user at another address.
+        user = http.client.HTTPConnection(*address, timeout=30, source_address=("127.0.0.2", 0))
+        user.request("GET", "/healthz")
+        user.getresponse().read()
+        user.close()
+        took.append(time.monotonic() - began)
+    return max(took)
+
+
+def measure(name, pid, address, attack):
+    before, peak = resident_mib(pid), Peak(pid)
+    held = attack()
+    slowest = slowest_request(address)
+    most = peak.end() - before
+    for stream in held:
+        stream.close()
+    time.sleep(3)
+    kept = resident_mib(pid) - before
+    print(f"door: {name}: {most:.0f} MiB more at most, {kept:.0f} MiB 3 s after their end; a user's slowest request {slowest * 1000:.0f} ms")
+    return most <= LIMIT_MIB and slowest <= SLOW_S
+
+
+def large_bodies(address):
+    threads = [threading.Thread(target=send_large, args=(address,)) for _ in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return []
+
+
+def main():
+    if os.geteuid() != 0:
+        print("door: skipped, it needs root")
+        return True
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    with tempfile.TemporaryDirectory() as home:
+        cantle = Cantle(pathlib.Path(home), None)
+        try:
+            cantle.start("server", "--listen", "127.0.0.1:0", log="server.log")
+            wait_until(lambda: re.search(r"127.0.0.1:\d+", cantle.log("server.log")), 60, lambda: cantle.log("server.log"))
+            # nsenter has become the server.
+            pid = cantle.background[0].pid
+            address = ("127.0.0.1", int(re.search(r"127.0.0.1:(\d+)", cantle.log("server.log"))[1]))
+            slowest_request(address)
+            count = min(int(sys.argv[1]) if sys.argv[1:] else 20_000, most - 200)
+            done = [
+                measure(f"{count} idle connections", pid, address, lambda: [connect(address) for _ in range(count)]),
+                measure("2,000 half requests", pid, address, lambda: [connect(address, HALF) for _ in range(2000)]),
+                measure("30 bodies of 60 MiB", pid, address, lambda: large_bodies(address)),
+            ]
+        finally:
+            cantle.stop()
+    print(f"door: at most {LIMIT_MIB} MiB and {SLOW_S} s promised; load {os.getloadavg()[0]:.0f}")
+    return all(done)
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main() else 1)
