@@ -18,6 +18,8 @@ CANTLE_TEST_AGENTS=20 CANTLE_TEST_TASKS=1000 tests/clearml/run.sh -k many_tasks
 CANTLE_TEST_KILLS=1000 tests/postgres/with-server.sh cargo test --release --locked -p cantle-store --test kills -- --nocapture || [ $? = 77 ]
 CANTLE_TEST_WEEKS="${CANTLE_TEST_WEEKS:-10}" tests/clearml/run.sh -k week
 .venv/bin/python -m pytest -q tests/bypass/test_crash.py
+# The limits on a driver of CUDA 13; the default is one of CUDA 12.
+CANTLE_TEST_DRIVER=580.95.05 .venv/bin/python -m pytest -q tests/bypass
 CANTLE_TEST_KILLS="$CANTLE_STRESS_KILLS" .venv/bin/python -m pytest -q tests/simgpu/test_processes.py
 # On a real cluster: ten minutes of MIG churn, where whoever has room is placed within 5 s, and two minutes without API server.
 CANTLE_TEST_CHURN_S=600 CANTLE_TEST_PENDING_S=5 CANTLE_TEST_AWAY_S=120 tests/cluster/run.sh -s \

@@ -11,7 +11,7 @@ from conftest import CANTLE, MIB, NOBODY, Machine, Running
 from machine import Witness
 
 ARCH = f"{platform.machine()}-linux-gnu"
-DRIVER = "550.163.01"
+DRIVER = os.environ.get("CANTLE_TEST_DRIVER", "550.163.01")
 # Where the libraries are.
 LAYOUTS = {
     "debian": f"/usr/lib/{ARCH}",
