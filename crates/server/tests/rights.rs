@@ -106,7 +106,7 @@ impl World {
             "artifacts": [{"key": "a", "type": "t", "uri": "u"}], "requirements": {}, "events": event,
             "models": if endpoint == "tasks.delete_models" { json!([{"name": "m", "type": "output"}]) } else { json!({}) },
             "victims": [{"task": task, "lease": "l", "for_task": task, "cause": "reclaim"}], "evictions": 0,
-            "new_task_name": "copy", "destination_project": project, "new_location": "n", "key": "iter", "id": NOTHING,
+            "new_task_name": "copy", "destination_project": project, "new_location": "n", "key": "iter", "id": "0000000000000000000000000000c0de",
             "token": "t", "scroll_id": "", "add_tags": ["t"], "add_or_update": {"a": "b"}, "comment": "c",
             "msg": "m", "uri": "u", "queues": [], "interval_ms": 1000, "count": 1, "metrics": [{"task": task, "metric": OUTPUT}],
         })
