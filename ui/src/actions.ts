@@ -1,7 +1,7 @@
 // Everything the page can do to tasks, each with the command line that does the same.
 
 import { signal } from "@preact/signals";
-import { ApiError, call } from "./api";
+import { ApiError, call, may, mayChange } from "./api";
 import { cantle } from "./cli";
 import { gpuAmount, gpus } from "./format";
 import { loadProjects, projects, queues } from "./live";
@@ -11,6 +11,8 @@ export interface Action {
   label: string;
   cli: string;
   run: () => Promise<unknown>;
+  /** Without the right to it, it is not offered. */
+  allowed?: boolean;
   /** Asked before it is done, for what cannot be undone. */
   confirm?: string;
 }
@@ -44,6 +46,7 @@ export const canRequeue = (task: TaskView) => !canStop(task) && task.queue !== n
 export function stop(task: TaskView): Action {
   return {
     label: `stop ${task.name}`,
+    allowed: mayChange(task),
     cli: cantle("stop", task.id),
     confirm: `Stop “${task.name}”? Its processes are ended and its slice is freed.`,
     run: () => call("tasks.stop", { task: task.id }),
@@ -53,6 +56,7 @@ export function stop(task: TaskView): Action {
 export function requeue(task: TaskView): Action {
   return {
     label: `requeue ${task.name}`,
+    allowed: mayChange(task),
     cli: cantle("requeue", task.id),
     run: async () => {
       await call("tasks.reset", { task: task.id, force: true });
@@ -64,6 +68,7 @@ export function requeue(task: TaskView): Action {
 export function dequeue(task: TaskView): Action {
   return {
     label: `remove ${task.name} from ${task.queue}`,
+    allowed: mayChange(task),
     cli: cantle("move", task.id, "--out"),
     run: () => call("tasks.dequeue", { task: task.id }),
   };
@@ -85,13 +90,16 @@ export function moveTo(task: TaskView, from: number, to: number, length: number)
     const direction = to < from ? "forward" : "backward";
     return call(`queues.move_task_${direction}`, { ...body, count: Math.abs(to - from) });
   };
-  return { label: `move ${task.name} to place ${Math.min(Math.max(to, 0), length - 1) + 1} of ${task.queue}`, cli: cantle("move", task.id, ...place), run };
+  const label = `move ${task.name} to place ${Math.min(Math.max(to, 0), length - 1) + 1} of ${task.queue}`;
+  const allowed = to < from ? may("manage", task.project) : mayChange(task);
+  return { label, cli: cantle("move", task.id, ...place), allowed, run };
 }
 
 /** Moves a waiting task to the end of another queue. */
 export function moveToQueue(task: TaskView, queue: string): Action {
   return {
     label: `move ${task.name} to ${queue}`,
+    allowed: mayChange(task),
     cli: cantle("move", task.id, "--to", queue),
     run: async () => {
       await call("tasks.dequeue", { task: task.id });

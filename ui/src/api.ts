@@ -1,13 +1,22 @@
 // Calls to the server: ClearML's own services and `cantle.*`, through the session of this page.
 
 import { computed, signal } from "@preact/signals";
-import type { Session } from "./types";
+import type { Session, TaskView } from "./types";
 
 /** `undefined`: not known yet; `null`: not logged in. */
 export const session = signal<Session | null | undefined>(undefined);
 
 /** May this page only look? The server refuses everything else; the page does not offer it. */
 export const readOnly = computed(() => session.value?.read_only ?? true);
+
+/** Has the user of this page the right in a project, or without one in all projects? */
+export function may(right: string, project: string | null = null): boolean {
+  const trees = session.value?.rights[right] ?? [];
+  return trees.some((tree) => tree === "" || project === tree || (project?.startsWith(`${tree}/`) ?? false));
+}
+
+/** May the user of this page stop, move or delete a task: is it theirs, or do they manage its project? */
+export const mayChange = (task: TaskView) => task.user === session.value?.user_name || may("manage", task.project);
 
 /** What the server said no to, in its own words. */
 export class ApiError extends Error {

@@ -56,6 +56,8 @@ export type TaskState =
 export interface TaskView {
   id: string;
   name: string;
+  /** Name of the user whose it is. */
+  user: string;
   project: string | null;
   queue: string | null;
   state: TaskState;
@@ -141,7 +143,11 @@ export interface History {
 /** Who is logged in. */
 export interface Session {
   csrf: string;
-  access_key: string;
+  access_key: string | null;
+  user: string;
+  user_name: string;
+  /** For each right the projects at the top of the trees in which it holds; "" means all. */
+  rights: Record<string, string[]>;
   open: boolean;
   read_only: boolean;
   url: string;

@@ -208,7 +208,9 @@ pub struct AuditView {
     /// What it was about.
     pub subject: String,
     /// What was before; null if nothing is known.
+    #[serde(default)]
     pub before: serde_json::Value,
     /// What was asked for, without secrets.
+    #[serde(default)]
     pub after: serde_json::Value,
 }

@@ -198,7 +198,10 @@ async fn act(
         _ => {
             let mut body = object(body)?;
             api.service.strip(endpoint, &mut body);
-            rights::check(call, rule, &body).await?;
+            // This one asks by itself, as that for many events does: an unknown task is a bad event there, not a bad call.
+            if endpoint != "events.add" {
+                rights::check(call, rule, &body).await?;
+            }
             // It is never closed, so there is always a turn.
             let _turn = if LISTS.contains(&endpoint) { api.lists.acquire().await.ok() } else { None };
             if !rule.audited {

@@ -30,7 +30,7 @@ pipelines, hyperparameter optimization, triggers) call none of them.
 * `models.delete` deletes the entry, not the file. The answer contains the address of the file.
 * `organization.get_entities_count` counts without filters. A filter answers 400.
 * `events.clear_task_log` has no `include_metrics` and no `exclude_metrics`. They answer 400.
-* There is one user and one company.
+* There is one company.
 
 ";
 

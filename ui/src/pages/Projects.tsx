@@ -1,5 +1,5 @@
 import { useEffect } from "preact/hooks";
-import { readOnly } from "../api";
+import { may } from "../api";
 import { cantle } from "../cli";
 import { gpuAmount } from "../format";
 import { connection, events, loadProjects, nodes, projects } from "../live";
@@ -80,7 +80,7 @@ function Project({ project, whole }: { project: ProjectView; whole: number }) {
         {quota && <Fact name="Fair share" value={gpuAmount(project.fair_share_milli)} swatch="mark fair" />}
         {limit_milli !== undefined && <Fact name="Limit" value={gpuAmount(limit_milli)} swatch="mark limit" />}
       </dl>
-      {!readOnly.value && (
+      {may("manage", project.name.slice(0, Math.max(0, project.name.lastIndexOf("/"))) || null) && (
         <details>
           <summary>{quota ? "Edit quota" : "No quota; grant one"}</summary>
           <QuotaForm project={project} />
@@ -113,7 +113,7 @@ export function Projects() {
           <Project key={project.name} project={project} whole={whole} />
         ))}
       </div>
-      {!readOnly.value && (
+      {may("manage") && (
         <details class="card">
           <summary>Grant another project</summary>
           <QuotaForm />

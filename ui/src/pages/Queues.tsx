@@ -1,6 +1,6 @@
 import { useState } from "preact/hooks";
 import { dequeue, moveTo, moveToQueue, perform } from "../actions";
-import { readOnly } from "../api";
+import { mayChange, readOnly } from "../api";
 import { cantle } from "../cli";
 import { age, gpuAmount, plural } from "../format";
 import { connection, nodes, now, queues, tasks } from "../live";
@@ -25,10 +25,11 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
   const { task, queue, place } = props;
   const [over, setOver] = useState(false);
   const last = queue.waiting - 1;
+  const movable = !readOnly.value && mayChange(task);
   const move = (to: number) => moveTo(task, place, to, queue.waiting);
   const onKey = (event: KeyboardEvent) => {
     const to = event.key === "ArrowUp" ? place - 1 : event.key === "ArrowDown" ? place + 1 : -1;
-    if (readOnly.value || !event.altKey || to < 0 || to > last) return;
+    if (!movable || !event.altKey || to < 0 || to > last) return;
     event.preventDefault();
     perform(move(to));
   };
@@ -43,7 +44,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
   };
   return (
     <li
-      draggable={!readOnly.value}
+      draggable={movable}
       class={over ? "over" : ""}
       data-task={task.name}
       onKeyDown={onKey}
@@ -56,7 +57,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
       onDragLeave={() => setOver(false)}
       onDrop={drop}
     >
-      {!readOnly.value && (
+      {movable && (
         <span class="grip" aria-hidden="true">
           ⠿
         </span>
@@ -81,7 +82,7 @@ function Waiting(props: { task: TaskView; queue: QueueView; place: number }) {
         <ActionButton action={move(last)} label={`Move ${task.name} to the back`} disabled={place === last}>
           ⤓
         </ActionButton>
-        {!readOnly.value && (
+        {movable && (
           <select
             aria-label={`Move ${task.name} to another queue`}
             value=""

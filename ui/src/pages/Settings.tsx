@@ -52,7 +52,7 @@ export function Settings() {
         <h3>clearml.conf</h3>
         <p class="muted">For ClearML's SDK and agents. On the machine of the server, this command prints it with the secret key:</p>
         <pre tabIndex={0} aria-label="clearml.conf">
-          {clearmlConf(url, access_key)}
+          {clearmlConf(url, access_key ?? "ACCESS KEY")}
         </pre>
       </section>
     </>

@@ -19,7 +19,7 @@ export function usePageCli(line: string): void {
 /** A button that does something to a task, and shows how to do the same on the command line. */
 export function ActionButton(props: { action: Action; children?: ComponentChildren; label?: string; disabled?: boolean; danger?: boolean }) {
   const { action, children, label, disabled = false, danger = false } = props;
-  if (readOnly.value) return null;
+  if (readOnly.value || action.allowed === false) return null;
   const show = () => (buttonCli.value = action.cli);
   const hide = () => (buttonCli.value = null);
   return (

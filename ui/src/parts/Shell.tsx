@@ -100,6 +100,7 @@ function Header() {
         <i aria-hidden="true" />
         {CONNECTION[connection.value]}
       </span>
+      {!session.value?.open && session.value && <span class="muted">{session.value.user_name}</span>}
       {readOnly.value && <span class="badge">read only</span>}
       <button type="button" class="quiet" aria-label="Keys" title="Keys (?)" onClick={() => (helpOpen.value = true)}>
         ?

@@ -105,19 +105,31 @@ impl Asked<'_> {
         for task in &found {
             may(self.who(), act, task, self.endpoint, StoreError::NoTask(task.id.clone()).into())?;
         }
-        let known: BTreeSet<&str> = found.iter().map(|task| task.id.as_str()).collect();
-        let others: Vec<String> = ids.iter().filter(|id| !known.contains(id.as_str())).cloned().collect();
-        self.models(act, &others).await
+        let mut unknown: BTreeSet<&String> = ids.iter().collect();
+        found.iter().for_each(|task| {
+            unknown.remove(&task.id);
+        });
+        let others: Vec<String> = unknown.iter().map(|id| (*id).clone()).collect();
+        let models =
+            if others.is_empty() { Vec::new() } else { self.call.store.owned_models(&others).await? };
+        for model in &models {
+            may(self.who(), act, model, self.endpoint, StoreError::NoTask(model.id.clone()).into())?;
+            unknown.remove(&model.id);
+        }
+        // Some endpoints answer with nothing for what does not exist: then nothing must differ for what is hidden.
+        unknown.first().map_or(Ok(()), |id| Err(StoreError::NoTask((*id).clone()).into()))
     }
 
     async fn models(&self, act: Act, ids: &[String]) -> Result<(), ApiError> {
         if ids.is_empty() {
             return Ok(());
         }
-        for model in self.call.store.owned_models(ids).await? {
-            may(self.who(), act, &model, self.endpoint, StoreError::NoModel(model.id.clone()).into())?;
+        let found = self.call.store.owned_models(ids).await?;
+        for model in &found {
+            may(self.who(), act, model, self.endpoint, StoreError::NoModel(model.id.clone()).into())?;
         }
-        Ok(())
+        let missing = ids.iter().find(|id| !found.iter().any(|model| model.id == **id));
+        missing.map_or(Ok(()), |id| Err(StoreError::NoModel(id.clone()).into()))
     }
 
     async fn project(&self, right: Right, path: &str, always: bool) -> Result<(), ApiError> {

@@ -25,8 +25,8 @@ const RIGHTS: &str = "
 * **serve**: what an agent does. A service account does it for its own node only.
 
 The maker of a task or model may read, change, stop and delete it at any time. An agent may do that with tasks that wait, and with
-those that its node runs. Lists, counts and filters know only what the caller may see. What a caller may not see is answered as if it
-did not exist. A refusal is status 403. It names the right and whom to ask. The CLI then ends with exit code 4.
+those that its node runs. Lists, counts and filters know only what the caller may see. A hidden thing is answered as if it did not
+exist. A refusal is status 403. It names the right and the people to ask. The CLI then ends with exit code 4.
 
 Everybody with a key sees the names of queues, the number of waiting tasks, and how much of each GPU is taken. Everybody who may see a
 project sees the names of users.

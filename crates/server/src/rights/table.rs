@@ -87,7 +87,7 @@ pub(crate) const TABLE: &[Rule] = &[
     free("auth.logout", &[Anyone]),
     audited("auth.revoke_credentials", &[Own]),
     free("auth.validate_token", &[Anyone]),
-    free("cantle.add_events", &[SERVE, Task(Act::Change, "events.task"), Node("events.node")]),
+    free("cantle.add_events", &[SERVE, Filtered, Node("events.node")]),
     audited("cantle.add_key", &[Own]),
     audited("cantle.add_user", &[ADMIN]),
     audited("cantle.evict", &[SERVE, Node("node"), Task(Act::Change, "victims.task")]),

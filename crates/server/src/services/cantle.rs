@@ -200,7 +200,20 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
         node: event.node,
         message: event.message,
     };
-    call.store.add_events(request.events.into_iter().map(event).collect()).await?;
+    let ids: Vec<String> = request.events.iter().filter_map(|event| event.task.clone()).collect();
+    let seen = match call.seen() {
+        Some(scope) if !ids.is_empty() => {
+            let own = TaskFilter { ids, scope: Some(scope), ..TaskFilter::default() };
+            Some(call.store.task_ids(&own).await?)
+        }
+        _ => None,
+    };
+    // An agent may be late: the task it reports about may be gone, or another's by now.
+    let is_own = |event: &EventView| match (&seen, &event.task) {
+        (Some(seen), Some(task)) => seen.contains(task),
+        _ => true,
+    };
+    call.store.add_events(request.events.into_iter().filter(is_own).map(event).collect()).await?;
     Ok(Empty {})
 }
 
@@ -229,7 +242,9 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not.
-        Err(_) if call.store.task(&id).await.is_ok() => Ok(Created { id }),
+        Err(_) if call.store.task(&id).await.is_ok_and(|task| task.owner == call.who.user) => {
+            Ok(Created { id })
+        }
         done => Ok(done.map(|()| Created { id })?),
     }
 }

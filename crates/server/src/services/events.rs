@@ -96,21 +96,21 @@ async fn take_in(
     let tasks: BTreeSet<&str> = events.iter().map(|event| event.task.as_str()).collect();
     let ids: Vec<String> = tasks.into_iter().map(str::to_owned).collect();
     few(&ids)?;
-    let about = json!({ "task": ids });
-    if let Some(rule) = rights::rule("events.add_batch") {
-        rights::check(call, rule, &about).await?;
-    }
     let known = if ids.is_empty() {
         Vec::new()
     } else {
-        call.store.task_index(&TaskFilter { ids, ..TaskFilter::default() }).await?
+        call.store.task_index(&TaskFilter { ids, scope: call.seen(), ..TaskFilter::default() }).await?
     };
     let mut known: BTreeSet<String> = known.into_iter().map(|task| task.id).collect();
     let of_models: BTreeSet<&str> =
         events.iter().filter(|event| is_of_model(event)).map(|event| event.task.as_str()).collect();
     if !of_models.is_empty() {
         let ids: Vec<String> = of_models.into_iter().map(str::to_owned).collect();
-        known.extend(call.store.models(&ids, &[]).await?.into_iter().map(|model| model.id));
+        let models = call.store.models_seen(&ids, &[], call.seen().as_ref()).await?;
+        known.extend(models.into_iter().map(|model| model.id));
+    }
+    if let Some(rule) = rights::rule("events.add_batch") {
+        rights::check(call, rule, &json!({ "task": known })).await?;
     }
     let (mut sorted, mut added) = (Sorted::default(), 0);
     let stale = stale_runs(call, &events).await?;

@@ -10,6 +10,7 @@ fn task(id: &str, state: TaskStatus, reason: Option<&str>) -> TaskView {
     TaskView {
         id: format!("task-{id}"),
         name: id.to_owned(),
+        user: String::new(),
         project: None,
         queue: Some("default".to_owned()),
         state,
