@@ -170,5 +170,6 @@ fn claim(lease: &Lease, node: &str, exit_code: Option<i64>) -> TaskClaim {
         terms: Terms::default(),
         exit_code,
         reason: None,
+        run: None,
     }
 }
