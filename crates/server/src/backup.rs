@@ -15,7 +15,7 @@ const DATABASE: &str = "cantle.db";
 
 /// What a backup holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Contents {
+pub struct BackupContents {
     /// Tasks in it.
     pub tasks: i64,
     /// Artifacts, models, debug images and keys in it.
@@ -29,7 +29,7 @@ pub struct Contents {
 ///
 /// # Errors
 /// If there is no server's state, the file exists, or something can't be read or written.
-pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<Contents, ServerError> {
+pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<BackupContents, ServerError> {
     let dir = state_dir.join("server");
     let database = database_file(db, &dir)?;
     if !database.exists() {
@@ -56,7 +56,7 @@ pub async fn backup(state_dir: &Path, db: Option<&str>, file: &Path) -> Result<C
     }
 }
 
-async fn write(dir: &Path, database: &Path, next: &Path) -> Result<Contents, ServerError> {
+async fn write(dir: &Path, database: &Path, next: &Path) -> Result<BackupContents, ServerError> {
     let fail = |source| ServerError::File { path: next.to_owned(), source };
     // Keys are in it: nobody else may read it, from its first byte on.
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(next).map_err(fail)?;
@@ -73,9 +73,9 @@ async fn write(dir: &Path, database: &Path, next: &Path) -> Result<Contents, Ser
     }
     fs::set_permissions(next, fs::Permissions::from_mode(0o600)).map_err(fail)?;
     OpenOptions::new().write(true).open(next).and_then(|file| file.sync_all()).map_err(fail)?;
-    let store::Copied { tasks, files } = store::check(next).await?;
+    let store::Contents { tasks, files } = store::check(next).await?;
     let bucket = matches!(location, Location::Bucket(_)).then(|| location.to_string());
-    Ok(Contents { tasks, files, bucket })
+    Ok(BackupContents { tasks, files, bucket })
 }
 
 async fn put_objects(next: &Path, files: &Path) -> Result<(), ServerError> {
@@ -115,8 +115,8 @@ fn collect(dir: &Path, objects: &mut Vec<PathBuf>) -> std::io::Result<()> {
 ///
 /// # Errors
 /// If the backup is damaged or the directory is in use.
-pub async fn restore(state_dir: &Path, file: &Path) -> Result<Contents, ServerError> {
-    let store::Copied { tasks, files } = store::check(file).await?;
+pub async fn restore(state_dir: &Path, file: &Path) -> Result<BackupContents, ServerError> {
+    let store::Contents { tasks, files } = store::check(file).await?;
     let dir = state_dir.join("server");
     let database = dir.join(DATABASE);
     let _lock = StateLock::hold(state_dir)?;
@@ -143,5 +143,5 @@ pub async fn restore(state_dir: &Path, file: &Path) -> Result<Contents, ServerEr
         Location::Bucket(url) => Some(url.to_string()),
         Location::Directory(_) => None,
     };
-    Ok(Contents { tasks, files, bucket })
+    Ok(BackupContents { tasks, files, bucket })
 }

@@ -37,7 +37,7 @@ use cantle_clearml::Credentials;
 use cantle_store::{Database, StoreError};
 use tokio::net::TcpListener;
 
-pub use backup::{Contents, backup, restore};
+pub use backup::{BackupContents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
 

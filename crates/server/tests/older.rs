@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 const RECORDED: &str = include_str!("agent-0.1.0.jsonl");
 
-/// A member that nobody knows, in every object.
+/// A member that nobody knows, in every object; what users name in a task is not ours to add to.
 fn newer(value: &mut Value) {
     match value {
         Value::Object(members) => {
-            members.values_mut().for_each(newer);
+            members.iter_mut().filter(|(name, _)| *name != "hyperparams").for_each(|(_, value)| newer(value));
             members.insert("from_the_next_version".to_owned(), json!({ "more": [1, "two"] }));
         }
         Value::Array(items) => items.iter_mut().for_each(newer),
@@ -44,7 +44,10 @@ async fn replay(server: &TestServer, change: impl Fn(&mut Value)) -> BTreeMap<St
             change(lines);
             lines.as_array().unwrap().iter().map(|line| format!("{line}\n")).collect::<String>()
         } else {
-            change(&mut request["body"]);
+            // A filter that this server does not have is refused: to ignore it would list too much.
+            if !endpoint.ends_with(".get_all") {
+                change(&mut request["body"]);
+            }
             request["body"].to_string()
         };
         let (status, _, answer) = server.raw(&endpoint, &body).await;

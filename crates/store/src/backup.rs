@@ -14,7 +14,7 @@ const PIECE_BYTES: usize = 1 << 20;
 
 /// What a copy holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copied {
+pub struct Contents {
     /// Tasks in it.
     pub tasks: i64,
     /// Files in it.
@@ -79,7 +79,7 @@ pub async fn put_file(copied: &Path, path: &str, file: &Path) -> Result<(), Stor
 ///
 /// # Errors
 /// [`StoreError::NoBackup`] if it is damaged, or no copy.
-pub async fn check(copied: &Path) -> Result<Copied, StoreError> {
+pub async fn check(copied: &Path) -> Result<Contents, StoreError> {
     let no_backup = |why: String| StoreError::NoBackup { path: copied.to_owned(), why };
     let mut source = open(copied).await.map_err(|error| no_backup(error.to_string()))?;
     let contents = async {
@@ -93,7 +93,7 @@ pub async fn check(copied: &Path) -> Result<Copied, StoreError> {
         )
         .fetch_optional(&mut source)
         .await?;
-        Ok::<_, sqlx::Error>((found, Copied { tasks, files }, short))
+        Ok::<_, sqlx::Error>((found, Contents { tasks, files }, short))
     };
     let (found, contents, short) = contents.await.map_err(|error| no_backup(error.to_string()))?;
     source.close().await?;
