@@ -6,7 +6,7 @@
 
 #include "driver.h"
 
-enum { FEW = 20, MANY = 120 };
+enum { FEW = 20, MANY = 120, ROUNDS = 4, WARM = 10000 };
 
 static void run(int launches) {
     raise(SIGSTOP);
@@ -41,13 +41,23 @@ int main(void) {
     pid_t child = fork();
     if (!child) {
         start();
-        launch(); /* the first looks things up */
+        /* The first ones look things up, and a gate learns what a launch takes: stepped, it would take a thousand times as long. */
+        for (int i = 0; i < WARM; i++) launch();
         ptrace(PTRACE_TRACEME, 0, NULL, NULL);
-        run(FEW);
-        run(MANY);
+        for (int round = 0; round < ROUNDS; round++) {
+            run(FEW);
+            run(MANY);
+        }
         return 0;
     }
+    /* The least: a launch that had something else to do, as one in thousands has, is in some rounds only. */
     long few = steps(child), many = steps(child);
+    for (int round = 1; round < ROUNDS; round++) {
+        long again = steps(child);
+        if (again < few) few = again;
+        again = steps(child);
+        if (again < many) many = again;
+    }
     printf("launch_instructions %.1f\n", (double)(many - few) / (MANY - FEW));
     waitpid(child, NULL, 0);
     return 0;

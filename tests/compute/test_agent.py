@@ -1,10 +1,13 @@
 """Shares of tasks from a queue: the agent is the arbiter."""
 
+import base64
 import json
 import os
+import re
 import socket
 import subprocess
 import time
+import urllib.request
 
 import pytest
 from tenants import CANTLE
@@ -34,6 +37,14 @@ def served(box, tmp_path):
     def cantle(*words):
         return subprocess.run(box.command(CANTLE, *words), env=env, capture_output=True, text=True)
 
+    def metrics():
+        [keys] = json.loads(cantle("credentials", "-o", "json").stdout)["items"]
+        pair = base64.b64encode(f"{keys['access_key']}:{keys['secret_key']}".encode()).decode()
+        asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Authorization": f"Basic {pair}"})
+        with urllib.request.urlopen(asked) as answer:
+            return answer.read().decode()
+
+    cantle.metrics = metrics
     until = time.monotonic() + 60
     while cantle("queues").returncode != 0:
         assert time.monotonic() < until, "no server"
@@ -66,6 +77,11 @@ def test_tasks_of_a_queue_have_their_shares(box, served):
         time.sleep(1)
     assert sum(compute["share_ppm"] for compute in of.values()) == pytest.approx(1_000_000, abs=1000)
     assert of[200]["gate_wait_us"] > 0 and of[200]["mode"] == "fair"
+    assert "fair 0.2, had 0." in served("gpus", "-o", "wide").stdout and "fair 0.8, had 0." in served("top", "--once").stdout
+    metrics = re.findall(r"^cantle_slice_compute_(\w+){.*} (\S+)$", served.metrics(), re.MULTILINE)
+    assert sorted(value for name, value in metrics if name == "request_ratio") == ["0.2", "0.8"]
+    assert sum(float(value) for name, value in metrics if name == "share_ratio") == pytest.approx(1, abs=0.01)
+    assert max(float(value) for name, value in metrics if name == "wait_seconds_total") > 0
 
 
 def test_a_task_that_asks_for_what_cannot_be_is_refused(served):

@@ -51,6 +51,23 @@ def test_limits_show_what_the_task_has(box):
     assert (compute["mode"], compute["request_milli"], compute["limit_milli"]) == ("fair", 400, 600)
 
 
+def test_a_request_above_the_fraction_counts(box):
+    """Two that want 0.6 of the compute time do not fit on one GPU, however little memory they take; 0.4 next to one does."""
+    holder = box.tenant("0.1", "async", 200, more=["--compute-request", "0.6"])
+    for request, fits in [("0.6", False), ("0.4", True)]:
+        words = [CANTLE, "run", "--gpu", "0.1", "--compute", "fair", "--compute-request", request, "--", CANTLE, "limits", "-o", "json"]
+        other = subprocess.Popen(box.command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if fits:
+            out, errors = other.communicate(timeout=60)
+            assert json.loads(out)["items"][0]["compute"]["request_milli"] == 400, errors
+        else:
+            line = other.stderr.readline()
+            assert "needs 0.1 GPU with 0.6 of its compute time, free 0.4 of GPU 0" in line
+            other.terminate()
+            other.communicate(timeout=60)
+    assert holder.process.poll() is None
+
+
 def test_even_mounts_no_gate(box):
     """What is not asked for costs nothing: launches are not hooked."""
     for compute, expected in [("even", {"limits", "usage"}), ("fair", {"limits", "usage", "grant", "launches"})]:

@@ -5,7 +5,7 @@
 use core::ffi::{c_uint, c_void};
 use core::sync::atomic::Ordering::Relaxed;
 
-use super::{fences, synchronized, thread, through};
+use super::{fences, passes, synchronized, thread, through};
 use crate::function::Status;
 use crate::process::process;
 
@@ -65,8 +65,13 @@ pub(super) unsafe fn kernel<const PER_THREAD: bool>(
     real: Kernel, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared: c_uint, stream: Handle, parameters: *mut Handle, extra: *mut Handle,
 ) -> Status {
-    through(key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream), || {
+    let (key, on) = (key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream));
+    if passes(key, on) {
         // SAFETY: the call contract; the arguments go on unchanged.
+        return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) };
+    }
+    through(key, on, move || {
+        // SAFETY: as above.
         unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) }
     })
 }
@@ -76,8 +81,13 @@ pub(super) unsafe fn cooperative<const PER_THREAD: bool>(
     real: Cooperative, function: Handle, gx: c_uint, gy: c_uint, gz: c_uint, bx: c_uint, by: c_uint, bz: c_uint,
     shared: c_uint, stream: Handle, parameters: *mut Handle,
 ) -> Status {
-    through(key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream), || {
+    let (key, on) = (key(function, gx, gy, gz), stream_of::<PER_THREAD>(stream));
+    if passes(key, on) {
         // SAFETY: the call contract; the arguments go on unchanged.
+        return unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) };
+    }
+    through(key, on, move || {
+        // SAFETY: as above.
         unsafe { real(function, gx, gy, gz, bx, by, bz, shared, stream, parameters) }
     })
 }
@@ -95,8 +105,13 @@ pub(super) unsafe fn extended<const PER_THREAD: bool>(
         return unsafe { real(configuration, function, parameters, extra) };
     };
     let [x, y, z] = given.grid;
-    through(key(function, x, y, z), stream_of::<PER_THREAD>(given.stream), || {
+    let (key, on) = (key(function, x, y, z), stream_of::<PER_THREAD>(given.stream));
+    if passes(key, on) {
         // SAFETY: the call contract; the arguments go on unchanged.
+        return unsafe { real(configuration, function, parameters, extra) };
+    }
+    through(key, on, move || {
+        // SAFETY: as above.
         unsafe { real(configuration, function, parameters, extra) }
     })
 }
@@ -109,7 +124,8 @@ pub(crate) fn graph(
     launch: &dyn Fn() -> Status,
 ) -> Status {
     let stream = if per_thread { stream_of::<true>(stream) } else { stream_of::<false>(stream) };
-    through(executable as u64 | 1, stream, launch)
+    let key = executable as u64 | 1;
+    if passes(key, stream) { launch() } else { through(key, stream, launch) }
 }
 
 /// Everything in the context has ended once `wait` has returned.

@@ -64,11 +64,20 @@ fn admits(process: &Process, key: u64, stream: usize) -> bool {
     true
 }
 
-/// Launches through the gate. `key` names what is launched, `stream` where, as a handle that any function of the driver takes.
+/// May the launch be made at once? If not, [`through`] makes it. `key` names what is launched, `stream` where, as a handle that any
+/// function of the driver takes.
+///
+/// The two are apart so that the arguments of most launches stay where they are: a closure would put all of them into memory.
 #[inline]
+pub(crate) fn passes(key: u64, stream: usize) -> bool {
+    process().is_some_and(|process| admits(process, key, stream))
+}
+
+/// Launches through the gate, which did not let it pass at once.
+#[cold]
+#[inline(never)]
 pub(crate) fn through(key: u64, stream: usize, launch: impl Fn() -> Status) -> Status {
     match process() {
-        Some(process) if admits(process, key, stream) => launch(),
         Some(process) => slow(process, key, stream, &launch),
         None => launch(),
     }
