@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::events::{AddBatch, AddBatchReply, ReportedEvent};
+use crate::tls::{ClientTls, explain};
 use crate::{Credentials, Envelope, Request, WireError, without_nulls};
 
 /// A client of a ClearML server. It logs in at the first call, and again when the server refuses its token.
@@ -29,33 +30,33 @@ const JSON_LINES: &str = "application/json-lines";
 /// after 60 s or more, and a request that crosses that closing is lost.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A system without certificates of authorities is none that https works on; http needs none.
-fn http_client(scheme: &str) -> Result<reqwest::Client, reqwest::Error> {
-    let settings = || {
-        reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(5))
-            .timeout(Duration::from_secs(30))
-            .pool_idle_timeout(IDLE)
-    };
-    match settings().build() {
-        Err(_) if scheme == "http" => settings().tls_certs_only([]).build(),
-        built => built,
-    }
-}
-
 impl Client {
     /// A client for the server at `base_url`, for example `http://127.0.0.1:8008`. Nothing is sent yet.
     ///
     /// # Errors
     /// If `base_url` is not an http(s) address.
     pub fn new(base_url: &str, credentials: Credentials) -> Result<Self, WireError> {
+        Self::with_tls(base_url, credentials, &ClientTls::default())
+    }
+
+    /// The same, with authorities to trust and a certificate to show.
+    ///
+    /// # Errors
+    /// If `base_url` is not an http(s) address, or a file is no use.
+    pub fn with_tls(base_url: &str, credentials: Credentials, tls: &ClientTls) -> Result<Self, WireError> {
         let url = base_url.trim_end_matches('/').to_owned();
         let address = || WireError::Address { url: url.clone() };
         let parsed = reqwest::Url::parse(&url).map_err(|_| address())?;
         if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
             return Err(address());
         }
-        let http = http_client(parsed.scheme()).map_err(|source| unreachable(&url, source))?;
+        let settings = || {
+            reqwest::Client::builder()
+                .connect_timeout(Duration::from_secs(5))
+                .timeout(Duration::from_secs(30))
+                .pool_idle_timeout(IDLE)
+        };
+        let http = tls.build(settings, parsed.scheme())?.map_err(|source| unreachable(&url, source))?;
         Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
     }
 
@@ -193,7 +194,11 @@ fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> WireErro
 
 /// The last link of the chain says it best: "connection refused" rather than "error sending request".
 fn unreachable(url: &str, source: reqwest::Error) -> WireError {
-    WireError::Unreachable { url: url.to_owned(), reason: innermost(&source), source }
+    let reason = innermost(&source);
+    match explain(url, &reason) {
+        Some((reason, hint)) => WireError::Distrusted { url: url.to_owned(), reason, hint },
+        None => WireError::Unreachable { url: url.to_owned(), reason, source },
+    }
 }
 
 fn innermost(error: &reqwest::Error) -> String {

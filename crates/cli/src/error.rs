@@ -144,7 +144,9 @@ impl From<cantle_clearml::WireError> for CliError {
         const MISSING: [u32; 3] =
             [subcode::INVALID_TASK_ID, subcode::INVALID_QUEUE_ID, subcode::INVALID_PROJECT_ID];
         let kind = match &error {
-            ServerRefusal::Address { .. } => ErrorKind::Usage,
+            ServerRefusal::Address { .. }
+            | ServerRefusal::File { .. }
+            | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
             ServerRefusal::Unauthorized { .. } => ErrorKind::Auth,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
             e if e.is_subcode(subcode::INVALID_TASK_STATUS) => ErrorKind::Conflict,
@@ -183,7 +185,11 @@ impl From<KubeError> for CliError {
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
         let kind = match &error {
-            ServerError::Open(_) | ServerError::Database(_) => ErrorKind::Usage,
+            ServerError::Open(_)
+            | ServerError::Plain(_)
+            | ServerError::Url(_)
+            | ServerError::Tls(_)
+            | ServerError::Database(_) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage

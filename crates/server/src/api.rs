@@ -111,7 +111,7 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
 
 pub(crate) async fn answer(
     State(api): State<Api>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     uri: Uri,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -152,7 +152,7 @@ pub(crate) async fn answer(
 
 async fn dispatch(
     api: &Api,
-    peer: &std::net::SocketAddr,
+    peer: &Peer,
     endpoint: &str,
     query: Option<&str>,
     headers: &HeaderMap,
@@ -161,10 +161,13 @@ async fn dispatch(
     if !endpoint.contains('.') || !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
-    let call = Call::new(Arc::clone(&api.app), peer.ip().to_string());
+    let call = Call::new(Arc::clone(&api.app), peer.address.ip().to_string());
     let role = call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
     if !role.may_call(endpoint) {
         return Err(ApiError::read_only(endpoint));
+    }
+    if !peer.is_certified && api.app.door.wants_certificate(endpoint) {
+        return Err(ApiError::no_certificate(endpoint));
     }
     // Only now: whoever has no keys makes the server keep nothing.
     let body = read(body, endpoint).await?;

@@ -25,6 +25,32 @@ pub(crate) struct App {
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
+    pub(crate) door: DoorSettings,
+}
+
+/// What the door is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DoorSettings {
+    /// Connections are encrypted, so cookies go over no others.
+    pub(crate) is_tls: bool,
+    /// Agents show certificates.
+    pub(crate) needs_client_certificates: bool,
+}
+
+impl DoorSettings {
+    /// The scheme of the server's addresses.
+    pub(crate) const fn scheme(self) -> &'static str {
+        if self.is_tls { "https" } else { "http" }
+    }
+
+    /// Calls by which an agent says that it is one and takes work. What tasks and people call is not among them.
+    const OF_AGENTS: [&str; 4] =
+        ["cantle.report_node", "queues.get_next_task", "workers.register", "workers.status_report"];
+
+    /// Whether a caller without a certificate is refused.
+    pub(crate) fn wants_certificate(self, endpoint: &str) -> bool {
+        self.needs_client_certificates && Self::OF_AGENTS.contains(&endpoint)
+    }
 }
 
 /// One call: the shared state, its time, and the caller's address.

@@ -14,6 +14,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::Ui;
+use crate::app::DoorSettings;
 use crate::clock::now_us;
 use crate::error::ApiError;
 use crate::identity::Role;
@@ -72,7 +73,7 @@ impl Session {
             "access_key": keys.access_key(self.role),
             "open": keys.is_open(),
             "read_only": self.role == Role::ReadOnly,
-            "url": format!("http://{host}"),
+            "url": format!("{}://{host}", ui.api.app.door.scheme()),
         }))
     }
 }
@@ -95,7 +96,7 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
         .and_then(|role| Ok((role, keys.token(role, now_us(), Some(SESSION_S))?)));
     match made {
         Ok((role, token)) => {
-            let cookie = set_cookie(&token, SESSION_S);
+            let cookie = set_cookie(&token, SESSION_S, ui.api.app.door);
             let session = Session { token, role };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
         }
@@ -106,7 +107,8 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
 /// `DELETE /ui/-/session`
 pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     match Session::of_action(&ui, &headers) {
-        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0))]).into_response(),
+        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0, ui.api.app.door))])
+            .into_response(),
         Err(error) => refuse(&error),
     }
 }
@@ -136,8 +138,9 @@ fn cookie(headers: &HeaderMap) -> Option<&str> {
     pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
 }
 
-fn set_cookie(value: &str, lives_s: i64) -> HeaderValue {
-    let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}");
+fn set_cookie(value: &str, lives_s: i64, door: DoorSettings) -> HeaderValue {
+    let secure = if door.is_tls { "; Secure" } else { "" };
+    let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}{secure}");
     // A token is base64url and dots, so this is always a legal header.
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
