@@ -60,6 +60,33 @@ impl Client {
         Ok(Self { http, url, credentials, token: Mutex::new(None), extended: AtomicBool::new(true) })
     }
 
+    /// A client that has a token in place of keys. It can't get another one: once the server refuses it, calls fail.
+    ///
+    /// # Errors
+    /// As [`Client::with_tls`].
+    pub fn with_token(base_url: &str, token: String, tls: &ClientTls) -> Result<Self, WireError> {
+        let none = Credentials { access_key: String::new(), secret_key: String::new() };
+        let client = Self::with_tls(base_url, none, tls)?;
+        *client.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(client)
+    }
+
+    /// A new token, for somebody who must not have the keys: it lives for 30 days from now.
+    ///
+    /// # Errors
+    /// See [`WireError`].
+    pub async fn new_token(&self) -> Result<String, WireError> {
+        self.log_in().await
+    }
+
+    /// A call by somebody who has no keys yet: a login.
+    ///
+    /// # Errors
+    /// See [`WireError`].
+    pub async fn call_without_keys(&self, endpoint: &str, body: &Value) -> Result<Value, WireError> {
+        self.post(endpoint, JSON, body.to_string(), "").await
+    }
+
     /// The server's address, without a slash at its end.
     #[must_use]
     pub fn url(&self) -> &str {
@@ -133,7 +160,7 @@ impl Client {
         };
         match self.post(endpoint, content_type, body.clone(), &format!("Bearer {token}")).await {
             // The token may have expired, or the server may have a new secret: log in again, once.
-            Err(WireError::Unauthorized { .. }) if !fresh => {
+            Err(WireError::Unauthorized { .. }) if !fresh && !self.credentials.access_key.is_empty() => {
                 let token = self.log_in().await?;
                 self.post(endpoint, content_type, body, &format!("Bearer {token}")).await
             }
@@ -147,8 +174,11 @@ impl Client {
 
     async fn log_in(&self) -> Result<String, WireError> {
         let Credentials { access_key, secret_key } = &self.credentials;
-        let basic = format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}")));
-        let data = self.post("auth.login", JSON, "{}".to_owned(), &basic).await?;
+        let shown = match self.known_token().filter(|_| access_key.is_empty()) {
+            Some(token) => format!("Bearer {token}"),
+            None => format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}"))),
+        };
+        let data = self.post("auth.login", JSON, "{}".to_owned(), &shown).await?;
         let Some(token) = data.get("token").and_then(Value::as_str) else {
             return Err(self.odd("auth.login", "no token in it".to_owned()));
         };
@@ -165,7 +195,10 @@ impl Client {
     ) -> Result<Value, WireError> {
         let lost = |source: reqwest::Error| unreachable(&self.url, source);
         let request = self.http.post(format!("{}/{endpoint}", self.url));
-        let request = request.header("Content-Type", content_type).header("Authorization", authorization);
+        let mut request = request.header("Content-Type", content_type);
+        if !authorization.is_empty() {
+            request = request.header("Authorization", authorization);
+        }
         let response = request.body(body).send().await.map_err(lost)?;
         let status = response.status().as_u16();
         let bytes = response.bytes().await.map_err(lost)?;

@@ -54,6 +54,8 @@ pub mod subcode {
     pub const INVALID_WORKER_ID: u32 = 1001;
     /// The request exceeds the project's quota. cantle's own.
     pub const OVER_QUOTA: u32 = 9001;
+    /// No such user. cantle's own.
+    pub const INVALID_USER: u32 = 9002;
 }
 
 /// Every answer, success or error.

@@ -12,6 +12,7 @@ use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::explain::ExplainArgs;
 use crate::cmd::image::ImageSliceArgs;
 use crate::cmd::list::{EventsArgs, TasksArgs};
+use crate::cmd::login::LoginArgs;
 use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
@@ -96,6 +97,8 @@ pub(crate) enum Command {
     ImageSlice(ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
+    /// Log in with the identity provider of the server
+    Login(LoginArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
     /// Make the state directory of a server from a backup

@@ -189,6 +189,7 @@ impl From<ServerError> for CliError {
             | ServerError::Plain(_)
             | ServerError::Url(_)
             | ServerError::Tls(_)
+            | ServerError::Login(_)
             | ServerError::Database(_) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {

@@ -11,6 +11,8 @@ mod context;
 mod directories;
 mod error;
 mod host;
+mod keys_file;
+mod logged_in;
 mod otlp;
 mod out;
 mod shared_args;
@@ -101,6 +103,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
+        Command::Login(args) => cmd::login::login(&context, &args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),
         Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),

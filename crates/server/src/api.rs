@@ -20,9 +20,10 @@ use crate::clock::new_id;
 use crate::door::Peer;
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
+use crate::rights::Principal;
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, health, metrics, open, services};
+use crate::{files, health, login, metrics, open, services};
 
 /// Limit of a request's body. Uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 16 << 20;
@@ -90,7 +91,8 @@ impl Api {
             ApiError::new(500, 0, format!("{}: {error}", R::ENDPOINT)).caused_by(error)
         };
         let body = serde_json::to_value(request).map(without_nulls).map_err(failed)?;
-        let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned());
+        let who = Arc::new(Principal::server());
+        let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned(), who);
         serde_json::from_value(self.routes.call(R::ENDPOINT, call, body).await?).map_err(failed)
     }
 }
@@ -106,6 +108,8 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(api)
         .merge(ui::router(ui))
+        .merge(login::router(Arc::clone(&app)))
+        .merge(login::calls(Arc::clone(&app)))
         .layer(middleware::from_fn_with_state(app, open::guard))
 }
 
@@ -161,18 +165,16 @@ async fn dispatch(
     if !endpoint.contains('.') || !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
-    let call = Call::new(Arc::clone(&api.app), peer.address.ip().to_string());
-    let role = call.keys.check(text(headers, header::AUTHORIZATION.as_str()))?;
-    if !role.may_call(endpoint) {
-        return Err(ApiError::read_only(endpoint));
-    }
+    let ip = peer.address.ip().to_string();
+    let who = api.app.caller(text(headers, header::AUTHORIZATION.as_str()), &ip)?;
     if !peer.is_certified && api.app.door.wants_certificate(endpoint) {
         return Err(ApiError::no_certificate(endpoint));
     }
+    let call = Call::new(Arc::clone(&api.app), ip, who);
     // Only now: whoever has no keys makes the server keep nothing.
     let body = read(body, endpoint).await?;
     match endpoint {
-        "auth.login" => services::auth::login(&call, role, query),
+        "auth.login" => services::auth::login(&call, query),
         "events.add_batch" => services::events::add_batch(call, &body).await,
         _ => {
             let mut body = object(&body)?;

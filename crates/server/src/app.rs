@@ -8,24 +8,32 @@ use cantle_clearml::StopRequest;
 use cantle_store::{Change, Store};
 
 use crate::clock::now_us;
+use crate::error::ApiError;
 use crate::health::Health;
 use crate::identity::Keys;
+use crate::login::Login;
+use crate::rights::{People, Principal};
 
-/// ClearML knows companies and users; a cantle server has one of each.
+/// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
-/// See [`COMPANY`].
+/// Id of the administrator, to whom everything belongs that was made when there was one user.
 pub(crate) const USER: &str = "cantle-user";
+/// Id of the user who reads everything and changes nothing.
+pub(crate) const VIEWER: &str = "cantle-viewer";
 
 /// What all calls share.
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
+    pub(crate) people: People,
     pub(crate) files_dir: PathBuf,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
     pub(crate) health: Health,
     pub(crate) door: DoorSettings,
+    /// Login with an identity provider.
+    pub(crate) login: Option<Arc<Login>>,
 }
 
 /// What the door is like.
@@ -53,17 +61,30 @@ impl DoorSettings {
     }
 }
 
-/// One call: the shared state, its time, and the caller's address.
+/// One call: the shared state, its time, the caller, and its address.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) app: Arc<App>,
     pub(crate) now_us: i64,
     pub(crate) ip: String,
+    /// The caller.
+    pub(crate) who: Arc<Principal>,
+}
+
+impl App {
+    /// Finds who calls, by the `Authorization` header, and remembers that its key was used.
+    pub(crate) fn caller(&self, authorization: Option<&str>, ip: &str) -> Result<Arc<Principal>, ApiError> {
+        let who = self.keys.check(&self.people, authorization)?;
+        if let Some(access_key) = &who.access_key {
+            self.people.note_use(access_key, now_us(), ip);
+        }
+        Ok(Arc::new(who))
+    }
 }
 
 impl Call {
-    pub(crate) fn new(app: Arc<App>, ip: String) -> Self {
-        Self { app, now_us: now_us(), ip }
+    pub(crate) fn new(app: Arc<App>, ip: String, who: Arc<Principal>) -> Self {
+        Self { app, now_us: now_us(), ip, who }
     }
 
     /// A change of state now, with the caller's reason and message.

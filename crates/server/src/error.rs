@@ -6,6 +6,7 @@ use std::sync::Arc;
 use cantle_clearml::subcode;
 use cantle_store::StoreError;
 
+use crate::rights::{Principal, Right};
 use crate::services::refused::reason;
 
 /// A refusal or failure, as it goes into the envelope. The source stays on the server.
@@ -50,12 +51,19 @@ impl ApiError {
         Self::new(401, subcode, format!("Unauthorized ({})", message.into()))
     }
 
-    /// The read-only key pair was used for a change.
-    pub(crate) fn read_only(what: &str) -> Self {
+    /// The caller lacks a right, in this project or for the whole server.
+    pub(crate) fn forbidden(who: &Principal, right: Right, what: &str, project: Option<&str>) -> Self {
+        let place =
+            project.map_or_else(|| "everywhere".to_owned(), |project| format!("in project {project}"));
+        let ask = match project {
+            Some(_) => "a manager of the project or an administrator",
+            None => "an administrator",
+        };
+        let (name, right) = (&who.name, right.name());
         Self::new(
             403,
             0,
-            format!("Forbidden ({what} changes something, and these credentials may only look)"),
+            format!("Forbidden ({what} needs the right \"{right}\" {place}; {name} lacks it; ask {ask})"),
         )
     }
 
@@ -85,6 +93,7 @@ impl From<StoreError> for ApiError {
             | StoreError::Claimed { .. }
             | StoreError::NotHeld { .. }
             | StoreError::StaleEviction(_) => subcode::INVALID_TASK_STATUS,
+            StoreError::NoUser(_) => subcode::INVALID_USER,
             StoreError::OverQuota { .. } => subcode::OVER_QUOTA,
             StoreError::NameTaken { .. } => subcode::NAME_TAKEN,
             StoreError::QueueNotEmpty(_) => subcode::QUEUE_NOT_EMPTY,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, Multipart, Request, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Multipart, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -20,8 +20,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::app::App;
 use crate::clock::new_id;
-use crate::error::ApiError;
-use crate::identity::Role;
+use crate::door::Peer;
 
 type Failure = (StatusCode, String);
 
@@ -50,15 +49,21 @@ pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<
         .with_state(app)
 }
 
-async fn check(State(app): State<Arc<App>>, headers: HeaderMap, request: Request, next: Next) -> Response {
+async fn check(
+    State(app): State<Arc<App>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // SDKs send the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
-    match app.keys.check(authorization.or(cookie.as_deref())) {
-        Ok(Role::ReadOnly) if !request.method().is_safe() => {
-            (StatusCode::FORBIDDEN, ApiError::read_only("this").message).into_response()
+    match app.caller(authorization.or(cookie.as_deref()), &peer.address.ip().to_string()) {
+        Ok(who) => {
+            request.extensions_mut().insert(who);
+            next.run(request).await
         }
-        Ok(_) => next.run(request).await,
         Err(error) => (StatusCode::UNAUTHORIZED, error.message).into_response(),
     }
 }

@@ -1,5 +1,5 @@
-//! Who may call: two key pairs, made at the first start, and tokens that are signed with a separate secret. One pair
-//! may do everything, the other only read.
+//! How callers show who they are: key pairs, and tokens that are signed with a separate secret. Two pairs are made at the first
+//! start: the administrator's, and one that may read everything and change nothing. Whose a pair is, is in `rights`.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
@@ -12,12 +12,12 @@ use cantle_clearml::Credentials;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 use crate::ServerError;
-use crate::app::{COMPANY, USER};
+use crate::app::{COMPANY, USER, VIEWER};
 use crate::clock::new_id;
 use crate::error::ApiError;
+use crate::rights::{People, Principal, Stranger};
 
 /// Clients renew their token when less than 12 hours are left, so it must live longer; ClearML's own live 30 days.
 const TOKEN_S: i64 = 30 * 24 * 3600;
@@ -51,61 +51,6 @@ pub fn credentials_path(state_dir: &Path) -> PathBuf {
 #[must_use]
 pub fn viewer_path(state_dir: &Path) -> PathBuf {
     state_dir.join("server").join("viewer.json")
-}
-
-/// What a caller may do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Role {
-    /// Everything.
-    Full,
-    /// Read everything, change nothing.
-    ReadOnly,
-}
-
-/// ClearML's name for read-only users.
-const GUEST: &str = "guest";
-
-impl Role {
-    /// ClearML's name of the role, as tokens hold it.
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Self::Full => "user",
-            Self::ReadOnly => GUEST,
-        }
-    }
-
-    /// A read-only caller may call an endpoint only if its name says that it only reads.
-    pub(crate) fn may_call(self, endpoint: &str) -> bool {
-        // It takes the task out of the queue.
-        const TAKES: &str = "queues.get_next_task";
-        let action = endpoint.split_once('.').map_or("", |(_, action)| action);
-        let reads = action.starts_with("get_") && endpoint != TAKES;
-        let known = [
-            "auth.fixed_users_mode",
-            "auth.login",
-            "auth.logout",
-            "auth.validate_token",
-            "cantle.explain_task",
-            "debug.ping",
-            "events.clear_scroll",
-            "events.debug_images",
-            "events.multi_task_scalar_metrics_iter_histogram",
-            "events.next_debug_image_sample",
-            "events.next_plot_sample",
-            "events.plots",
-            "events.scalar_metrics_iter_histogram",
-            "events.scalar_metrics_iter_raw",
-            "events.vector_metrics_iter_histogram",
-            "login.logout",
-            "login.supported_modes",
-            "projects.validate_delete",
-            "queues.peek_task",
-            "server.info",
-            "server.endpoints",
-            "tasks.validate",
-        ];
-        self == Self::Full || reads || known.contains(&endpoint)
-    }
 }
 
 impl CredentialsFile {
@@ -143,11 +88,25 @@ impl CredentialsFile {
 
 /// What the server needs to authenticate a caller.
 pub(crate) struct Keys {
-    full: Credentials,
-    viewer: Credentials,
     signing: EncodingKey,
     verifying: DecodingKey,
+    /// Public half of the administrator's and of the viewer's pair in the state directory.
+    own: [String; 2],
     open: bool,
+}
+
+/// A key pair of the state directory.
+pub(crate) struct Pair {
+    pub(crate) file: CredentialsFile,
+    /// It was made just now.
+    pub(crate) is_new: bool,
+}
+
+/// What the state directory has.
+pub(crate) struct Identity {
+    pub(crate) admin: Pair,
+    pub(crate) viewer: Pair,
+    pub(crate) keys: Keys,
 }
 
 impl std::fmt::Debug for Keys {
@@ -157,26 +116,29 @@ impl std::fmt::Debug for Keys {
 }
 
 /// Reads a key pair, or makes one. The address in the file is always the current one.
-fn load_or_make_pair(path: PathBuf, url: &str) -> Result<CredentialsFile, ServerError> {
-    let file = match CredentialsFile::read_file(path.clone())? {
+fn load_or_make_pair(path: PathBuf, url: &str) -> Result<Pair, ServerError> {
+    let old = CredentialsFile::read_file(path.clone())?;
+    let is_new = old.is_none();
+    let file = match old {
         Some(old) => CredentialsFile { url: url.to_owned(), ..old },
         None => {
-            let (access_key, secret_key) = (new_id()[..20].to_uppercase(), new_id() + &new_id());
+            let (access_key, secret_key) = new_pair();
             CredentialsFile { url: url.to_owned(), access_key, secret_key }
         }
     };
     write_private(&path, format!("{:#}\n", json!(file)).as_bytes())?;
-    Ok(file)
+    Ok(Pair { file, is_new })
+}
+
+/// A public half, and a secret of 244 random bits.
+pub(crate) fn new_pair() -> (String, String) {
+    (new_id()[..20].to_uppercase(), new_id() + &new_id())
 }
 
 /// Reads key pairs and signing secret, or makes them.
-pub(crate) fn load_or_make(
-    state_dir: &Path,
-    url: &str,
-    open: bool,
-) -> Result<(CredentialsFile, Keys), ServerError> {
-    let file = load_or_make_pair(credentials_path(state_dir), url)?;
-    let viewer = load_or_make_pair(viewer_path(state_dir), url)?.credentials();
+pub(crate) fn load_or_make(state_dir: &Path, url: &str, open: bool) -> Result<Identity, ServerError> {
+    let admin = load_or_make_pair(credentials_path(state_dir), url)?;
+    let viewer = load_or_make_pair(viewer_path(state_dir), url)?;
     let secret_path = state_dir.join("server").join("token.key");
     let secret = match std::fs::read(&secret_path) {
         Ok(secret) if secret.len() >= 32 => secret,
@@ -184,9 +146,9 @@ pub(crate) fn load_or_make(
         Err(error) if error.kind() == ErrorKind::NotFound => make_secret(&secret_path)?,
         Err(source) => return Err(ServerError::File { path: secret_path, source }),
     };
-    let full = file.credentials();
+    let own = [admin.file.access_key.clone(), viewer.file.access_key.clone()];
     let (signing, verifying) = (EncodingKey::from_secret(&secret), DecodingKey::from_secret(&secret));
-    Ok((file, Keys { full, viewer, signing, verifying, open }))
+    Ok(Identity { admin, viewer, keys: Keys { signing, verifying, own, open } })
 }
 
 fn make_secret(path: &Path) -> Result<Vec<u8>, ServerError> {
@@ -221,11 +183,17 @@ struct Claims {
 }
 
 impl Keys {
-    /// A new token for this role.
-    pub(crate) fn token(&self, role: Role, now_us: i64, lives_s: Option<i64>) -> Result<String, ApiError> {
+    /// A new token for this caller.
+    pub(crate) fn token(
+        &self,
+        who: &Principal,
+        now_us: i64,
+        lives_s: Option<i64>,
+    ) -> Result<String, ApiError> {
         let iat = now_us / 1_000_000;
         let identity = json!({
-            "user": USER, "company": COMPANY, "role": role.name(), "user_name": USER, "company_name": COMPANY,
+            "user": who.user, "company": COMPANY, "role": who.clearml_role(), "user_name": who.name,
+            "company_name": COMPANY, "key": who.access_key,
         });
         let claims = Claims {
             iat,
@@ -244,131 +212,161 @@ impl Keys {
             .map_err(|error| ApiError::new(500, 0, format!("token: {error}")).caused_by(error))
     }
 
-    /// The public half of the key pair of a role.
-    pub(crate) fn access_key(&self, role: Role) -> &str {
-        match role {
-            Role::Full => &self.full.access_key,
-            Role::ReadOnly => &self.viewer.access_key,
-        }
-    }
-
     /// Callers need no credentials.
     pub(crate) const fn is_open(&self) -> bool {
         self.open
     }
 
-    /// Authenticates a caller by key pair or token, and returns its role.
-    pub(crate) fn check(&self, authorization: Option<&str>) -> Result<Role, ApiError> {
+    /// Finds who calls, by key pair or token.
+    pub(crate) fn check(&self, people: &People, authorization: Option<&str>) -> Result<Principal, ApiError> {
         if self.open {
-            return Ok(Role::Full);
+            return Ok(Principal::server());
         }
         let Some(value) = authorization else {
             return Err(ApiError::unauthorized(NO_CREDENTIALS, "missing credentials"));
         };
         match value.split_once(' ') {
-            Some((scheme, pair)) if scheme.eq_ignore_ascii_case("basic") => self.check_pair(pair.trim()),
-            Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => self.check_token(token.trim()),
+            Some((scheme, pair)) if scheme.eq_ignore_ascii_case("basic") => {
+                let bad = || ApiError::unauthorized(BAD_CREDENTIALS, "malformed Basic credentials");
+                let decoded = STANDARD.decode(pair.trim()).map_err(|_| bad())?;
+                let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
+                let (access_key, secret_key) = decoded.split_once(':').ok_or_else(bad)?;
+                people.by_key(access_key, secret_key).map_err(|stranger| unknown(&stranger))
+            }
+            Some((scheme, token)) if scheme.eq_ignore_ascii_case("bearer") => {
+                self.check_token(people, token.trim())
+            }
             _ => Err(ApiError::unauthorized(BAD_CREDENTIALS, "write Basic or Bearer credentials")),
         }
     }
 
-    fn check_pair(&self, pair: &str) -> Result<Role, ApiError> {
-        let bad = || ApiError::unauthorized(BAD_CREDENTIALS, "malformed Basic credentials");
-        let decoded = STANDARD.decode(pair).map_err(|_| bad())?;
-        let decoded = String::from_utf8(decoded).map_err(|_| bad())?;
-        let (access_key, secret_key) = decoded.split_once(':').ok_or_else(bad)?;
-        // Comparing digests takes as long for a near miss as for a far one.
-        let same = |a: &str, b: &str| Sha256::digest(a) == Sha256::digest(b);
-        for (role, pair) in [(Role::Full, &self.full), (Role::ReadOnly, &self.viewer)] {
-            let known = same(access_key, &pair.access_key);
-            if known & same(secret_key, &pair.secret_key) {
-                return Ok(role);
-            }
-        }
-        Err(ApiError::unauthorized(INVALID_CREDENTIALS, "invalid credentials"))
-    }
-
-    fn check_token(&self, token: &str) -> Result<Role, ApiError> {
+    fn check_token(&self, people: &People, token: &str) -> Result<Principal, ApiError> {
         let validation = Validation::new(Algorithm::HS256);
-        match decode::<Claims>(token, &self.verifying, &validation) {
-            Ok(token) if token.claims.identity["role"] == GUEST => Ok(Role::ReadOnly),
-            Ok(_) => Ok(Role::Full),
-            Err(error) => {
-                let message = format!("invalid token: {error}");
-                Err(ApiError::unauthorized(INVALID_TOKEN, message).caused_by(error))
-            }
-        }
+        let claims = decode::<Claims>(token, &self.verifying, &validation).map_err(|error| {
+            ApiError::unauthorized(INVALID_TOKEN, format!("invalid token: {error}")).caused_by(error)
+        })?;
+        let identity = claims.claims.identity;
+        let text = |name: &str| identity.get(name).and_then(Value::as_str);
+        let found = if identity.get("key").is_none() {
+            // Of 0.1.0, which had these two pairs alone.
+            let viewer = text("role") == Some("guest");
+            let (user, key) = if viewer { (VIEWER, &self.own[1]) } else { (USER, &self.own[0]) };
+            people.by_token(user, Some(key))
+        } else {
+            people.by_token(text("user").unwrap_or_default(), text("key"))
+        };
+        found.map_err(|stranger| unknown(&stranger))
     }
+}
+
+fn unknown(stranger: &Stranger) -> ApiError {
+    let text = match stranger {
+        Stranger::Key => "invalid credentials".to_owned(),
+        Stranger::Revoked { access_key, user } => {
+            format!(
+                "the key {access_key} of {user} was revoked; an administrator or {user} can make another one"
+            )
+        }
+        Stranger::User(user) => format!("the user {user} was removed; ask an administrator"),
+    };
+    ApiError::unauthorized(INVALID_CREDENTIALS, text)
 }
 
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use cantle_store::Store;
+
     use super::*;
     use crate::clock::now_us;
+    use crate::rights::{Right, bootstrap};
 
-    fn made() -> (tempfile::TempDir, CredentialsFile, Keys) {
-        let dir = tempfile::tempdir().unwrap();
-        std::fs::create_dir(dir.path().join("server")).unwrap();
-        let (file, keys) = load_or_make(dir.path(), "http://127.0.0.1:1", false).unwrap();
-        (dir, file, keys)
+    struct Made {
+        dir: tempfile::TempDir,
+        admin: CredentialsFile,
+        keys: Keys,
+        people: People,
     }
 
-    #[test]
-    fn keys_stay_and_only_their_owner_reads_them() {
-        let (dir, file, keys) = made();
-        let mode = std::fs::metadata(credentials_path(dir.path())).unwrap().permissions().mode();
+    async fn made_in(dir: tempfile::TempDir) -> Made {
+        std::fs::create_dir_all(dir.path().join("server")).unwrap();
+        let identity = load_or_make(dir.path(), "http://127.0.0.1:1", false).unwrap();
+        let store = Store::open(&dir.path().join("server/cantle.db")).await.unwrap();
+        let people = bootstrap(&store, &identity, now_us()).await.unwrap();
+        store.close().await;
+        Made { dir, admin: identity.admin.file, keys: identity.keys, people }
+    }
+
+    async fn made() -> Made {
+        made_in(tempfile::tempdir().unwrap()).await
+    }
+
+    impl Made {
+        fn name(&self, authorization: &str) -> Result<String, u32> {
+            let found = self.keys.check(&self.people, Some(authorization));
+            found.map(|who| who.name).map_err(|error| error.subcode)
+        }
+    }
+
+    fn basic(access_key: &str, secret_key: &str) -> String {
+        format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}")))
+    }
+
+    #[tokio::test]
+    async fn keys_stay_and_only_their_owner_reads_them() {
+        let made = made().await;
+        let mode = std::fs::metadata(credentials_path(made.dir.path())).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        let token = keys.token(Role::Full, now_us(), None).unwrap();
-        let (again, keys) = load_or_make(dir.path(), "http://127.0.0.1:2", false).unwrap();
-        assert_eq!(again, CredentialsFile { url: "http://127.0.0.1:2".into(), ..file });
-        assert_eq!(
-            keys.check(Some(&format!("Bearer {token}"))).ok(),
-            Some(Role::Full),
-            "tokens outlive a restart"
-        );
+        let who = made.people.by_key(&made.admin.access_key, &made.admin.secret_key).unwrap();
+        let token = format!("Bearer {}", made.keys.token(&who, now_us(), None).unwrap());
+        assert_eq!(made.name(&token).as_deref(), Ok("admin"));
+        let old = made.admin.clone();
+        let again = made_in(made.dir).await;
+        assert_eq!(again.admin, old);
+        assert_eq!(again.name(&token).as_deref(), Ok("admin"), "tokens outlive a restart");
     }
 
-    #[test]
-    fn who_may_only_look_stays_so() {
-        let (dir, file, keys) = made();
-        let viewer = CredentialsFile::read_viewer(dir.path()).unwrap().unwrap();
-        assert_ne!(viewer.access_key, file.access_key);
-        let pair = STANDARD.encode(format!("{}:{}", viewer.access_key, viewer.secret_key));
-        assert_eq!(keys.check(Some(&format!("Basic {pair}"))).ok(), Some(Role::ReadOnly));
-        let token = keys.token(Role::ReadOnly, now_us(), None).unwrap();
-        assert_eq!(keys.check(Some(&format!("Bearer {token}"))).ok(), Some(Role::ReadOnly));
-        let mixed = STANDARD.encode(format!("{}:{}", viewer.access_key, file.secret_key));
-        assert!(keys.check(Some(&format!("Basic {mixed}"))).is_err());
+    #[tokio::test]
+    async fn who_may_only_look_stays_so() {
+        let made = made().await;
+        let viewer = CredentialsFile::read_viewer(made.dir.path()).unwrap().unwrap();
+        assert_ne!(viewer.access_key, made.admin.access_key);
+        let who = made.people.by_key(&viewer.access_key, &viewer.secret_key).unwrap();
+        assert!(who.may_everywhere(Right::Read) && !who.may_somewhere(Right::Submit));
+        let token = made.keys.token(&who, now_us(), None).unwrap();
+        assert_eq!(made.name(&format!("Bearer {token}")).as_deref(), Ok("viewer"));
+        assert_eq!(made.name(&basic(&viewer.access_key, &made.admin.secret_key)), Err(22));
     }
 
-    #[test]
-    fn what_who_may_only_look_may_call() {
-        for endpoint in ["auth.login", "tasks.get_all", "cantle.get_nodes", "cantle.explain_task"] {
-            assert!(Role::ReadOnly.may_call(endpoint), "{endpoint}");
+    #[tokio::test]
+    async fn tokens_of_the_first_version_are_the_administrators_and_the_viewers() {
+        let made = made().await;
+        let claims = |role: &str| {
+            json!({
+                "iat": 1, "exp": now_us() / 1_000_000 + 100, "session_id": "", "auth_type": "Bearer", "env": "",
+                "identity": {"user": "cantle-user", "company": "cantle", "role": role},
+                "api_version": "2.31", "server_version": "0.1.0", "server_build": "cantle", "feature_set": "basic",
+            })
+        };
+        for (role, name) in [("user", "admin"), ("guest", "viewer")] {
+            let token = encode(&Header::new(Algorithm::HS256), &claims(role), &made.keys.signing).unwrap();
+            assert_eq!(made.name(&format!("Bearer {token}")).as_deref(), Ok(name));
         }
-        for endpoint in
-            ["queues.get_next_task", "tasks.stop", "events.add_batch", "cantle.report_node", "get_"]
-        {
-            assert!(!Role::ReadOnly.may_call(endpoint) && Role::Full.may_call(endpoint), "{endpoint}");
-        }
     }
 
-    #[test]
-    fn who_is_let_in() {
-        let (_dir, file, keys) = made();
-        let basic = |pair: &str| format!("Basic {}", STANDARD.encode(pair));
-        let good = basic(&format!("{}:{}", file.access_key, file.secret_key));
-        assert_eq!(keys.check(Some(&good)).ok(), Some(Role::Full));
-        let subcode = |value: Option<&str>| keys.check(value).unwrap_err().subcode;
-        assert_eq!(subcode(None), 20);
-        assert_eq!(subcode(Some("Basic !!!")), 21);
-        assert_eq!(subcode(Some("Digest x")), 21);
-        assert_eq!(subcode(Some(&basic(&format!("{}:wrong", file.access_key)))), 22);
+    #[tokio::test]
+    async fn who_is_let_in() {
+        let made = made().await;
+        assert_eq!(made.name(&basic(&made.admin.access_key, &made.admin.secret_key)).as_deref(), Ok("admin"));
+        assert_eq!(made.keys.check(&made.people, None).unwrap_err().subcode, 20);
+        assert_eq!(made.name("Basic !!!"), Err(21));
+        assert_eq!(made.name("Digest x"), Err(21));
+        assert_eq!(made.name(&basic(&made.admin.access_key, "wrong")), Err(22));
+        let who = made.people.by_key(&made.admin.access_key, &made.admin.secret_key).unwrap();
         let long_ago = now_us() - 40 * 24 * 3600 * 1_000_000;
-        let expired = format!("Bearer {}", keys.token(Role::Full, long_ago, None).unwrap());
-        assert_eq!(subcode(Some(&expired)), 30);
-        assert_eq!(subcode(Some("Bearer x.y.z")), 30);
+        let expired = format!("Bearer {}", made.keys.token(&who, long_ago, None).unwrap());
+        assert_eq!(made.name(&expired), Err(30));
+        assert_eq!(made.name("Bearer x.y.z"), Err(30));
     }
 }

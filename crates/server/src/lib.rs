@@ -14,9 +14,11 @@ mod filter;
 mod health;
 mod identity;
 mod lock;
+mod login;
 mod metrics;
 mod open;
 mod projection;
+mod rights;
 mod routes;
 mod services;
 mod sweep;
@@ -39,6 +41,7 @@ use tokio::sync::watch;
 pub use backup::{Contents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
+pub use login::{LoginError, OidcConfig};
 pub use tls::{TlsError, TlsFiles};
 
 /// How long events are kept by default.
@@ -57,6 +60,8 @@ pub struct ServerConfig {
     pub insecure_http: bool,
     /// The address for clients; by default that of the socket, with a name of the certificate.
     pub url: Option<String>,
+    /// The identity provider with which people log in.
+    pub oidc: Option<OidcConfig>,
     /// Credentials, database and files are in `server/` under this directory.
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
@@ -85,6 +90,7 @@ impl Default for ServerConfig {
             tls: None,
             insecure_http: false,
             url: None,
+            oidc: None,
             state_dir: PathBuf::from("."),
             open: false,
             open_source: false,
@@ -100,7 +106,7 @@ impl Default for ServerConfig {
 /// A server that is ready to serve.
 pub struct Server {
     listener: TcpListener,
-    tls: Option<(TlsFiles, tls::Identity)>,
+    tls: Option<(TlsFiles, tls::Shown)>,
     silence: Duration,
     app: Arc<app::App>,
     file: CredentialsFile,
@@ -138,6 +144,9 @@ pub enum ServerError {
     /// The certificate or its key.
     #[error(transparent)]
     Tls(#[from] TlsError),
+    /// The identity provider.
+    #[error(transparent)]
+    Login(#[from] LoginError),
     /// `--url` is none.
     #[error("--url {0} is no address for clients")]
     Url(String),
@@ -197,6 +206,10 @@ impl ServerError {
                 ];
             }
             Self::Tls(error) => error.hint(),
+            Self::Login(LoginError::File { .. }) => "give a file that the server's user can read",
+            Self::Login(_) => {
+                "write the issuer as the provider's pages have it, for example https://login.example"
+            }
             Self::Url(_) => "write for example https://gpu1.example:8008",
             Self::Taken { .. } => {
                 "stop that one first, or give this one another state directory with --state"
@@ -221,8 +234,8 @@ impl Server {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
         let dir = config.state_dir.join("server");
         let database = database_path(config.db.as_deref(), &dir)?;
-        let identity = config.tls.as_ref().map(|files| tls::Identity::load(files, clock::now_us()));
-        let identity = identity.transpose()?;
+        let certificate = config.tls.as_ref().map(|files| tls::Shown::load(files, clock::now_us()));
+        let certificate = certificate.transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
         if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
             && !address.ip().is_loopback()
@@ -230,7 +243,7 @@ impl Server {
             if config.open {
                 return Err(ServerError::Open(address));
             }
-            if identity.is_none() && !config.insecure_http {
+            if certificate.is_none() && !config.insecure_http {
                 return Err(ServerError::Plain(address));
             }
         }
@@ -240,31 +253,35 @@ impl Server {
         let address = listener.local_addr().map_err(busy)?;
         let url = match &config.url {
             Some(url) => public_url(url)?,
-            None => own_url(reachable(address), identity.as_ref()),
+            None => own_url(reachable(address), certificate.as_ref()),
         };
-        let (file, keys) = identity::load_or_make(&config.state_dir, &url, config.open)?;
+        let login = config.oidc.as_ref().map(|oidc| login::Login::new(oidc, &url)).transpose()?;
+        let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;
+        let people = rights::bootstrap(&store, &identity, clock::now_us()).await?;
         files::sweep_partial(&dir.join("files"));
         let half_life_ms = |time: Duration| i64::try_from(time.as_millis()).unwrap_or(i64::MAX).max(1);
         let usage_half_life_ms = config.usage_half_life.map(half_life_ms);
         let app = Arc::new(app::App {
             store,
-            keys,
+            keys: identity.keys,
+            people,
             files_dir: dir.join("files"),
             usage_half_life_ms,
             health: health::Health::default(),
+            login,
             door: app::DoorSettings {
-                is_tls: identity.is_some(),
+                is_tls: certificate.is_some(),
                 needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
             },
         });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,
-            tls: config.tls.clone().zip(identity),
+            tls: config.tls.clone().zip(certificate),
             silence: config.silence,
             app,
-            file,
+            file: identity.admin.file,
             service,
             start_within: config.start_within,
             kept: sweep::Kept { events: config.keep_events, logs: config.keep_logs },
@@ -295,8 +312,8 @@ impl Server {
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let mut keeper = tokio::task::JoinSet::new();
-        let shown = self.tls.map(|(files, identity)| {
-            let (bytes, config) = identity.into_parts();
+        let shown = self.tls.map(|(files, certificate)| {
+            let (bytes, config) = certificate.into_parts();
             let (show, shown) = watch::channel(config);
             keeper.spawn(tls::keep(files, bytes, show));
             shown
@@ -338,8 +355,8 @@ fn public_url(url: &str) -> Result<String, ServerError> {
 }
 
 /// The address of the socket; with TLS under a name that the certificate has.
-fn own_url(address: SocketAddr, identity: Option<&tls::Identity>) -> String {
-    match identity.map(|identity| identity.name_for(address.ip())) {
+fn own_url(address: SocketAddr, certificate: Option<&tls::Shown>) -> String {
+    match certificate.map(|shown| shown.name_for(address.ip())) {
         None => format!("http://{address}"),
         Some(None) => format!("https://{address}"),
         Some(Some(name)) => format!("https://{name}:{}", address.port()),

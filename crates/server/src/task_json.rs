@@ -6,7 +6,7 @@ use cantle_store::{NewTask, TaskEdit, TaskRow};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::app::{COMPANY, USER};
+use crate::app::COMPANY;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 
@@ -38,7 +38,7 @@ pub(crate) fn task(row: &TaskRow) -> Value {
     put("status", json!(index.status));
     put("status_message", json!(row.status_message));
     put("status_reason", json!(row.status_reason));
-    put("user", json!(USER));
+    put("user", json!(row.owner));
     put("company", json!(COMPANY));
     put("project", json!(index.project));
     put("parent", json!(index.parent));
@@ -96,6 +96,7 @@ fn merged(default: Value, given: Option<&Value>) -> Value {
 
 /// A new record from the fields of `tasks.create`.
 pub(crate) fn new_task(
+    owner: &str,
     id: String,
     name: String,
     kind: String,
@@ -106,6 +107,7 @@ pub(crate) fn new_task(
         id,
         name,
         kind,
+        owner: owner.to_owned(),
         project: take(&mut fields, "project")?,
         parent: take(&mut fields, "parent")?,
         tags: take(&mut fields, "tags")?.unwrap_or_default(),

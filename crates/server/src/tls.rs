@@ -105,14 +105,14 @@ impl TlsError {
 }
 
 /// A certificate that may be shown.
-pub(crate) struct Identity {
+pub(crate) struct Shown {
     config: Arc<ServerConfig>,
     chain: Vec<CertificateDer<'static>>,
     /// The bytes of the files, to see whether they change.
     bytes: Vec<Vec<u8>>,
 }
 
-impl Identity {
+impl Shown {
     /// Reads and checks the files.
     pub(crate) fn load(files: &TlsFiles, now_us: i64) -> Result<Self, TlsError> {
         let bytes = read_all(files)?;
@@ -222,7 +222,7 @@ pub(crate) async fn keep(files: TlsFiles, mut known: Vec<Vec<u8>>, shown: watch:
         if bytes == known {
             continue;
         }
-        match Identity::load(&files, now_us()) {
+        match Shown::load(&files, now_us()) {
             Ok(identity) => {
                 shown.send_replace(identity.config);
                 tracing::info!(cert = %files.cert.display(), "new connections get the new certificate");

@@ -8,6 +8,8 @@ use serde_json::{Map, Value};
 pub struct TaskRow {
     /// The part that is filtered and ordered by.
     pub index: TaskIndex,
+    /// Id of the user whose it is.
+    pub owner: String,
     /// Why it is in its state, for programs.
     pub status_reason: String,
     /// Why it is in its state, for people.
@@ -455,6 +457,8 @@ pub struct ModelRow {
     pub task: Option<String>,
     /// Its project.
     pub project: Option<String>,
+    /// Id of the user whose it is.
+    pub owner: String,
     /// When it was made.
     pub created_us: i64,
     /// Last change.

@@ -82,6 +82,9 @@ pub enum StoreError {
         /// What the task needs of it.
         asked: u64,
     },
+    /// There is no such user.
+    #[error("there is no user \"{0}\"")]
+    NoUser(String),
     /// The state that an eviction was decided on has changed.
     #[error("The eviction is out of date: {0}")]
     StaleEviction(String),

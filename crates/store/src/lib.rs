@@ -25,8 +25,10 @@ mod queues;
 mod quotas;
 mod row;
 mod samples;
+mod scope;
 mod tasks;
 mod usage;
+mod users;
 mod values;
 mod workers;
 
@@ -49,7 +51,9 @@ pub use data::{
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
+pub use scope::Scope;
 pub use tasks::{NewTask, TaskEdit};
+pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};
 pub use values::{ParentTask, TaskValue};
 
 /// The database.

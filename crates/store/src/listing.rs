@@ -5,7 +5,7 @@ use sqlx::sqlite::SqliteRow;
 use sqlx::{QueryBuilder, Row as _, Sqlite};
 
 use crate::data::{TaskIndex, TaskRow};
-use crate::{Store, StoreError, row};
+use crate::{Scope, Store, StoreError, row};
 
 /// Which tasks, in which order, and which of them; an empty list or `None` is no condition.
 #[derive(Clone, Debug, Default)]
@@ -40,6 +40,10 @@ pub struct TaskFilter {
     pub limit: Option<i64>,
     /// How many to leave out before them.
     pub offset: i64,
+    /// Of one of these users.
+    pub owners: Vec<String>,
+    /// Only what may be seen; `None`: everything.
+    pub scope: Option<Scope>,
     /// Leave out what is not a column: `doc` is empty then.
     pub without_doc: bool,
 }
@@ -229,6 +233,7 @@ impl TaskFilter {
             ("status", &words(&self.statuses), Driver::Status),
             ("project", &self.projects, Driver::Project),
             ("kind", &self.kinds, Driver::Order),
+            ("owner", &self.owners, Driver::Order),
         ] {
             one_of(sql, if driver == drives { "" } else { "+" }, column, values);
         }
@@ -237,6 +242,9 @@ impl TaskFilter {
         }
         if let Some(pattern) = &self.name_pattern {
             sql.push(" AND tasks.name REGEXP ").push_bind(pattern.clone());
+        }
+        if let Some(scope) = &self.scope {
+            scope.of_tasks(sql);
         }
         self.tags.iter().for_each(|rule| rule.condition(sql, "tasks.tags"));
         self.system_tags.iter().for_each(|rule| rule.condition(sql, "tasks.system_tags"));

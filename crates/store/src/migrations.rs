@@ -8,7 +8,7 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// Version, description and text. What is released is never changed: the database remembers a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str); 8] = [
+const MIGRATIONS: [(i64, &str, &str); 9] = [
     (1, "first", include_str!("../migrations/0001_first.sql")),
     (2, "quotas", include_str!("../migrations/0002_quotas.sql")),
     (3, "samples", include_str!("../migrations/0003_samples.sql")),
@@ -17,6 +17,7 @@ const MIGRATIONS: [(i64, &str, &str); 8] = [
     (6, "stop asked", include_str!("../migrations/0006_stop_asked.sql")),
     (7, "probes", include_str!("../migrations/0007_probes.sql")),
     (8, "lists", include_str!("../migrations/0008_lists.sql")),
+    (10, "users", include_str!("../migrations/0010_users.sql")),
 ];
 
 pub(crate) fn migrator() -> Migrator {

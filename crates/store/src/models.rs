@@ -15,8 +15,8 @@ impl Store {
     pub async fn create_model(&self, new: &ModelRow) -> Result<(), StoreError> {
         let mut write = self.write().await?;
         sqlx::query(
-            "INSERT INTO models (id, name, task, project, created_us, last_update_us, doc) \
-             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            "INSERT INTO models (id, name, task, project, created_us, last_update_us, doc, owner) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8)",
         )
         .bind(&new.id)
         .bind(&new.name)
@@ -25,6 +25,7 @@ impl Store {
         .bind(new.created_us)
         .bind(new.last_update_us)
         .bind(row::to_json(&new.doc)?)
+        .bind(&new.owner)
         .execute(&mut *write.tx)
         .await?;
         write.commit().await

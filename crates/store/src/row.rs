@@ -65,6 +65,7 @@ pub(crate) fn task_index(row: &SqliteRow) -> Result<TaskIndex, StoreError> {
 pub(crate) fn task(row: &SqliteRow) -> Result<TaskRow, StoreError> {
     Ok(TaskRow {
         index: task_index(row)?,
+        owner: row.try_get("owner")?,
         status_reason: row.try_get("status_reason")?,
         status_message: row.try_get("status_message")?,
         stop_asked: flag(row, "stop_asked")?,
@@ -232,6 +233,7 @@ pub(crate) fn model(row: &SqliteRow) -> Result<ModelRow, StoreError> {
         name: row.try_get("name")?,
         task: row.try_get("task")?,
         project: row.try_get("project")?,
+        owner: row.try_get("owner")?,
         created_us: row.try_get("created_us")?,
         last_update_us: row.try_get("last_update_us")?,
         doc: json(row, "doc")?,

@@ -16,6 +16,8 @@ pub struct NewTask {
     pub name: String,
     /// ClearML's `type`.
     pub kind: String,
+    /// Id of the user whose it is.
+    pub owner: String,
     /// Id of its project; must exist.
     pub project: Option<String>,
     /// Id of the task that it was made from.
@@ -218,8 +220,8 @@ pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64
     project_must_exist(&mut *tx, new.project.as_deref()).await?;
     sqlx::query(
         "INSERT INTO tasks (id, name, kind, status, project, parent, tags, system_tags, status_reason, \
-         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc) \
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9)",
+         status_message, created_us, last_update_us, status_changed_us, last_iteration, slices, doc, owner) \
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, '', '', $8, $8, $8, 0, '[]', $9, $10)",
     )
     .bind(&new.id)
     .bind(&new.name)
@@ -230,6 +232,7 @@ pub(crate) async fn insert(tx: &mut SqliteConnection, new: &NewTask, now_us: i64
     .bind(row::to_json(&new.system_tags)?)
     .bind(now_us)
     .bind(row::to_json(&new.doc)?)
+    .bind(&new.owner)
     .execute(tx)
     .await?;
     Ok(())

@@ -5,7 +5,7 @@ pub(crate) mod tally;
 
 use std::collections::BTreeMap;
 
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, header};
 use axum::response::{IntoResponse as _, Response};
 use cantle_clearml::cantle::{
@@ -15,7 +15,9 @@ use cantle_metrics::{Exposition, Fallback, Fallbacks, MetricKind, SliceLabels, p
 use cantle_model::TaskStatus;
 
 use crate::clock::now_us;
+use crate::door::Peer;
 use crate::error::ApiError;
+use crate::rights::Right;
 use crate::ui::{Ui, refuse};
 
 /// Limit of running and waiting tasks whose names are put on the metrics of their slices.
@@ -24,11 +26,17 @@ const TASKS: u64 = 10_000;
 /// What the server assumed because it could not read what it was given.
 pub(crate) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnreadableRequest]);
 
-/// `GET /metrics`, with the server's key pair or a token.
-pub(crate) async fn scrape(State(ui): State<Ui>, headers: HeaderMap) -> Response {
+/// `GET /metrics`, for who may see everything.
+pub(crate) async fn scrape(
+    State(ui): State<Ui>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    if let Err(error) = ui.api.app.keys.check(text(header::AUTHORIZATION)) {
-        return refuse(&error);
+    match ui.api.app.caller(text(header::AUTHORIZATION), &peer.address.ip().to_string()) {
+        Ok(who) if who.may_everywhere(Right::See) => {}
+        Ok(who) => return refuse(&ApiError::forbidden(&who, Right::See, "/metrics", None)),
+        Err(error) => return refuse(&error),
     }
     let mut metrics = Exposition::new(text(header::ACCEPT).unwrap_or_default());
     match gather(&ui, &mut metrics).await {

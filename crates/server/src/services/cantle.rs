@@ -173,7 +173,7 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     if id.len() != 32 || !id.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return Err(ApiError::invalid("id: 32 hex digits are needed"));
     }
-    let new = task_json::new_task(id.clone(), task.name, task.kind, task.fields)?;
+    let new = task_json::new_task(&call.who.user, id.clone(), task.name, task.kind, task.fields)?;
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not.

@@ -122,8 +122,8 @@ struct Validate {
 }
 
 /// Would `tasks.create` take it?
-async fn validate(_call: Call, request: Validate) -> Result<Value, ApiError> {
-    task_json::new_task(new_id(), request.name, request.kind, request.fields)?;
+async fn validate(call: Call, request: Validate) -> Result<Value, ApiError> {
+    task_json::new_task(&call.who.user, new_id(), request.name, request.kind, request.fields)?;
     Ok(json!({}))
 }
 

@@ -65,7 +65,9 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
     let Create { name, id, task, project, mut fields } = request;
     fields.retain(|field, _| DOC_FIELDS.contains(&field.as_str()));
     let (id, now_us) = (id.unwrap_or_else(new_id), call.now_us);
-    let row = ModelRow { id, name, task, project, created_us: now_us, last_update_us: now_us, doc: fields };
+    let owner = call.who.user.clone();
+    let row =
+        ModelRow { id, name, task, project, owner, created_us: now_us, last_update_us: now_us, doc: fields };
     call.store.create_model(&row).await?;
     Ok(Created { id: row.id })
 }

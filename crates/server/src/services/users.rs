@@ -69,8 +69,8 @@ struct Token {
 }
 
 async fn validate_token(call: Call, request: Token) -> Result<Value, ApiError> {
-    Ok(match call.keys.check(Some(&format!("Bearer {}", request.token))) {
-        Ok(_) => json!({"valid": true, "user": USER, "company": COMPANY}),
+    Ok(match call.keys.check(&call.people, Some(&format!("Bearer {}", request.token))) {
+        Ok(who) => json!({"valid": true, "user": who.user, "company": COMPANY}),
         Err(error) => json!({"valid": false, "msg": error.message}),
     })
 }

@@ -3,8 +3,10 @@
 //! The cookie is an API token; it outlives a restart of the server as every token does. The CSRF token is derived from
 //! it, so nothing has to be kept.
 
+use std::sync::Arc;
+
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
@@ -16,8 +18,9 @@ use sha2::{Digest as _, Sha256};
 use super::Ui;
 use crate::app::DoorSettings;
 use crate::clock::now_us;
+use crate::door::Peer;
 use crate::error::ApiError;
-use crate::identity::Role;
+use crate::rights::{Principal, Right};
 
 const COOKIE: &str = "cantle_session";
 const CSRF_HEADER: &str = "x-csrf-token";
@@ -28,18 +31,19 @@ const OPEN_TOKEN: &str = "open";
 /// An API token that came in the cookie and is good.
 pub(crate) struct Session {
     token: String,
-    role: Role,
+    pub(crate) who: Arc<Principal>,
 }
 
 impl Session {
     /// The session of a request.
     pub(crate) fn of(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
         if ui.api.app.keys.is_open() {
-            return Ok(Self { token: String::new(), role: Role::Full });
+            return Ok(Self { token: String::new(), who: Arc::new(Principal::server()) });
         }
-        let token = cookie(headers).unwrap_or_default().to_owned();
-        let role = ui.api.app.keys.check(Some(&format!("Bearer {token}")))?;
-        Ok(Self { token, role })
+        let token = cookie_of(headers, COOKIE).unwrap_or_default().to_owned();
+        let app = &ui.api.app;
+        let who = Arc::new(app.keys.check(&app.people, Some(&format!("Bearer {token}")))?);
+        Ok(Self { token, who })
     }
 
     /// Also refuses what another site could have made the browser send.
@@ -65,14 +69,26 @@ impl Session {
         digest.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// For each right the names of the projects at the top of the trees in which it holds; empty: everywhere.
+    fn rights(&self) -> serde_json::Map<String, serde_json::Value> {
+        let trees = |right: Right| -> Vec<&str> {
+            let roles = self.who.roles.iter().filter(|(_, role)| role.has(right));
+            roles.map(|(tree, _)| tree.as_str()).collect()
+        };
+        Right::ALL.into_iter().map(|right| (right.name().to_owned(), json!(trees(right)))).collect()
+    }
+
     fn describe(&self, ui: &Ui, headers: &HeaderMap) -> Json<serde_json::Value> {
         let keys = &ui.api.app.keys;
         let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or_default();
         Json(json!({
             "csrf": self.csrf(),
-            "access_key": keys.access_key(self.role),
+            "access_key": self.who.access_key,
+            "user": self.who.user,
+            "user_name": self.who.name,
+            "rights": self.rights(),
             "open": keys.is_open(),
-            "read_only": self.role == Role::ReadOnly,
+            "read_only": !self.who.may_somewhere(Right::Submit),
             "url": format!("{}://{host}", ui.api.app.door.scheme()),
         }))
     }
@@ -87,17 +103,22 @@ pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
 }
 
 /// `POST /ui/-/session`
-pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<LogIn>) -> Response {
+pub(crate) async fn log_in(
+    State(ui): State<Ui>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    headers: HeaderMap,
+    body: Json<LogIn>,
+) -> Response {
     let Credentials { access_key, secret_key } = body.0.into();
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
-    let keys = &ui.api.app.keys;
-    let made = keys
-        .check(Some(&format!("Basic {pair}")))
-        .and_then(|role| Ok((role, keys.token(role, now_us(), Some(SESSION_S))?)));
+    let app = &ui.api.app;
+    let made = app
+        .caller(Some(&format!("Basic {pair}")), &peer.address.ip().to_string())
+        .and_then(|who| Ok((app.keys.token(&who, now_us(), Some(SESSION_S))?, who)));
     match made {
-        Ok((role, token)) => {
-            let cookie = set_cookie(&token, SESSION_S, ui.api.app.door);
-            let session = Session { token, role };
+        Ok((token, who)) => {
+            let cookie = session_cookie(&token, SESSION_S, ui.api.app.door);
+            let session = Session { token, who };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
         }
         Err(error) => refuse(&error),
@@ -107,7 +128,7 @@ pub(crate) async fn log_in(State(ui): State<Ui>, headers: HeaderMap, body: Json<
 /// `DELETE /ui/-/session`
 pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     match Session::of_action(&ui, &headers) {
-        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0, ui.api.app.door))])
+        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, session_cookie("", 0, ui.api.app.door))])
             .into_response(),
         Err(error) => refuse(&error),
     }
@@ -132,13 +153,15 @@ pub(crate) fn refuse(error: &ApiError) -> Response {
     (status, Json(json!({"meta": {"result_code": error.code, "result_msg": error.message}}))).into_response()
 }
 
-fn cookie(headers: &HeaderMap) -> Option<&str> {
+/// The cookie of this name.
+pub(crate) fn cookie_of<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
     let all = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
     let mut pairs = all.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+    pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
 }
 
-fn set_cookie(value: &str, lives_s: i64, door: DoorSettings) -> HeaderValue {
+/// The cookie of a session.
+pub(crate) fn session_cookie(value: &str, lives_s: i64, door: DoorSettings) -> HeaderValue {
     let secure = if door.is_tls { "; Secure" } else { "" };
     let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}{secure}");
     // A token is base64url and dots, so this is always a legal header.
@@ -152,14 +175,14 @@ mod tests {
     #[test]
     fn the_cookie_among_others() {
         let mut headers = HeaderMap::new();
-        assert_eq!(cookie(&headers), None);
+        assert_eq!(cookie_of(&headers, COOKIE), None);
         headers.append(header::COOKIE, HeaderValue::from_static("a=b; cantle_session=x.y.z; c=d"));
-        assert_eq!(cookie(&headers), Some("x.y.z"));
+        assert_eq!(cookie_of(&headers, COOKIE), Some("x.y.z"));
     }
 
     #[test]
     fn csrf_tokens_belong_to_one_session() {
-        let session = |token: &str| Session { token: token.into(), role: Role::Full };
+        let session = |token: &str| Session { token: token.into(), who: Arc::new(Principal::server()) };
         let (one, other) = (session("one"), session("other"));
         assert_ne!(one.csrf(), other.csrf());
         assert_eq!(one.csrf(), session("one").csrf());

@@ -1,0 +1,339 @@
+//! All users with their keys and roles, in memory: a call costs no query to find who makes it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use cantle_store::{GrantRow, KeyRow, PeopleRows, Store, StoreError, UserRow};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use super::{Principal, Role, Via};
+use crate::clock::new_id;
+use crate::identity::new_pair;
+
+/// The subject of a grant that means every user.
+pub(crate) const EVERYBODY: &str = "everybody";
+
+/// SHA-256 of a secret, in hex. Secrets have 244 random bits and are made here: a slow digest would protect nothing more.
+pub(crate) fn digest(secret: &str) -> String {
+    Sha256::digest(secret).iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A new key pair of a user: the row, and the secret, which nobody can read again.
+pub(crate) fn new_key(user: &str, label: &str, now_us: i64) -> (KeyRow, String) {
+    let (access_key, secret) = new_pair();
+    (key_row(user, &access_key, &secret, label, now_us), secret)
+}
+
+/// The row of a key pair.
+pub(crate) fn key_row(user: &str, access_key: &str, secret: &str, label: &str, now_us: i64) -> KeyRow {
+    KeyRow {
+        access_key: access_key.to_owned(),
+        user: user.to_owned(),
+        secret_sha256: digest(secret),
+        label: label.to_owned(),
+        created_us: now_us,
+        ..KeyRow::default()
+    }
+}
+
+/// The subject of a user's own grants.
+pub(crate) fn subject_of(user: &str) -> String {
+    format!("user:{user}")
+}
+
+/// Why a caller is not known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Stranger {
+    /// No such key, or not with this secret.
+    Key,
+    /// The key was revoked.
+    Revoked {
+        /// Its public half.
+        access_key: String,
+        /// Name of its user.
+        user: String,
+    },
+    /// The user was removed or never existed.
+    User(String),
+}
+
+/// Somebody for whom an identity provider vouches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ExternalIdentity {
+    /// What the provider calls the person and never changes: issuer and subject.
+    pub(crate) id: String,
+    /// A name for people.
+    pub(crate) name: String,
+    /// The groups that the provider names. Roles are given to `group:NAME`.
+    pub(crate) groups: Vec<String>,
+}
+
+/// The rows, by what is looked up.
+#[derive(Debug, Default)]
+pub(crate) struct Register {
+    version: i64,
+    /// By id, also removed ones.
+    pub(crate) users: BTreeMap<String, UserRow>,
+    /// By public half, also revoked ones.
+    pub(crate) keys: BTreeMap<String, KeyRow>,
+    pub(crate) grants: Vec<GrantRow>,
+    groups: BTreeMap<String, Vec<String>>,
+}
+
+impl Register {
+    fn of(rows: PeopleRows) -> Self {
+        let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (user, group) in rows.groups {
+            groups.entry(user).or_default().push(group);
+        }
+        Self {
+            version: rows.version,
+            users: rows.users.into_iter().map(|user| (user.id.clone(), user)).collect(),
+            keys: rows.keys.into_iter().map(|key| (key.access_key.clone(), key)).collect(),
+            grants: rows.grants,
+            groups,
+        }
+    }
+
+    /// The name of a user, also of a removed one; its id if it is not known at all.
+    pub(crate) fn name<'a>(&'a self, id: &'a str) -> &'a str {
+        self.users.get(id).map_or(id, |user| user.name.as_str())
+    }
+
+    /// A user who is still there, by name or id.
+    pub(crate) fn user(&self, wanted: &str) -> Option<&UserRow> {
+        let mut there = self.users.values().filter(|user| user.removed_us.is_none());
+        there.find(|user| user.id == wanted || user.name == wanted)
+    }
+
+    /// The groups of a user.
+    pub(crate) fn groups(&self, id: &str) -> &[String] {
+        self.groups.get(id).map_or(&[], Vec::as_slice)
+    }
+
+    /// Roles of a user: its own, those of its groups, and everybody's. An agent has its own alone.
+    pub(crate) fn roles(&self, user: &UserRow) -> Vec<(String, Role)> {
+        let own = subject_of(&user.id);
+        let groups: Vec<String> =
+            self.groups(&user.id).iter().map(|group| format!("group:{group}")).collect();
+        let is_meant = |grant: &&GrantRow| {
+            grant.subject == own
+                || (user.node.is_none() && (grant.subject == EVERYBODY || groups.contains(&grant.subject)))
+        };
+        let role = |grant: &GrantRow| Some((grant.project.clone(), Role::parse(&grant.role)?));
+        self.grants.iter().filter(is_meant).filter_map(role).collect()
+    }
+
+    /// The users who administer the server and have a key or a login elsewhere.
+    pub(crate) fn administrators(&self) -> impl Iterator<Item = &UserRow> {
+        let can_log_in = |user: &UserRow| {
+            user.external.is_some()
+                || self.keys.values().any(|key| key.user == user.id && key.revoked_us.is_none())
+        };
+        self.users.values().filter(move |user| {
+            let administers = || self.roles(user).contains(&(String::new(), Role::Admin));
+            user.removed_us.is_none() && administers() && can_log_in(user)
+        })
+    }
+
+    fn principal(&self, user: &str, access_key: Option<&str>, via: Via) -> Result<Principal, Stranger> {
+        let found = self.users.get(user).ok_or_else(|| Stranger::User(user.to_owned()))?;
+        let revoked = access_key.and_then(|key| self.keys.get(key)).filter(|key| key.revoked_us.is_some());
+        if let Some(key) = revoked {
+            return Err(Stranger::Revoked { access_key: key.access_key.clone(), user: found.name.clone() });
+        }
+        if found.removed_us.is_some() {
+            return Err(Stranger::User(found.name.clone()));
+        }
+        Ok(Principal {
+            user: found.id.clone(),
+            name: found.name.clone(),
+            via,
+            access_key: access_key.map(str::to_owned),
+            node: found.node.clone(),
+            roles: self.roles(found),
+        })
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct People {
+    register: RwLock<Arc<Register>>,
+    /// Uses of keys that are not in the database yet.
+    used: Mutex<BTreeMap<String, (i64, String)>>,
+}
+
+impl People {
+    /// Reads all users.
+    pub(crate) async fn open(store: &Store) -> Result<Self, StoreError> {
+        let register = RwLock::new(Arc::new(Register::of(store.people().await?)));
+        Ok(Self { register, used: Mutex::default() })
+    }
+
+    /// The users as they are now.
+    pub(crate) fn register(&self) -> Arc<Register> {
+        Arc::clone(&self.register.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Reads all users again, at once after a change.
+    pub(crate) async fn reload(&self, store: &Store) -> Result<(), StoreError> {
+        let read = Arc::new(Register::of(store.people().await?));
+        let mut register = self.register.write().unwrap_or_else(PoisonError::into_inner);
+        // Another reload may have read later and come first.
+        if register.version <= read.version {
+            *register = read;
+        }
+        Ok(())
+    }
+
+    /// Reads all users again if another server changed them, and writes when keys were used.
+    pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
+        if store.rights_version().await? != self.register().version {
+            self.reload(store).await?;
+        }
+        let used = std::mem::take(&mut *self.used());
+        if used.is_empty() {
+            return Ok(());
+        }
+        let uses: Vec<_> = used.into_iter().map(|(key, (time_us, from))| (key, time_us, from)).collect();
+        store.note_key_uses(&uses).await?;
+        self.reload(store).await
+    }
+
+    /// Remembers that a key was used.
+    pub(crate) fn note_use(&self, access_key: &str, now_us: i64, from: &str) {
+        let mut used = self.used();
+        match used.get_mut(access_key) {
+            Some(last) => {
+                last.0 = now_us;
+                if last.1 != from {
+                    from.clone_into(&mut last.1);
+                }
+            }
+            None => {
+                used.insert(access_key.to_owned(), (now_us, from.to_owned()));
+            }
+        }
+    }
+
+    fn used(&self) -> MutexGuard<'_, BTreeMap<String, (i64, String)>> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whose key pair this is.
+    pub(crate) fn by_key(&self, access_key: &str, secret: &str) -> Result<Principal, Stranger> {
+        let register = self.register();
+        let given = digest(secret);
+        let known = register.keys.get(access_key);
+        // An unknown key costs the same comparison as a known one.
+        let expected = known.map_or(&given[1..], |key| key.secret_sha256.as_str());
+        if !bool::from(given.as_bytes().ct_eq(expected.as_bytes())) {
+            return Err(Stranger::Key);
+        }
+        let user = known.map(|key| key.user.as_str()).unwrap_or_default();
+        register.principal(user, Some(access_key), Via::Key)
+    }
+
+    /// The user of a token, with the key that it was given for.
+    pub(crate) fn by_token(&self, user: &str, access_key: Option<&str>) -> Result<Principal, Stranger> {
+        self.register().principal(user, access_key, Via::Session)
+    }
+
+    /// The user that belongs to somebody at an identity provider, made at the first login; its groups become the provider's.
+    pub(crate) async fn by_identity(
+        &self,
+        store: &Store,
+        who: &ExternalIdentity,
+        now_us: i64,
+    ) -> Result<Principal, StoreError> {
+        let register = self.register();
+        let known = register.users.values().find(|user| user.external.as_deref() == Some(who.id.as_str()));
+        let id = known.map_or_else(new_id, |user| user.id.clone());
+        if known.is_none() {
+            let mut new = UserRow {
+                id: id.clone(),
+                name: who.name.clone(),
+                external: Some(who.id.clone()),
+                created_us: now_us,
+                ..UserRow::default()
+            };
+            if let Err(StoreError::NameTaken { .. }) = store.add_user(&new, &[]).await {
+                // Two people of one name: the second one's says so.
+                new.name = format!("{} ({})", who.name, &id[..8]);
+                store.add_user(&new, &[]).await?;
+            }
+        }
+        if register.groups(&id) != who.groups || known.is_none() {
+            store.set_groups(&id, &who.groups).await?;
+            self.reload(store).await?;
+        }
+        let found = self.register().principal(&id, None, Via::Session);
+        found.map_err(|_| StoreError::NoUser(who.name.clone()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn people() -> (tempfile::TempDir, Store, People) {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+        let people = People::open(&store).await.unwrap();
+        (dir, store, people)
+    }
+
+    fn grant(subject: &str, project: &str, role: &str) -> GrantRow {
+        GrantRow { subject: subject.into(), project: project.into(), role: role.into() }
+    }
+
+    #[tokio::test]
+    async fn a_key_is_its_users_until_it_is_revoked() {
+        let (_dir, store, people) = people().await;
+        let anna = UserRow { id: "a".into(), name: "anna".into(), ..UserRow::default() };
+        store.add_user(&anna, &[grant("user:a", "P", "member")]).await.unwrap();
+        let (key, secret) = new_key("a", "laptop", 1);
+        store.add_key(&key, None).await.unwrap();
+        people.reload(&store).await.unwrap();
+        let found = people.by_key(&key.access_key, &secret).unwrap();
+        assert_eq!((found.name.as_str(), found.roles), ("anna", vec![("P".into(), Role::Member)]));
+        for (access, secret) in
+            [(key.access_key.as_str(), "wrong"), ("wrong", &secret), ("", ""), ("wrong", "")]
+        {
+            assert_eq!(people.by_key(access, secret).unwrap_err(), Stranger::Key);
+        }
+        assert!(people.by_token("a", Some(&key.access_key)).is_ok());
+        store.revoke_key(&key.access_key, 2).await.unwrap();
+        people.refresh(&store).await.unwrap();
+        assert!(matches!(people.by_key(&key.access_key, &secret).unwrap_err(), Stranger::Revoked { .. }));
+        assert!(people.by_token("a", Some(&key.access_key)).is_err(), "tokens end with their key");
+    }
+
+    #[tokio::test]
+    async fn groups_come_from_the_identity_provider() {
+        let (_dir, store, people) = people().await;
+        store.set_grant(&grant("group:research", "R", "manager"), true).await.unwrap();
+        store.set_grant(&grant(EVERYBODY, "", "viewer"), true).await.unwrap();
+        people.reload(&store).await.unwrap();
+        let mut who =
+            ExternalIdentity { id: "iss#1".into(), name: "anna".into(), groups: vec!["research".into()] };
+        let anna = people.by_identity(&store, &who, 1).await.unwrap();
+        assert_eq!(anna.roles, [(String::new(), Role::Viewer), ("R".into(), Role::Manager)]);
+        who.groups.clear();
+        let again = people.by_identity(&store, &who, 2).await.unwrap();
+        assert_eq!((again.user, again.roles), (anna.user.clone(), vec![(String::new(), Role::Viewer)]));
+        let other = ExternalIdentity { id: "iss#2".into(), ..who };
+        let other = people.by_identity(&store, &other, 3).await.unwrap();
+        assert!(other.user != anna.user && other.name.starts_with("anna ("), "{}", other.name);
+        store.remove_user(&anna.user, 4).await.unwrap();
+        people.refresh(&store).await.unwrap();
+        assert_eq!(people.by_token(&anna.user, None).unwrap_err(), Stranger::User("anna".into()));
+    }
+}
