@@ -236,6 +236,8 @@ impl Server {
         let database = database_path(config.db.as_deref(), &dir)?;
         let certificate = config.tls.as_ref().map(|files| tls::Shown::load(files, clock::now_us()));
         let certificate = certificate.transpose()?;
+        let login = config.oidc.as_ref().map(login::Login::new).transpose()?;
+        let public_url = config.url.as_deref().map(public_url).transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
         if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
             && !address.ip().is_loopback()
@@ -251,11 +253,10 @@ impl Server {
         let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
-        let url = match &config.url {
-            Some(url) => public_url(url)?,
+        let url = match public_url {
+            Some(url) => url,
             None => own_url(reachable(address), certificate.as_ref()),
         };
-        let login = config.oidc.as_ref().map(|oidc| login::Login::new(oidc, &url)).transpose()?;
         let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = Store::open(&database).await?;
         let people = rights::bootstrap(&store, &identity, clock::now_us()).await?;
@@ -269,7 +270,7 @@ impl Server {
             files_dir: dir.join("files"),
             usage_half_life_ms,
             health: health::Health::default(),
-            login,
+            login: login.map(|login| login.for_server(&url)),
             door: app::DoorSettings {
                 is_tls: certificate.is_some(),
                 needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),

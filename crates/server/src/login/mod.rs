@@ -124,14 +124,19 @@ struct LoggedIn {
 
 impl Login {
     /// Reads the files; the provider itself is asked when somebody logs in.
-    pub(crate) fn new(config: &OidcConfig, url: &str) -> Result<Arc<Self>, LoginError> {
-        Ok(Arc::new(Self {
+    pub(crate) fn new(config: &OidcConfig) -> Result<Self, LoginError> {
+        Ok(Self {
             provider: Provider::new(config)?,
             groups_claim: config.groups_claim.clone(),
-            redirect_uri: format!("{url}/ui/-/login/callback"),
+            redirect_uri: String::new(),
             secret: new_id() + &new_id(),
             turns: Semaphore::new(AT_ONCE),
-        }))
+        })
+    }
+
+    /// For the server that clients know by this address.
+    pub(crate) fn for_server(self, url: &str) -> Arc<Self> {
+        Arc::new(Self { redirect_uri: format!("{url}/ui/-/login/callback"), ..self })
     }
 
     /// Where a browser goes, and what it keeps meanwhile.
@@ -272,7 +277,7 @@ mod tests {
 
     use super::*;
 
-    fn login() -> Arc<Login> {
+    fn login() -> Login {
         let config = OidcConfig {
             issuer: "http://127.0.0.1:1".into(),
             client_id: "cantle".into(),
@@ -280,7 +285,7 @@ mod tests {
             ca: None,
             groups_claim: "groups".into(),
         };
-        Login::new(&config, "http://127.0.0.1:2").unwrap()
+        Login::new(&config).unwrap()
     }
 
     #[test]
@@ -320,7 +325,7 @@ mod tests {
                 ca: None,
                 groups_claim: String::new(),
             };
-            assert!(matches!(Login::new(&config, ""), Err(LoginError::Issuer(_))), "{issuer}");
+            assert!(matches!(Login::new(&config), Err(LoginError::Issuer(_))), "{issuer}");
         }
     }
 
@@ -339,7 +344,7 @@ mod tests {
         assert!(login.begun(&kept(&login, soon), "").is_err());
         assert!(login.begun(&kept(&login, soon - 120), "s").is_err(), "too late");
         assert!(login.begun("", "").is_err() && login.begun("a.b.c", "s").is_err());
-        assert!(login.begun(&kept(&super::tests::login(), soon), "s").is_err(), "of another server");
+        assert!(login.begun(&kept(&self::login(), soon), "s").is_err(), "of another server");
     }
 
     #[test]
