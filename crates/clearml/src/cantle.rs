@@ -185,6 +185,8 @@ pub struct GetTasks {
     pub queue: Option<String>,
     /// Of this project (name or id).
     pub project: Option<String>,
+    /// Of this user (name or id).
+    pub user: Option<String>,
     /// Maximum number of tasks; 500 by default.
     pub limit: Option<u64>,
 }
@@ -204,6 +206,9 @@ pub struct TaskView {
     pub id: String,
     /// Its name.
     pub name: String,
+    /// Name of the user whose it is.
+    #[serde(default)]
+    pub user: String,
     /// Name of its project.
     pub project: Option<String>,
     /// Name of the queue that it is in or came from.

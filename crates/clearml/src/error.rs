@@ -99,6 +99,9 @@ impl WireError {
             Self::Distrusted { hint, .. } => hint,
             Self::File { .. } | Self::Certificates { .. } => "give a file in PEM that this user can read",
             Self::Unauthorized { .. } => "check access key and secret key",
+            Self::Refused { code: 403, .. } => {
+                "an administrator gives roles: cantle users role USER --role ROLE --project P"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

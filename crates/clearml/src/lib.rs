@@ -23,6 +23,7 @@ pub mod quotas;
 pub mod tasks;
 #[cfg(feature = "client")]
 mod tls;
+pub mod users;
 pub mod workers;
 
 #[cfg(feature = "client")]

@@ -25,6 +25,7 @@ use crate::cmd::submit::SubmitArgs;
 use crate::cmd::task::{LogsArgs, TasksArg, WhyArgs};
 use crate::cmd::top::TopArgs;
 use crate::cmd::up::UpArgs;
+use crate::cmd::users::{AuditArgs, UsersCommand};
 use crate::context::Global;
 
 /// cantle shares GPUs by the slice.
@@ -52,7 +53,7 @@ pub(crate) enum Command {
     #[command(name = "docker-run")]
     DockerRun(DockerRunArgs),
     /// Start server and agent together, on this machine
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Start the server: ClearML-compatible API and queues
     Server(ServerArgs),
     /// Start the agent: takes tasks from queues and gives each its slice of this machine's GPUs
@@ -99,6 +100,11 @@ pub(crate) enum Command {
     Credentials(CredentialsArgs),
     /// Log in with the identity provider of the server
     Login(LoginArgs),
+    /// Give people and agents keys of their own, and say what they may do
+    #[command(subcommand)]
+    Users(UsersCommand),
+    /// List who did what: logins, refusals, changes of rights and quotas, everything that destroys
+    Audit(AuditArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
     /// Make the state directory of a server from a backup

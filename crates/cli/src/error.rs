@@ -147,7 +147,8 @@ impl From<cantle_clearml::WireError> for CliError {
             ServerRefusal::Address { .. }
             | ServerRefusal::File { .. }
             | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
-            ServerRefusal::Unauthorized { .. } => ErrorKind::Auth,
+            ServerRefusal::Unauthorized { .. } | ServerRefusal::Refused { code: 403, .. } => ErrorKind::Auth,
+            e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
             e if e.is_subcode(subcode::INVALID_TASK_STATUS) => ErrorKind::Conflict,
             _ => ErrorKind::Failed,

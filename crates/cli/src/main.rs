@@ -81,7 +81,7 @@ fn dispatch(cli: Cli) -> CommandResult {
     match cli.command {
         Command::Run(args) => cmd::run::run(&context, args),
         Command::DockerRun(args) => cmd::run::docker_run(&context, args),
-        Command::Up(args) => cmd::up::up(&context, args),
+        Command::Up(args) => cmd::up::up(&context, *args),
         Command::Server(args) => cmd::server::server(&context, args),
         Command::Daemon(args) => cmd::daemon::daemon(&context, &args),
         Command::Submit(args) => cmd::submit::submit(&context, args),
@@ -104,6 +104,8 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
         Command::Login(args) => cmd::login::login(&context, &args),
+        Command::Users(command) => cmd::users::users(&context, command),
+        Command::Audit(args) => cmd::users::audit(&context, args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),
         Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),

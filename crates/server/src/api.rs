@@ -20,7 +20,7 @@ use crate::clock::new_id;
 use crate::door::Peer;
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
-use crate::rights::Principal;
+use crate::rights::{self, Principal, Rule, audit};
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
 use crate::{files, health, login, metrics, open, services};
@@ -87,13 +87,18 @@ impl Api {
 
     /// A call from within the server, answered as one from outside.
     pub(crate) async fn ask<R: Request>(&self, request: &R) -> Result<R::Response, ApiError> {
+        let who = Arc::new(Principal::server());
+        let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned(), who);
+        self.ask_as(&call, request).await
+    }
+
+    /// The same with the rights of a caller.
+    pub(crate) async fn ask_as<R: Request>(&self, call: &Call, request: &R) -> Result<R::Response, ApiError> {
         let failed = |error: serde_json::Error| {
             ApiError::new(500, 0, format!("{}: {error}", R::ENDPOINT)).caused_by(error)
         };
         let body = serde_json::to_value(request).map(without_nulls).map_err(failed)?;
-        let who = Arc::new(Principal::server());
-        let call = Call::new(Arc::clone(&self.app), "127.0.0.1".to_owned(), who);
-        serde_json::from_value(self.routes.call(R::ENDPOINT, call, body).await?).map_err(failed)
+        serde_json::from_value(self.routes.call(R::ENDPOINT, call.clone(), body).await?).map_err(failed)
     }
 }
 
@@ -165,23 +170,49 @@ async fn dispatch(
     if !endpoint.contains('.') || !api.service.has(endpoint) {
         return Err(ApiError::unknown_endpoint(endpoint));
     }
-    let ip = peer.address.ip().to_string();
-    let who = api.app.caller(text(headers, header::AUTHORIZATION.as_str()), &ip)?;
+    let rule = rights::rule(endpoint).ok_or_else(|| ApiError::unknown_endpoint(endpoint))?;
     if !peer.is_certified && api.app.door.wants_certificate(endpoint) {
         return Err(ApiError::no_certificate(endpoint));
     }
-    let call = Call::new(Arc::clone(&api.app), ip, who);
+    let call =
+        api.app.call(text(headers, header::AUTHORIZATION.as_str()), peer.address.ip(), rule.endpoint).await?;
     // Only now: whoever has no keys makes the server keep nothing.
     let body = read(body, endpoint).await?;
+    let done = act(api, &call, rule, query, &body).await;
+    if let Err(error) = &done
+        && error.code == StatusCode::FORBIDDEN
+    {
+        let record = audit::record(&call, rule.endpoint, Value::Null, &object(&body).unwrap_or_default());
+        call.refusals.note(&api.app, record, error).await;
+    }
+    done
+}
+
+/// Does what a known caller asks for, if it may, and records it if the table says so.
+async fn act(
+    api: &Api,
+    call: &Call,
+    rule: &'static Rule,
+    query: Option<&str>,
+    body: &[u8],
+) -> Result<Value, ApiError> {
+    let (endpoint, caller) = (rule.endpoint, call.clone());
     match endpoint {
-        "auth.login" => services::auth::login(&call, query),
-        "events.add_batch" => services::events::add_batch(call, &body).await,
+        "auth.login" => services::auth::login(call, query).await,
+        "events.add_batch" => services::events::add_batch(caller, body).await,
         _ => {
-            let mut body = object(&body)?;
+            let mut body = object(body)?;
             api.service.strip(endpoint, &mut body);
+            rights::check(call, rule, &body).await?;
             // It is never closed, so there is always a turn.
             let _turn = if LISTS.contains(&endpoint) { api.lists.acquire().await.ok() } else { None };
-            api.routes.call(endpoint, call, body).await
+            if !rule.audited {
+                return api.routes.call(endpoint, caller, body).await;
+            }
+            let record = audit::record(call, endpoint, audit::before(call, &body).await, &body);
+            let answer = api.routes.call(endpoint, caller, body).await?;
+            audit::add(&api.app, &record).await;
+            Ok(answer)
         }
     }
 }

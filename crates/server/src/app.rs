@@ -1,18 +1,21 @@
 //! What all calls share, and the context of one call.
 
+use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_clearml::StopRequest;
-use cantle_store::{Change, Store};
+use cantle_store::{AuditRow, Change, ProjectRow, Scope, Store, StoreError, TaskFilter};
 
 use crate::clock::now_us;
 use crate::error::ApiError;
 use crate::health::Health;
 use crate::identity::Keys;
 use crate::login::Login;
-use crate::rights::{People, Principal};
+use crate::rights::audit::Refusals;
+use crate::rights::{People, Principal, Right};
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
@@ -27,6 +30,7 @@ pub(crate) struct App {
     pub(crate) store: Store,
     pub(crate) keys: Keys,
     pub(crate) people: People,
+    pub(crate) refusals: Refusals,
     pub(crate) files_dir: PathBuf,
     /// Half-life of past use; `None`: past use does not count.
     pub(crate) usage_half_life_ms: Option<i64>,
@@ -72,6 +76,25 @@ pub(crate) struct Call {
 }
 
 impl App {
+    /// A call from outside. That nobody knows the caller is recorded.
+    pub(crate) async fn call(
+        self: &Arc<Self>,
+        authorization: Option<&str>,
+        from: IpAddr,
+        endpoint: &str,
+    ) -> Result<Call, ApiError> {
+        let ip = from.to_string();
+        match self.caller(authorization, &ip) {
+            Ok(who) => Ok(Call::new(Arc::clone(self), ip, who)),
+            Err(error) => {
+                let action = endpoint.to_owned();
+                let record = AuditRow { time_us: now_us(), from_ip: ip, action, ..AuditRow::default() };
+                self.refusals.note(self, record, &error).await;
+                Err(error)
+            }
+        }
+    }
+
     /// Finds who calls, by the `Authorization` header, and remembers that its key was used.
     pub(crate) fn caller(&self, authorization: Option<&str>, ip: &str) -> Result<Arc<Principal>, ApiError> {
         let who = self.keys.check(&self.people, authorization)?;
@@ -85,6 +108,31 @@ impl App {
 impl Call {
     pub(crate) fn new(app: Arc<App>, ip: String, who: Arc<Principal>) -> Self {
         Self { app, now_us: now_us(), ip, who }
+    }
+
+    /// What of tasks, models and projects the caller may see; `None`: everything.
+    pub(crate) fn seen(&self) -> Option<Scope> {
+        self.who.scope(Right::See)
+    }
+
+    /// The projects that the caller may see, by name.
+    pub(crate) async fn projects(&self) -> Result<Vec<ProjectRow>, StoreError> {
+        self.store.projects_seen(self.seen().as_ref()).await
+    }
+
+    /// The waiting and running tasks that the caller may see; `None`: all.
+    pub(crate) async fn active_seen(&self) -> Result<Option<BTreeSet<String>>, StoreError> {
+        match self.seen() {
+            None => Ok(None),
+            Some(scope) => Ok(Some(self.store.active_seen(&scope).await?.into_iter().collect())),
+        }
+    }
+
+    /// Whether the caller may read the output of a task.
+    pub(crate) async fn may_read(&self, task: &str) -> Result<bool, StoreError> {
+        let Some(scope) = self.who.scope(Right::Read) else { return Ok(true) };
+        let filter = TaskFilter { ids: vec![task.to_owned()], scope: Some(scope), ..TaskFilter::default() };
+        Ok(!self.store.task_ids(&filter).await?.is_empty())
     }
 
     /// A change of state now, with the caller's reason and message.

@@ -6,13 +6,13 @@
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, DefaultBodyLimit, Multipart, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use axum::{Extension, Router};
 use futures_util::stream::try_unfold;
 use percent_encoding::percent_decode_str;
 use tokio::fs::{self, File};
@@ -21,6 +21,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use crate::app::App;
 use crate::clock::new_id;
 use crate::door::Peer;
+use crate::error::ApiError;
+use crate::rights::{self, Act, Principal};
 
 type Failure = (StatusCode, String);
 
@@ -75,6 +77,7 @@ fn cookie_token(headers: &HeaderMap) -> Option<&str> {
 
 async fn upload(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     mut form: Multipart,
 ) -> Result<axum::Json<Vec<String>>, Failure> {
     let mut stored = Vec::new();
@@ -82,6 +85,7 @@ async fn upload(
     while let Some(mut field) = form.next_field().await.map_err(bad)? {
         let name = field.name().unwrap_or_default().to_owned();
         let target = place(&app.files_dir, &name)?;
+        rights::may_use_file(&app, &who, &name, Act::Change).await.map_err(refused)?;
         let directory = target.parent().unwrap_or(&app.files_dir).to_owned();
         fs::create_dir_all(&directory).await.map_err(|error| failed(&error))?;
         // Under another name first, which no object can have: half an object must not be fetched.
@@ -105,9 +109,15 @@ async fn upload(
 
 async fn download(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     path: axum::extract::Path<String>,
 ) -> Result<Response, Failure> {
+    rights::may_use_file(&app, &who, &path, Act::Read).await.map_err(refused)?;
     object(&app.files_dir, &path).await
+}
+
+fn refused(error: ApiError) -> Failure {
+    (StatusCode::from_u16(error.code).unwrap_or(StatusCode::FORBIDDEN), error.message)
 }
 
 /// The object of this path, as bytes of no particular type.
@@ -133,9 +143,11 @@ pub(crate) async fn object(files_dir: &Path, path: &str) -> Result<Response, Fai
 
 async fn remove(
     State(app): State<Arc<App>>,
+    Extension(who): Extension<Arc<Principal>>,
     path: axum::extract::Path<String>,
 ) -> Result<axum::Json<String>, Failure> {
     let target = place(&app.files_dir, &path)?;
+    rights::may_use_file(&app, &who, &path, Act::Change).await.map_err(refused)?;
     fs::remove_file(&target).await.map_err(|error| failed(&error))?;
     Ok(axum::Json(path.0))
 }

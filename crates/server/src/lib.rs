@@ -47,6 +47,9 @@ pub use tls::{TlsError, TlsFiles};
 /// How long events are kept by default.
 const KEEP_EVENTS_DAYS: u64 = 90;
 
+/// How long records of the audit are kept by default.
+const KEEP_AUDIT_DAYS: u64 = 365;
+
 /// The settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -77,6 +80,8 @@ pub struct ServerConfig {
     pub keep_events: Option<Duration>,
     /// How long the output of tasks that ended is kept; `None`: forever.
     pub keep_logs: Option<Duration>,
+    /// How long records of the audit are kept; `None`: forever.
+    pub keep_audit: Option<Duration>,
     /// Half-life of a project's past use, as it counts against the project; `None`: past use does not count.
     pub usage_half_life: Option<Duration>,
 }
@@ -98,6 +103,7 @@ impl Default for ServerConfig {
             silence: Duration::from_secs(60),
             keep_events: Some(Duration::from_secs(KEEP_EVENTS_DAYS * 24 * 3600)),
             keep_logs: None,
+            keep_audit: Some(Duration::from_secs(KEEP_AUDIT_DAYS * 24 * 3600)),
             usage_half_life: None,
         }
     }
@@ -267,6 +273,7 @@ impl Server {
             store,
             keys: identity.keys,
             people,
+            refusals: rights::audit::Refusals::default(),
             files_dir: dir.join("files"),
             usage_half_life_ms,
             health: health::Health::default(),
@@ -285,7 +292,11 @@ impl Server {
             file: identity.admin.file,
             service,
             start_within: config.start_within,
-            kept: sweep::Kept { events: config.keep_events, logs: config.keep_logs },
+            kept: sweep::Kept {
+                events: config.keep_events,
+                logs: config.keep_logs,
+                audit: config.keep_audit,
+            },
             _lock: lock,
         })
     }
@@ -310,6 +321,7 @@ impl Server {
         let api = api::Api::new(Arc::clone(&self.app), self.service);
         let ui = ui::Ui::open(api.clone()).await?;
         let sweeper = tokio::spawn(sweep::run(Arc::clone(&self.app), self.start_within, self.kept));
+        let rights = tokio::spawn(sweep::rights(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
         let mut keeper = tokio::task::JoinSet::new();
@@ -325,6 +337,10 @@ impl Server {
         watcher.abort();
         ui.save().await;
         sweeper.abort();
+        rights.abort();
+        if let Err(error) = self.app.people.save_uses(&self.app.store).await {
+            tracing::warn!("when keys were used is not saved: {error}");
+        }
         self.app.store.close().await;
         served.map_err(|source| ServerError::Listen { listen: self.file.url, source })
     }

@@ -24,6 +24,7 @@ const PRUNED_AT_ONCE: i64 = 5000;
 pub(crate) struct Kept {
     pub(crate) events: Option<Duration>,
     pub(crate) logs: Option<Duration>,
+    pub(crate) audit: Option<Duration>,
 }
 
 /// Polls without end. A task that was taken and not started within `start_within` goes back to its queue; an agent that
@@ -71,12 +72,34 @@ async fn stop_silent(app: &App, now_us: i64) {
     }
 }
 
+/// How often a server looks whether another one changed who may do what: how late a revoked key is refused at most.
+const RIGHTS_EVERY: Duration = Duration::from_secs(2);
+
+/// Keeps what is known of users up to date, without end.
+pub(crate) async fn rights(app: Arc<App>) {
+    let mut ticks = tokio::time::interval(RIGHTS_EVERY);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    for round in 0_u64.. {
+        ticks.tick().await;
+        let mut done = app.people.refresh(&app.store).await;
+        if round.is_multiple_of(5) {
+            done = done.and(app.people.save_uses(&app.store).await);
+        }
+        if let Err(error) = done {
+            tracing::error!("the users cannot be read or written: {error}");
+        }
+    }
+}
+
 /// Takes away what is older than it is to be kept.
 async fn prune(app: &App, kept: Kept, now_us: i64) {
     let before = |kept: Option<Duration>| {
         let kept = kept.and_then(|kept| i64::try_from(kept.as_micros()).ok());
         kept.map_or(i64::MIN, |kept_us| now_us.saturating_sub(kept_us))
     };
+    if let Err(error) = app.store.prune_audit(before(kept.audit), PRUNED_AT_ONCE).await {
+        tracing::error!("what is too old in the audit cannot be removed: {error}");
+    }
     match app.store.prune(before(kept.events), before(kept.logs), PRUNED_AT_ONCE).await {
         Ok((0, 0)) => {}
         Ok((events, logs)) => tracing::debug!(events, logs, "what was too old is pruned"),

@@ -3,7 +3,7 @@
 use sqlx::{QueryBuilder, Sqlite, SqliteConnection};
 
 use crate::data::EventRow;
-use crate::{Store, StoreError, row};
+use crate::{Scope, Store, StoreError, row};
 
 impl Store {
     /// Records events from outside; the store gives their ids.
@@ -46,10 +46,29 @@ impl Store {
         after: Option<i64>,
         limit: i64,
     ) -> Result<Vec<EventRow>, StoreError> {
+        self.events_seen(task, after, limit, None).await
+    }
+
+    /// As [`Store::events`], but of tasks only those that may be seen.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn events_seen(
+        &self,
+        task: Option<&str>,
+        after: Option<i64>,
+        limit: i64,
+        scope: Option<&Scope>,
+    ) -> Result<Vec<EventRow>, StoreError> {
         let mut sql = QueryBuilder::<Sqlite>::new(select!(happenings, "WHERE id > "));
         sql.push_bind(after.unwrap_or(i64::MIN));
         if let Some(task) = task {
             sql.push(" AND task = ").push_bind(task);
+        }
+        if let Some(scope) = scope {
+            sql.push(" AND (task IS NULL OR EXISTS (SELECT 1 FROM tasks WHERE tasks.id = happenings.task");
+            scope.of_tasks(&mut sql);
+            sql.push("))");
         }
         sql.push(if after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " })
             .push_bind(limit);

@@ -7,6 +7,7 @@
 #[macro_use]
 mod columns;
 
+mod audit;
 pub mod backup;
 mod charts;
 mod data;
@@ -20,6 +21,7 @@ mod migrations;
 mod models;
 mod nodes;
 mod output;
+mod owned;
 mod projects;
 mod queues;
 mod quotas;
@@ -43,6 +45,7 @@ use sqlx::sqlite::{
 use sqlx::{Connection as _, Sqlite, SqliteConnection, Transaction};
 use tokio::sync::{Mutex, MutexGuard};
 
+pub use audit::{AuditFilter, AuditRow};
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
     NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, TaskClaim, TaskIndex, TaskRow,
@@ -51,6 +54,7 @@ pub use data::{
 pub use error::{StorageFault, StoreError};
 pub use flow::may_follow;
 pub use listing::{Compare, OrderBy, TagRule, TaskFilter, TaskKey, TaskTime, TimeRule, Which};
+pub use owned::Owned;
 pub use scope::Scope;
 pub use tasks::{NewTask, TaskEdit};
 pub use users::{GrantRow, KeyRow, KeyUse, PeopleRows, UserRow};

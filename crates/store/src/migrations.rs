@@ -8,7 +8,7 @@ use sqlx::SqlSafeStr as _;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
 /// Version, description and text. What is released is never changed: the database remembers a checksum of each text.
-const MIGRATIONS: [(i64, &str, &str); 9] = [
+const MIGRATIONS: [(i64, &str, &str); 10] = [
     (1, "first", include_str!("../migrations/0001_first.sql")),
     (2, "quotas", include_str!("../migrations/0002_quotas.sql")),
     (3, "samples", include_str!("../migrations/0003_samples.sql")),
@@ -18,6 +18,7 @@ const MIGRATIONS: [(i64, &str, &str); 9] = [
     (7, "probes", include_str!("../migrations/0007_probes.sql")),
     (8, "lists", include_str!("../migrations/0008_lists.sql")),
     (10, "users", include_str!("../migrations/0010_users.sql")),
+    (11, "audit", include_str!("../migrations/0011_audit.sql")),
 ];
 
 pub(crate) fn migrator() -> Migrator {

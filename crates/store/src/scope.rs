@@ -31,6 +31,17 @@ impl Scope {
         sql.push(")");
     }
 
+    /// ` AND (…)` for a query from `projects`.
+    pub(crate) fn of_projects(&self, sql: &mut QueryBuilder<Sqlite>) {
+        if self.trees.is_empty() {
+            sql.push(" AND 1 = 0");
+            return;
+        }
+        sql.push(" AND (");
+        self.names(sql);
+        sql.push(")");
+    }
+
     fn begin(&self, sql: &mut QueryBuilder<Sqlite>, table: &'static str) {
         sql.push(format_args!(" AND ({table}.owner = ")).push_bind(self.owner.clone());
         if !self.trees.is_empty() {

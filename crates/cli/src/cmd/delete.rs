@@ -107,6 +107,7 @@ fn chosen(server: &Connection, args: &DeleteArgs) -> Result<Vec<TaskView>, CliEr
         status: if args.status.is_empty() { default } else { args.status.clone() },
         queue: args.queue.clone(),
         project: args.project.clone(),
+        user: None,
         limit: Some(LIMIT),
     };
     let mut found = server.call(&request)?.tasks;

@@ -31,6 +31,9 @@ pub(crate) struct TasksArgs {
     /// Only tasks of this project
     #[arg(long, value_name = "P")]
     project: Option<String>,
+    /// Only tasks of this user
+    #[arg(long, value_name = "USER")]
+    user: Option<String>,
     /// Only tasks in this state (queued, in_progress, completed, …)
     #[arg(long, value_name = "STATE")]
     status: Vec<String>,
@@ -60,10 +63,11 @@ pub(crate) struct EventsArgs {
     limit: u32,
 }
 
-const TASK_COLUMNS: [Column<TaskView>; 10] = [
+const TASK_COLUMNS: [Column<TaskView>; 11] = [
     Column { head: "ID", wide: false, cell: |t| t.id.clone() },
     Column { head: "NAME", wide: false, cell: |t| clip(&t.name, 32) },
     Column { head: "PROJECT", wide: true, cell: |t| or_dash(t.project.as_deref()) },
+    Column { head: "USER", wide: true, cell: |t| t.user.clone() },
     Column { head: "QUEUE", wide: false, cell: |t| or_dash(t.queue.as_deref()) },
     Column { head: "STATE", wide: false, cell: |t| t.state.to_string() },
     Column { head: "GPU", wide: false, cell: |t| amount(t.milli) },
@@ -85,6 +89,7 @@ pub(crate) fn tasks(context: &Context, args: TasksArgs) -> CommandResult {
         status: states,
         queue: args.queue,
         project: args.project,
+        user: args.user,
         limit: Some(args.limit.into()),
     };
     let found = Connection::open(context)?.answer(&request).map_err(|error| filtered(error, &request))?.tasks;

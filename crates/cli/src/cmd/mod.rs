@@ -28,3 +28,4 @@ pub(crate) mod submit;
 pub(crate) mod task;
 pub(crate) mod top;
 pub(crate) mod up;
+pub(crate) mod users;

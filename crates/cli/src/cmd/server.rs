@@ -74,6 +74,9 @@ pub(super) struct ListenArgs {
     /// Keep the output of tasks that ended for this time (365d), or `forever`
     #[arg(long, value_name = "TIME", default_value = "forever", value_parser = values::kept)]
     keep_logs: values::Kept,
+    /// Keep the audit for this time (365d), or `forever`
+    #[arg(long, value_name = "TIME", default_value = "365d", value_parser = values::kept)]
+    keep_audit: values::Kept,
 }
 
 /// Serves until a signal ends it.
@@ -116,6 +119,7 @@ pub(super) async fn bind(
         usage_half_life: listen.usage_half_life,
         keep_events: listen.keep_events.0,
         keep_logs: listen.keep_logs.0,
+        keep_audit: listen.keep_audit.0,
         ..cantle_server::ServerConfig::default()
     };
     Ok(Server::bind(&config).await?)

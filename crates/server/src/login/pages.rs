@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, Query, State};
+use axum::extract::{ConnectInfo, DefaultBodyLimit, Query, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse as _, Redirect, Response};
 use axum::routing::{get, post};
@@ -12,10 +12,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::{BROWSER_S, LoggedIn, Login, LoginError, TOKEN_S};
-use crate::app::App;
+use crate::app::{App, Call};
 use crate::clock::{new_id, now_us};
+use crate::door::Peer;
 use crate::error::ApiError;
-use crate::rights::Principal;
+use crate::rights::{Principal, audit};
 use crate::ui::{cookie_of, session_cookie};
 
 const COOKIE: &str = "cantle_login";
@@ -60,10 +61,13 @@ impl From<LoginError> for ApiError {
 }
 
 /// The user of somebody who logged in, and a token.
-async fn admit(app: &App, found: &LoggedIn) -> Result<(Principal, String), ApiError> {
+async fn admit(app: &Arc<App>, found: &LoggedIn, from: &Peer) -> Result<(Principal, String), ApiError> {
     let now_us = now_us();
     let who = app.people.by_identity(&app.store, &found.who, now_us).await?;
     tracing::info!(user = %who.name, groups = ?found.who.groups, "logged in");
+    let call = Call::new(Arc::clone(app), from.address.ip().to_string(), Arc::new(who.clone()));
+    let how = json!({ "via": "identity provider", "groups": found.who.groups });
+    audit::add(app, &audit::record(&call, "login", Value::Null, &how)).await;
     let token = app.keys.token(&who, now_us, Some(TOKEN_S))?;
     Ok((who, token))
 }
@@ -106,10 +110,11 @@ struct Returned {
 
 async fn finish(
     State(app): State<Arc<App>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
     Query(returned): Query<Returned>,
 ) -> Response {
-    match returned_user(&app, &headers, returned).await {
+    match returned_user(&app, &peer, &headers, returned).await {
         Ok((next, token)) => {
             let cookies = [
                 (header::SET_COOKIE, session_cookie(&token, TOKEN_S, app.door)),
@@ -122,7 +127,8 @@ async fn finish(
 }
 
 async fn returned_user(
-    app: &App,
+    app: &Arc<App>,
+    peer: &Peer,
     headers: &HeaderMap,
     returned: Returned,
 ) -> Result<(String, String), ApiError> {
@@ -137,7 +143,7 @@ async fn returned_user(
     }
     let code = returned.code.ok_or(LoginError::Stray("the provider sent no code"))?;
     let found = login.finish(&begun, &code).await?;
-    let (_, token) = admit(app, &found).await?;
+    let (_, token) = admit(app, &found, peer).await?;
     Ok((begun.next, token))
 }
 
@@ -180,11 +186,15 @@ struct Device {
     device_code: String,
 }
 
-async fn poll(State(app): State<Arc<App>>, Json(device): Json<Device>) -> Response {
+async fn poll(
+    State(app): State<Arc<App>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Json(device): Json<Device>,
+) -> Response {
     let answer = async {
         match of(&app)?.poll(&device.device_code).await? {
             None => Ok(json!({ "pending": true })),
-            Some(found) => logged_in(&app, found).await,
+            Some(found) => logged_in(&app, found, &peer).await,
         }
     };
     enveloped("cantle.login_poll", answer.await)
@@ -195,16 +205,20 @@ struct Old {
     refresh_token: String,
 }
 
-async fn refresh(State(app): State<Arc<App>>, Json(old): Json<Old>) -> Response {
+async fn refresh(
+    State(app): State<Arc<App>>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
+    Json(old): Json<Old>,
+) -> Response {
     let answer = async {
         let found = of(&app)?.refresh(&old.refresh_token).await?;
-        logged_in(&app, found).await
+        logged_in(&app, found, &peer).await
     };
     enveloped("cantle.login_refresh", answer.await)
 }
 
-async fn logged_in(app: &App, found: LoggedIn) -> Result<Value, ApiError> {
-    let (who, token) = admit(app, &found).await?;
+async fn logged_in(app: &Arc<App>, found: LoggedIn, peer: &Peer) -> Result<Value, ApiError> {
+    let (who, token) = admit(app, &found, peer).await?;
     Ok(json!({
         "pending": false, "token": token, "lives_s": TOKEN_S, "user": who.name, "groups": found.who.groups,
         "refresh_token": found.refresh_token,

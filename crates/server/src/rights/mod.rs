@@ -3,14 +3,21 @@
 //! A call comes with a key or a token; [`People`] finds the [`Principal`] that it belongs to. A principal has roles in
 //! trees of projects; a role is a set of rights.
 
+pub(crate) mod audit;
 mod bootstrap;
+mod files;
+mod guard;
 mod people;
 mod principal;
+#[cfg(test)]
+mod reference;
 mod role;
+mod table;
 
 pub(crate) use bootstrap::bootstrap;
-pub(crate) use people::{
-    EVERYBODY, ExternalIdentity, People, Register, Stranger, key_row, new_key, subject_of,
-};
+pub(crate) use files::may_use_file;
+pub(crate) use guard::check;
+pub(crate) use people::{EVERYBODY, ExternalIdentity, People, Register, Stranger, new_key, subject_of};
 pub(crate) use principal::{Principal, Via};
 pub(crate) use role::{Right, Role};
+pub(crate) use table::{Act, Rule, rule};

@@ -8,7 +8,7 @@ use cantle_store::{GrantRow, KeyRow, PeopleRows, Store, StoreError, UserRow};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::{Principal, Role, Via};
+use super::{Principal, Right, Role, Via};
 use crate::clock::new_id;
 use crate::identity::new_pair;
 
@@ -112,6 +112,19 @@ impl Register {
         there.find(|user| user.id == wanted || user.name == wanted)
     }
 
+    /// The id of a user, also of a removed one, by name or id.
+    pub(crate) fn id_of(&self, wanted: &str) -> Option<&str> {
+        let found = self.users.values().find(|user| user.id == wanted || user.name == wanted);
+        found.map(|user| user.id.as_str())
+    }
+
+    /// The users that a caller may know of: all, if it may see something at all; else itself.
+    pub(crate) fn seen_by(&self, who: &Principal) -> impl Iterator<Item = &UserRow> {
+        let all = who.may_somewhere(Right::See);
+        let own = who.user.clone();
+        self.users.values().filter(move |user| user.removed_us.is_none() && (all || user.id == own))
+    }
+
     /// The groups of a user.
     pub(crate) fn groups(&self, id: &str) -> &[String] {
         self.groups.get(id).map_or(&[], Vec::as_slice)
@@ -193,11 +206,16 @@ impl People {
         Ok(())
     }
 
-    /// Reads all users again if another server changed them, and writes when keys were used.
+    /// Reads all users again if another server changed them.
     pub(crate) async fn refresh(&self, store: &Store) -> Result<(), StoreError> {
         if store.rights_version().await? != self.register().version {
             self.reload(store).await?;
         }
+        Ok(())
+    }
+
+    /// Writes when keys were used since the last time.
+    pub(crate) async fn save_uses(&self, store: &Store) -> Result<(), StoreError> {
         let used = std::mem::take(&mut *self.used());
         if used.is_empty() {
             return Ok(());

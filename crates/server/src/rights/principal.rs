@@ -16,6 +16,17 @@ pub(crate) enum Via {
     Server,
 }
 
+impl Via {
+    /// As the audit names it.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Key => "key",
+            Self::Session => "session",
+            Self::Server => "open server",
+        }
+    }
+}
+
 /// Who calls, and what they may do. Each call has one.
 #[derive(Clone, Debug)]
 pub(crate) struct Principal {

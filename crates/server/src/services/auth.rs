@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 
-use crate::app::{COMPANY, Call, USER};
+use crate::app::{COMPANY, Call};
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
-use crate::rights::Via;
+use crate::rights::{Role, Via, audit};
 use crate::routes::Routes;
 
 /// Subcode of 401 for a token that ends: ClearML's for an expired one.
@@ -29,7 +29,7 @@ pub(super) fn add_endpoints(routes: &mut Routes) {
 }
 
 /// `auth.login`: a token for the next calls of a caller who is authenticated already.
-pub(crate) fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
+pub(crate) async fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
     if call.who.via == Via::Session && call.who.access_key.is_none() {
         // A login must not outlive what the provider says at the next refresh.
         let text =
@@ -38,12 +38,20 @@ pub(crate) fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError>
     }
     let pairs = query.unwrap_or_default().split('&');
     let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
+    let record = audit::record(call, "login", Value::Null, &json!({ "via": call.who.via.name() }));
+    audit::add(call, &record).await;
     Ok(json!({ "token": call.keys.token(&call.who, call.now_us, lives_s)? }))
 }
 
-async fn current_user(_call: Call, _request: Value) -> Result<Value, ApiError> {
+async fn current_user(call: Call, _request: Value) -> Result<Value, ApiError> {
     let company = json!({"id": COMPANY, "name": COMPANY});
-    Ok(json!({"user": {"id": USER, "name": USER, "role": "user", "company": company}}))
+    let who = &call.who;
+    let role = |(project, role): &(String, Role)| json!({"role": role.name(), "project": project});
+    let roles: Vec<Value> = who.roles.iter().map(role).collect();
+    let (id, name, clearml_role) = (&who.user, &who.name, who.clearml_role());
+    let user =
+        json!({"id": id, "name": name, "role": clearml_role, "company": company, "cantle_roles": roles});
+    Ok(json!({ "user": user }))
 }
 
 /// Pieces of configuration that a ClearML administrator distributes. This server has none: each client has its own file.

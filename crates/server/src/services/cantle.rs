@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 
 use cantle_clearml::cantle::{
-    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, Nodes,
+    AddEvents, EventView, EventViews, ExplainTask, GetEvents, GetNodes, GetQueues, GetTasks, NodeView, Nodes,
     QueueView, QueueViews, ReportNode, ReportTask, SubmitTask, TaskExplanation, TaskView, TaskViews,
 };
 use cantle_clearml::projects::Created;
 use cantle_clearml::{Empty, subcode};
 use cantle_model::TaskStatus;
-use cantle_store::{EventRow, NodeRow, QueueRow, TaskClaim, TaskFilter, TaskRow, Terms};
+use cantle_store::{EventRow, NodeRow, QueueRow, StoreError, TaskClaim, TaskFilter, TaskRow, Terms};
 
 use super::explain::Board;
 use super::{nodes, quotas};
@@ -17,6 +17,7 @@ use crate::app::Call;
 use crate::clock::rfc3339;
 use crate::error::ApiError;
 use crate::projection::few;
+use crate::rights::Register;
 use crate::routes::Routes;
 use crate::task_json;
 
@@ -50,7 +51,13 @@ async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError>
 }
 
 async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
-    Ok(Nodes { nodes: nodes::all(&call).await?.into_iter().map(nodes::Node::view).collect() })
+    let mut nodes: Vec<NodeView> = nodes::all(&call).await?.into_iter().map(nodes::Node::view).collect();
+    if let Some(seen) = call.active_seen().await? {
+        // How much of a GPU is taken is for everybody to see; by whom is not.
+        let slices = nodes.iter_mut().flat_map(|node| &mut node.gpus).flat_map(|gpu| &mut gpu.slices);
+        slices.filter(|slice| !seen.contains(&slice.task)).for_each(|slice| slice.task.clear());
+    }
+    Ok(Nodes { nodes })
 }
 
 async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError> {
@@ -65,7 +72,8 @@ async fn report_task(call: Call, request: ReportTask) -> Result<Empty, ApiError>
 async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError> {
     few(&request.id)?;
     let board = Board::read(&call).await?;
-    let projects = call.store.projects().await?;
+    let projects = call.projects().await?;
+    let people = call.people.register();
     let project_names: BTreeMap<&str, &str> =
         projects.iter().map(|project| (project.id.as_str(), project.name.as_str())).collect();
     let project = match &request.project {
@@ -84,6 +92,12 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
             Some(board.queue_id(wanted).ok_or_else(unknown)?)
         }
     };
+    let owner = match &request.user {
+        None => None,
+        Some(wanted) => {
+            Some(people.id_of(wanted).ok_or_else(|| StoreError::NoUser(wanted.clone()))?.to_owned())
+        }
+    };
     let limit = request.limit.unwrap_or(TASKS);
     let filter = TaskFilter {
         ids: request.id,
@@ -91,17 +105,20 @@ async fn get_tasks(call: Call, request: GetTasks) -> Result<TaskViews, ApiError>
         projects: project.into_iter().collect(),
         queue,
         limit: i64::try_from(limit).ok(),
+        owners: owner.into_iter().collect(),
+        scope: call.seen(),
         ..TaskFilter::default()
     };
     let rows = call.store.tasks(&filter).await?;
-    Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names)).collect() })
+    Ok(TaskViews { tasks: rows.iter().map(|row| task_view(row, &board, &project_names, &people)).collect() })
 }
 
-fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>) -> TaskView {
+fn task_view(row: &TaskRow, board: &Board, projects: &BTreeMap<&str, &str>, people: &Register) -> TaskView {
     let name_of = |id: &String| projects.get(id.as_str()).map(|name| (*name).to_owned());
     TaskView {
         id: row.index.id.clone(),
         name: row.index.name.clone(),
+        user: people.name(&row.owner).to_owned(),
         project: row.index.project.as_ref().and_then(name_of),
         queue: row.index.queue.as_ref().and_then(|id| board.queue_name(id)).map(str::to_owned),
         state: row.index.status,
@@ -125,13 +142,19 @@ async fn get_queues(call: Call, _request: GetQueues) -> Result<QueueViews, ApiEr
     for task in call.store.task_index(&running).await? {
         *running_in.entry(task.queue.unwrap_or_default()).or_default() += 1;
     }
+    let seen = call.active_seen().await?;
     let view = |queue: QueueRow| {
         let serving = nodes.iter().filter(|node| node.alive && node.serves(&queue.name));
         QueueView {
             nodes: serving.map(|node| node.report.node.clone()).collect(),
             waiting: u64::try_from(queue.entries.len()).unwrap_or(u64::MAX),
             running: running_in.get(&queue.id).copied().unwrap_or(0),
-            tasks: queue.entries.into_iter().map(|(task, _)| task).collect(),
+            tasks: queue
+                .entries
+                .into_iter()
+                .map(|(task, _)| task)
+                .filter(|task| seen.as_ref().is_none_or(|seen| seen.contains(task)))
+                .collect(),
             name: queue.name,
             id: queue.id,
         }
@@ -149,13 +172,27 @@ async fn add_events(call: Call, request: AddEvents) -> Result<Empty, ApiError> {
         node: event.node,
         message: event.message,
     };
-    call.store.add_events(request.events.into_iter().map(event).collect()).await?;
+    let ids: Vec<String> = request.events.iter().filter_map(|event| event.task.clone()).collect();
+    let seen = match call.seen() {
+        Some(scope) if !ids.is_empty() => {
+            let own = TaskFilter { ids, scope: Some(scope), ..TaskFilter::default() };
+            Some(call.store.task_ids(&own).await?)
+        }
+        _ => None,
+    };
+    // An agent may be late: the task it reports about may be gone, or another's by now.
+    let is_own = |event: &EventView| match (&seen, &event.task) {
+        (Some(seen), Some(task)) => seen.contains(task),
+        _ => true,
+    };
+    call.store.add_events(request.events.into_iter().filter(is_own).map(event).collect()).await?;
     Ok(Empty {})
 }
 
 async fn get_events(call: Call, request: GetEvents) -> Result<EventViews, ApiError> {
     let limit = i64::try_from(request.limit.unwrap_or(EVENTS)).unwrap_or(i64::MAX);
-    let found = call.store.events(request.task.as_deref(), request.after, limit).await?;
+    let found =
+        call.store.events_seen(request.task.as_deref(), request.after, limit, call.seen().as_ref()).await?;
     let view = |event: EventRow| EventView {
         id: event.id,
         time: rfc3339(event.time_us),
@@ -177,7 +214,9 @@ async fn submit_task(call: Call, request: SubmitTask) -> Result<Created, ApiErro
     let change = call.change(false, None, None);
     match call.store.submit(&new, &queue, &change).await {
         // The first request arrived, its answer did not.
-        Err(_) if call.store.task(&id).await.is_ok() => Ok(Created { id }),
+        Err(_) if call.store.task(&id).await.is_ok_and(|task| task.owner == call.who.user) => {
+            Ok(Created { id })
+        }
         done => Ok(done.map(|()| Created { id })?),
     }
 }

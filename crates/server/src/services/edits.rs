@@ -238,7 +238,10 @@ struct OfQueue {
 }
 
 async fn peek(call: Call, request: OfQueue) -> Result<Value, ApiError> {
-    let entries = call.store.queue(&request.queue).await?.entries;
+    let mut entries = call.store.queue(&request.queue).await?.entries;
+    if let Some(seen) = call.active_seen().await? {
+        entries.retain(|(task, _)| seen.contains(task));
+    }
     Ok(json!({ "task": entries.first().map(|(task, _)| task) }))
 }
 

@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use crate::app::Call;
 use crate::error::ApiError;
 use crate::projection::few;
+use crate::rights;
 use crate::routes::Routes;
 
 /// Kinds that are kept unchanged.
@@ -95,6 +96,10 @@ async fn take_in(
     let tasks: BTreeSet<&str> = events.iter().map(|event| event.task.as_str()).collect();
     let ids: Vec<String> = tasks.into_iter().map(str::to_owned).collect();
     few(&ids)?;
+    let about = json!({ "task": ids });
+    if let Some(rule) = rights::rule("events.add_batch") {
+        rights::check(call, rule, &about).await?;
+    }
     let known = if ids.is_empty() {
         Vec::new()
     } else {

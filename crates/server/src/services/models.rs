@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::many::{Many, for_each};
 use super::projects::with_subprojects;
 use super::tasks_flow::ARCHIVED;
-use crate::app::{COMPANY, Call, USER};
+use crate::app::{COMPANY, Call};
 use crate::clock::{new_id, rfc3339};
 use crate::error::ApiError;
 use crate::filter::MODELS;
@@ -95,7 +95,8 @@ async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiE
     let (ids, tasks): (Vec<String>, Vec<String>) = (words("id"), words("task"));
     few(&ids)?;
     few(&tasks)?;
-    list(&call.store.models(&ids, &tasks).await?, &MODELS, &body, "models")
+    let rows = call.store.models_seen(&ids, &tasks, call.seen().as_ref()).await?;
+    list(&rows, &MODELS, &body, "models")
 }
 
 #[derive(Deserialize)]
@@ -148,7 +149,8 @@ struct OfTask {
 
 /// The newest model that a task made.
 async fn get_by_task_id(call: Call, OfTask { task }: OfTask) -> Result<Value, ApiError> {
-    let made = call.store.models(&[], std::slice::from_ref(&task)).await?;
+    let scope = call.seen();
+    let made = call.store.models_seen(&[], std::slice::from_ref(&task), scope.as_ref()).await?;
     let newest = made.first().ok_or_else(|| ApiError::invalid(format!("task {task} made no model")))?;
     Ok(json!({ "model": model(newest) }))
 }
@@ -306,7 +308,7 @@ fn model(row: &ModelRow) -> Value {
     for (name, value) in [
         ("id", json!(row.id)),
         ("name", json!(row.name)),
-        ("user", json!(USER)),
+        ("user", json!(row.owner)),
         ("company", json!(COMPANY)),
         ("created", json!(rfc3339(row.created_us))),
         ("last_update", json!(rfc3339(row.last_update_us))),

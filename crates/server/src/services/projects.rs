@@ -28,7 +28,7 @@ pub(super) fn add(routes: &mut Routes) {
 }
 
 async fn get_all(call: Call, mut body: Map<String, Value>) -> Result<Value, ApiError> {
-    let rows = call.store.projects().await?;
+    let rows = call.projects().await?;
     let ids: BTreeMap<&str, &str> = rows.iter().map(|row| (row.name.as_str(), row.id.as_str())).collect();
     let nested: Vec<Nested<'_>> = rows.iter().map(|row| Nested { row, ids: &ids }).collect();
     if body.get("shallow_search") == Some(&Value::Bool(true)) {
@@ -61,7 +61,7 @@ pub(super) async fn with_subprojects(call: &Call, body: &mut Map<String, Value>)
         return Ok(());
     }
     let Some(Value::Array(named)) = body.get_mut("project") else { return Ok(()) };
-    let rows = call.store.projects().await?;
+    let rows = call.projects().await?;
     let tops: Vec<String> = rows
         .iter()
         .filter(|row| named.contains(&json!(row.id)))

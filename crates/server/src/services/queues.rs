@@ -45,6 +45,9 @@ pub(super) fn add(routes: &mut Routes) {
 
 async fn get_all(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
     let mut rows = call.store.queues().await?;
+    if let Some(seen) = call.active_seen().await? {
+        rows.iter_mut().for_each(|row| row.entries.retain(|(task, _)| seen.contains(task)));
+    }
     if let Some(most) = body.get("max_task_entries") {
         let most = most.as_u64().and_then(|most| usize::try_from(most).ok());
         let most = most.ok_or_else(|| ApiError::invalid("max_task_entries: a number is needed"))?;
@@ -54,7 +57,11 @@ async fn get_all(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
 }
 
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
-    Ok(json!({ "queue": queue(&call.store.queue(&request.queue).await?) }))
+    let mut row = call.store.queue(&request.queue).await?;
+    if let Some(seen) = call.active_seen().await? {
+        row.entries.retain(|(task, _)| seen.contains(task));
+    }
+    Ok(json!({ "queue": queue(&row) }))
 }
 
 async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
@@ -103,9 +110,15 @@ async fn get_next_task(call: Call, request: GetNextTask) -> Result<NextTask, Api
     let Some((task, added_us)) = taken else {
         return Ok(NextTask::default());
     };
-    let owner = || TaskInfo { company: COMPANY.to_owned(), user: USER.to_owned() };
+    let info = match request.get_task_info {
+        Some(true) => {
+            let user = call.store.task(&task).await?.owner;
+            Some(TaskInfo { company: COMPANY.to_owned(), user })
+        }
+        _ => None,
+    };
     let entry = Some(Entry { task, added: rfc3339(added_us) });
-    Ok(NextTask { entry, task_info: request.get_task_info.unwrap_or(false).then(owner) })
+    Ok(NextTask { entry, task_info: info })
 }
 
 async fn get_num_entries(call: Call, request: GetNumEntries) -> Result<NumEntries, ApiError> {

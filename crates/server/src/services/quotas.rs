@@ -21,6 +21,7 @@ use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
 use crate::metrics::FALLBACKS;
+use crate::rights::Right;
 use crate::routes::Routes;
 use crate::usage::PastUse;
 
@@ -96,7 +97,8 @@ pub(super) fn terms(task: &TaskRow) -> Terms {
 }
 
 async fn get_quotas(call: Call, request: GetQuotas) -> Result<Quotas, ApiError> {
-    let quotas = ProjectQuotas::read(&call).await?;
+    let mut quotas = ProjectQuotas::read(&call).await?;
+    quotas.projects.retain(|row| call.who.may(Right::See, Some(&row.name)));
     if let Some(wanted) = &request.project
         && !quotas.projects.iter().any(|row| row.id == *wanted || row.name == *wanted)
     {
@@ -201,7 +203,8 @@ async fn get_projects(call: Call, _request: GetProjects) -> Result<ProjectViews,
             waiting,
         }
     };
-    Ok(ProjectViews { projects: quotas.projects.iter().map(view).collect() })
+    let seen = quotas.projects.iter().filter(|row| call.who.may(Right::See, Some(&row.name)));
+    Ok(ProjectViews { projects: seen.map(view).collect() })
 }
 
 async fn get_fleet(call: Call, request: GetFleet) -> Result<Fleet, ApiError> {

@@ -1,7 +1,7 @@
 //! What ClearML's open-source server answers and this one does not, each with its reason. `docs/reference/clearml-endpoints.md` is made
 //! from this and from the router.
 
-const ONE_USER: &str = "a cantle server has one user; its keys are those of `cantle credentials`";
+const USERS: &str = "see `cantle users`";
 const ONE_COMPANY: &str = "a cantle server has one company, and nothing that is shared between several";
 const WEB: &str = "a part of ClearML's web application, which cantle does not include";
 const SERVING: &str = "a part of ClearML Serving, which cantle does not include";
@@ -10,13 +10,8 @@ const DOWNLOAD: &str = "the answer is a file for ClearML's web application";
 
 /// Endpoints and why they are not here.
 const REFUSED: &[(&str, &str)] = &[
-    ("auth.create_credentials", ONE_USER),
-    ("auth.create_user", ONE_USER),
-    ("auth.edit_credentials", ONE_USER),
-    ("auth.edit_user", ONE_USER),
-    ("auth.get_credentials", ONE_USER),
-    ("auth.get_token_for_user", ONE_USER),
-    ("auth.revoke_credentials", ONE_USER),
+    ("auth.edit_user", USERS),
+    ("auth.get_token_for_user", USERS),
     ("events.download_task_log", "read the pages of events.get_task_log, or use `cantle logs TASK`"),
     ("models.make_private", ONE_COMPANY),
     ("models.make_public", ONE_COMPANY),
@@ -52,10 +47,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("tasks.make_private", ONE_COMPANY),
     ("tasks.make_public", ONE_COMPANY),
     ("tasks.update_batch", "call tasks.update for each task"),
-    ("users.create", ONE_USER),
-    ("users.delete", ONE_USER),
+    ("users.create", USERS),
+    ("users.delete", USERS),
     ("users.set_preferences", WEB),
-    ("users.update", ONE_USER),
+    ("users.update", USERS),
 ];
 
 /// Why this server does not answer an endpoint of ClearML's; `None` for what ClearML does not know either.

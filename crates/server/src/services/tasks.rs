@@ -36,7 +36,9 @@ async fn create(call: Call, request: Create) -> Result<Created, ApiError> {
 async fn get_by_id(call: Call, request: GetById) -> Result<Value, ApiError> {
     let row = call.store.task(&request.task).await?;
     let mut task = task_json::task(&row);
-    task["last_metrics"] = last_metrics(&call, &request.task).await?;
+    if call.may_read(&request.task).await? {
+        task["last_metrics"] = last_metrics(&call, &request.task).await?;
+    }
     Ok(json!({ "task": task }))
 }
 

@@ -16,6 +16,7 @@ use super::queues::queue_name;
 use crate::app::Call;
 use crate::clock::new_id;
 use crate::error::ApiError;
+use crate::rights::Right;
 use crate::routes::Routes;
 
 /// ClearML's rule: a worker that reported for the task within this time still runs it.
@@ -84,6 +85,13 @@ async fn enqueue(call: Call, request: Enqueue) -> Result<Enqueued, ApiError> {
 /// The queue of this name; it is made if there is none.
 async fn queue_by_name(call: &Call, name: &str) -> Result<String, ApiError> {
     let name = queue_name(name)?;
+    if let Some(found) = call.store.queues().await?.into_iter().find(|queue| queue.name == name) {
+        return Ok(found.id);
+    }
+    if !call.who.may_everywhere(Right::Manage) {
+        let what = format!("to make the queue {name}, which does not exist,");
+        return Err(ApiError::forbidden(&call.who, Right::Manage, &what, None));
+    }
     let id = new_id();
     match call.store.create_queue(&id, name, &Map::new(), call.now_us).await {
         Ok(()) => return Ok(id),

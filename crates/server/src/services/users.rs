@@ -1,11 +1,14 @@
-//! `users.*`, `auth.*`, `login.*`, `server.*`: what there is of it where there is one user.
+//! `users.*`, `auth.*`, `login.*`, `server.*`, as ClearML's clients ask for them.
 
+use cantle_store::{StoreError, UserRow};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::app::{COMPANY, Call, USER};
+use crate::app::{COMPANY, Call};
+use crate::clock::rfc3339;
 use crate::error::ApiError;
 use crate::projection::only;
+use crate::rights::{Register, Role};
 use crate::routes::Routes;
 
 pub(super) fn add(routes: &mut Routes) {
@@ -22,8 +25,12 @@ pub(super) fn add(routes: &mut Routes) {
     routes.on("debug.ping", ping);
 }
 
-fn user() -> Value {
-    json!({"id": USER, "name": USER, "given_name": USER, "family_name": "", "company": COMPANY, "role": "user", "providers": {}})
+fn user(row: &UserRow, register: &Register) -> Value {
+    let role = if register.roles(row).contains(&(String::new(), Role::Admin)) { "admin" } else { "user" };
+    json!({
+        "id": row.id, "name": row.name, "given_name": row.name, "family_name": "", "company": COMPANY, "role": role,
+        "created": rfc3339(row.created_us), "providers": {},
+    })
 }
 
 #[derive(Default, Deserialize)]
@@ -34,11 +41,15 @@ struct All {
     only_fields: Vec<String>,
 }
 
-async fn all(_call: Call, request: All) -> Result<Value, ApiError> {
+async fn all(call: Call, request: All) -> Result<Value, ApiError> {
     let pattern = request.name.as_deref().unwrap_or_default();
     let pattern = regex::Regex::new(pattern).map_err(|_| ApiError::invalid(format!("name: {pattern}")))?;
-    let is_meant = request.id.is_none_or(|ids| ids.iter().any(|id| id == USER)) && pattern.is_match(USER);
-    let users: Vec<Value> = is_meant.then(|| only(user(), &request.only_fields)).into_iter().collect();
+    let register = call.people.register();
+    let is_meant = |row: &&UserRow| {
+        request.id.as_ref().is_none_or(|ids| ids.contains(&row.id)) && pattern.is_match(&row.name)
+    };
+    let users = register.seen_by(&call.who).filter(is_meant);
+    let users: Vec<Value> = users.map(|row| only(user(row, &register), &request.only_fields)).collect();
     Ok(json!({ "users": users }))
 }
 
@@ -47,11 +58,11 @@ struct ById {
     user: String,
 }
 
-async fn by_id(_call: Call, request: ById) -> Result<Value, ApiError> {
-    if request.user != USER {
-        return Err(ApiError::invalid(format!("there is one user, {USER}")));
-    }
-    Ok(json!({ "user": user() }))
+async fn by_id(call: Call, request: ById) -> Result<Value, ApiError> {
+    let register = call.people.register();
+    let found = register.seen_by(&call.who).find(|row| row.id == request.user);
+    let found = found.ok_or_else(|| StoreError::NoUser(request.user.clone()))?;
+    Ok(json!({ "user": user(found, &register) }))
 }
 
 /// Preferences are those of ClearML's web page, which has none here.

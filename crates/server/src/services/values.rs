@@ -51,7 +51,17 @@ pub(super) async fn scope(
         Map::from_iter([("project".to_owned(), json!(named)), ("include_subprojects".to_owned(), below)]);
     with_subprojects(call, &mut asked).await?;
     let list = asked.remove("project").unwrap_or_default();
-    serde_json::from_value(list).map_err(ApiError::unreadable)
+    let named: Vec<String> = serde_json::from_value(list).map_err(ApiError::unreadable)?;
+    if call.seen().is_none() {
+        return Ok(named);
+    }
+    let seen = call.projects().await?.into_iter().map(|row| row.id);
+    let mut seen: Vec<String> = seen.filter(|id| named.is_empty() || named.contains(id)).collect();
+    if seen.is_empty() {
+        // No list would mean all projects.
+        seen.push("none".to_owned());
+    }
+    Ok(seen)
 }
 
 #[derive(Default, Deserialize)]
@@ -101,7 +111,7 @@ fn tags_of<'a>(
 /// Models of some projects; of all without one.
 async fn models_of(call: &Call, body: &Map<String, Value>) -> Result<Vec<ModelRow>, ApiError> {
     let projects = scope(call, body, true).await?;
-    let mut rows = call.store.models(&[], &[]).await?;
+    let mut rows = call.store.models_seen(&[], &[], call.seen().as_ref()).await?;
     if !projects.is_empty() {
         rows.retain(|row| row.project.as_ref().is_some_and(|project| projects.contains(project)));
     }
@@ -114,14 +124,15 @@ async fn model_tags(call: Call, body: Map<String, Value>) -> Result<Value, ApiEr
 
 async fn project_tags(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
     let projects = scope(&call, &body, true).await?;
-    let mut rows = call.store.projects().await?;
+    let mut rows = call.projects().await?;
     rows.retain(|row| projects.is_empty() || projects.contains(&row.id));
     Ok(tags_of(rows.iter().map(|row| &row.doc), &body))
 }
 
 /// The tags of tasks, models, projects and queues together.
 async fn all_tags(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
-    let (models, projects) = (call.store.models(&[], &[]).await?, call.store.projects().await?);
+    let (models, projects) =
+        (call.store.models_seen(&[], &[], call.seen().as_ref()).await?, call.projects().await?);
     let queues = call.store.queues().await?;
     let docs = models.iter().map(|row| &row.doc).chain(projects.iter().map(|row| &row.doc));
     let docs = docs.chain(queues.iter().map(|row| &row.doc));
@@ -214,7 +225,7 @@ async fn lines(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> 
 
 async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
     let projects = scope(&call, &body, true).await?;
-    let names = call.store.projects().await?;
+    let names = call.projects().await?;
     let wanted = body.get("task_name").and_then(Value::as_str).map(str::to_lowercase);
     let found = call.store.parents_of(&projects).await?;
     let found = found
@@ -232,9 +243,12 @@ async fn parents(call: Call, body: Map<String, Value>) -> Result<Value, ApiError
     Ok(json!({ "parents": parents }))
 }
 
-/// There is one user.
-async fn users(_call: Call, _body: Map<String, Value>) -> Result<Value, ApiError> {
-    Ok(json!({"users": [{"id": USER, "name": USER}]}))
+/// Who has made something: the users that the caller sees.
+async fn users(call: Call, _body: Map<String, Value>) -> Result<Value, ApiError> {
+    let people = call.people.register();
+    let users: Vec<Value> =
+        people.seen_by(&call.who).map(|user| json!({"id": user.id, "name": user.name})).collect();
+    Ok(json!({ "users": users }))
 }
 
 async fn types(call: Call, body: Map<String, Value>) -> Result<Value, ApiError> {
@@ -266,9 +280,12 @@ async fn counts(call: Call, body: Map<String, Value>) -> Result<Value, ApiError>
                     "{kind}: cantle counts all of them, without a filter"
                 )));
             }
-            "projects" => call.store.projects().await?.len(),
-            "models" => call.store.models(&[], &[]).await?.len(),
-            "tasks" => usize::try_from(call.store.count_tasks(&[]).await?.0).unwrap_or(0),
+            "projects" => call.projects().await?.len(),
+            "models" => call.store.models_seen(&[], &[], call.seen().as_ref()).await?.len(),
+            "tasks" => match call.seen() {
+                None => usize::try_from(call.store.count_tasks(&[]).await?.0).unwrap_or(0),
+                scope => call.store.task_ids(&TaskFilter { scope, ..TaskFilter::default() }).await?.len(),
+            },
             "pipeline_runs" => tasks_tagged(&call, "pipeline").await?,
             "dataset_versions" => tasks_tagged(&call, "dataset").await?,
             "pipelines" => projects_tagged(&call, "pipeline").await?,
@@ -284,11 +301,11 @@ async fn counts(call: Call, body: Map<String, Value>) -> Result<Value, ApiError>
 /// Pipelines and datasets are tasks and projects with a system tag.
 async fn tasks_tagged(call: &Call, tag: &str) -> Result<usize, ApiError> {
     let rule = cantle_store::TagRule { any: vec![tag.to_owned()], ..cantle_store::TagRule::default() };
-    let filter = TaskFilter { system_tags: vec![rule], ..TaskFilter::default() };
+    let filter = TaskFilter { system_tags: vec![rule], scope: call.seen(), ..TaskFilter::default() };
     Ok(call.store.task_ids(&filter).await?.len())
 }
 
 async fn projects_tagged(call: &Call, tag: &str) -> Result<usize, ApiError> {
-    let rows = call.store.projects().await?;
+    let rows = call.projects().await?;
     Ok(rows.iter().filter(|row| words(std::iter::once(&row.doc), "system_tags").contains(tag)).count())
 }

@@ -101,7 +101,10 @@ async fn cluster_report(_call: Call, request: Cluster) -> Result<Empty, ApiError
 }
 
 async fn get_all(call: Call, request: GetAll) -> Result<Workers, ApiError> {
-    let rows = matching(&call, &request, LAST_SEEN_S).await?;
+    let mut rows = matching(&call, &request, LAST_SEEN_S).await?;
+    if let Some(seen) = call.active_seen().await? {
+        rows.iter_mut().for_each(|row| row.task = row.task.take().filter(|task| seen.contains(task)));
+    }
     let ids: Vec<String> = rows.iter().filter_map(|row| row.task.clone()).collect();
     let tasks = if ids.is_empty() {
         Vec::new()

@@ -36,12 +36,14 @@ const BEHIND: usize = 128;
 pub(crate) struct Message {
     pub(crate) event: &'static str,
     pub(crate) data: String,
+    /// The tasks that it is about.
+    pub(crate) tasks: Vec<String>,
 }
 
 impl Message {
-    fn new(event: &'static str, data: &impl Serialize) -> Self {
+    pub(crate) fn new(event: &'static str, data: &impl Serialize) -> Self {
         // These plain types always serialize; a page would ignore an empty message.
-        Self { event, data: serde_json::to_string(data).unwrap_or_default() }
+        Self { event, data: serde_json::to_string(data).unwrap_or_default(), tasks: Vec::new() }
     }
 }
 
@@ -124,12 +126,12 @@ impl Feed {
         lock(&self.sender).as_ref().map_or(0, broadcast::Sender::receiver_count)
     }
 
-    fn send<T: Serialize>(&self, event: &'static str, items: &[T]) {
+    fn send<T: Serialize>(&self, event: &'static str, items: &[T], tasks: Vec<String>) {
         if !items.is_empty()
             && let Some(sender) = lock(&self.sender).as_ref()
         {
             // That no page listens is not an error.
-            let _ = sender.send(Arc::new(Message::new(event, &items)));
+            let _ = sender.send(Arc::new(Message { tasks, ..Message::new(event, &items) }));
         }
     }
 }
@@ -158,7 +160,7 @@ async fn poll(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
         remember(api, feed, &nodes).await?;
     }
     let changed = changed_nodes(&mut lock(&feed.seen), nodes);
-    feed.send("nodes", &changed);
+    feed.send("nodes", &changed, Vec::new());
     queues(api, feed).await?;
     let events = events(api, feed).await?;
     events.iter().for_each(|event| lock(&feed.tally).count(event));
@@ -167,9 +169,11 @@ async fn poll(api: &Api, feed: &Feed, sample: bool) -> Result<(), ApiError> {
     if !about.is_empty() {
         let tasks =
             api.ask(&GetTasks { id: about.into_iter().collect(), ..GetTasks::default() }).await?.tasks;
-        feed.send("tasks", &tasks);
+        let ids = tasks.iter().map(|task| task.id.clone()).collect();
+        feed.send("tasks", &tasks, ids);
     }
-    feed.send("events", &events);
+    let ids = events.iter().filter_map(|event| event.task.clone()).collect();
+    feed.send("events", &events, ids);
     Ok(())
 }
 
@@ -203,7 +207,7 @@ async fn queues(api: &Api, feed: &Feed) -> Result<(), ApiError> {
         seen.queues = now;
         (if gone { "all_queues" } else { "queues" }, changed)
     };
-    feed.send(event, &changed);
+    feed.send(event, &changed, Vec::new());
     Ok(())
 }
 

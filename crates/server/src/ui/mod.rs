@@ -8,6 +8,7 @@ mod feed;
 mod forward;
 mod history;
 mod objects;
+mod own;
 mod session;
 mod stream;
 

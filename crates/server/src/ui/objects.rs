@@ -10,13 +10,19 @@ use axum::response::{IntoResponse as _, Response};
 use super::Ui;
 use super::session::{Session, refuse};
 use crate::files;
+use crate::rights::{self, Act};
 
 /// Even if a browser showed such a file as a page, no script in it would run, and it would have no session.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; sandbox";
 
 /// `GET /ui/-/files/{path}`
 pub(crate) async fn object(State(ui): State<Ui>, headers: HeaderMap, Path(path): Path<String>) -> Response {
-    if let Err(error) = Session::of(&ui, &headers) {
+    let app = &ui.api.app;
+    let allowed = match Session::of(&ui, &headers) {
+        Ok(session) => rights::may_use_file(app, &session.who, &path, Act::Read).await,
+        Err(error) => Err(error),
+    };
+    if let Err(error) = allowed {
         return refuse(&error);
     }
     let mut response = match files::object(&ui.api.app.files_dir, &path).await {

@@ -46,6 +46,15 @@ impl Session {
         Ok(Self { token, who })
     }
 
+    /// Looks again who this is: a stream may outlive the right to it.
+    pub(super) fn renew(&mut self, ui: &Ui) -> Result<(), ApiError> {
+        let app = &ui.api.app;
+        if !app.keys.is_open() {
+            self.who = Arc::new(app.keys.check(&app.people, Some(&self.authorization()))?);
+        }
+        Ok(())
+    }
+
     /// Also refuses what another site could have made the browser send.
     pub(crate) fn of_action(ui: &Ui, headers: &HeaderMap) -> Result<Self, ApiError> {
         let session = Self::of(ui, headers)?;

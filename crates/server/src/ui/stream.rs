@@ -14,19 +14,22 @@ use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 
 use super::Ui;
-use super::feed::{Feed, Message};
+use super::feed::Message;
 use super::history::Kind;
+use super::own;
 use super::session::{Session, refuse};
+use crate::app::Call;
 use crate::error::ApiError;
 
 /// `GET /ui/-/stream`
 pub(crate) async fn events(State(ui): State<Ui>, headers: HeaderMap) -> Response {
-    if let Err(error) = Session::of(&ui, &headers) {
-        return refuse(&error);
-    }
+    let session = match Session::of(&ui, &headers) {
+        Ok(session) => session,
+        Err(error) => return refuse(&error),
+    };
     match ui.feed.listen() {
         Some(receiver) => {
-            Sse::new(messages(ui.feed, receiver)).keep_alive(KeepAlive::default()).into_response()
+            Sse::new(messages(ui, session, receiver)).keep_alive(KeepAlive::default()).into_response()
         }
         None => refuse(&ApiError::new(503, 0, "the server is about to stop")),
     }
@@ -38,10 +41,15 @@ pub(crate) async fn history(
     headers: HeaderMap,
     Path((kind, id)): Path<(String, String)>,
 ) -> Response {
-    if let Err(error) = Session::of(&ui, &headers) {
-        return refuse(&error);
-    }
+    let session = match Session::of(&ui, &headers) {
+        Ok(session) => session,
+        Err(error) => return refuse(&error),
+    };
+    let call = Call::new(Arc::clone(&ui.api.app), String::new(), session.who);
     match Kind::parse(&kind) {
+        Some(Kind::Task) if !call.may_read(&id).await.unwrap_or(false) => {
+            StatusCode::NOT_FOUND.into_response()
+        }
         Some(kind) => Json(ui.feed.history(kind, &id)).into_response(),
         None => StatusCode::NOT_FOUND.into_response(),
     }
@@ -49,28 +57,39 @@ pub(crate) async fn history(
 
 /// One page's stream.
 struct Reader {
-    feed: Arc<Feed>,
+    ui: Ui,
+    session: Session,
     receiver: Receiver<Arc<Message>>,
     /// Goes out before anything else.
     first: VecDeque<Message>,
 }
 
 fn messages(
-    feed: Arc<Feed>,
+    ui: Ui,
+    session: Session,
     receiver: Receiver<Arc<Message>>,
 ) -> impl Stream<Item = Result<Event, Infallible>> {
-    let first = feed.picture().into();
-    stream::unfold(Reader { feed, receiver, first }, async |mut reader| {
+    let first = ui.feed.picture().into();
+    stream::unfold(Reader { ui, session, receiver, first }, async |mut reader| {
         loop {
             if let Some(message) = reader.first.pop_front() {
-                return Some((Ok(event(&message)), reader));
+                match own::of(&reader.ui, &mut reader.session, &message).await {
+                    Ok(Some(message)) => return Some((Ok(event(&message)), reader)),
+                    Ok(None) => continue,
+                    // The session has ended.
+                    Err(_) => return None,
+                }
             }
             match reader.receiver.recv().await {
-                Ok(message) => return Some((Ok(event(&message)), reader)),
+                Ok(message) => match own::of(&reader.ui, &mut reader.session, &message).await {
+                    Ok(Some(message)) => return Some((Ok(event(&message)), reader)),
+                    Ok(None) => {}
+                    Err(_) => return None,
+                },
                 // The page is too slow: it gets the current state instead of what it missed.
                 Err(RecvError::Lagged(_)) => {
                     reader.receiver = reader.receiver.resubscribe();
-                    reader.first = reader.feed.picture().into();
+                    reader.first = reader.ui.feed.picture().into();
                 }
                 Err(RecvError::Closed) => return None,
             }

@@ -1,0 +1,214 @@
+//! `cantle.*` about people: users, their keys and roles, and the audit.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Empty;
+use crate::wire::endpoint;
+
+/// `cantle.get_users`: all users, for administrators.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct GetUsers {}
+endpoint!("cantle.get_users", GetUsers => UserViews);
+
+/// Answer of `cantle.get_users`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct UserViews {
+    /// All users who were not removed, by name.
+    pub users: Vec<UserView>,
+    /// The roles of groups and of everybody.
+    #[serde(default)]
+    pub shared: Vec<RoleView>,
+}
+
+/// A user.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct UserView {
+    /// Its name.
+    pub name: String,
+    /// Its id; tasks name it.
+    pub id: String,
+    /// The node of a service account.
+    pub node: Option<String>,
+    /// It logs in at an identity provider.
+    pub external: bool,
+    /// Its groups.
+    pub groups: Vec<String>,
+    /// Its own roles.
+    pub roles: Vec<RoleView>,
+    /// Its keys that were not revoked.
+    pub keys: u64,
+    /// When one of them was used last, RFC 3339.
+    pub last_used: Option<String>,
+    /// RFC 3339.
+    pub created: String,
+}
+
+/// A role in a tree of projects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoleView {
+    /// Whose: name of a user, `group:NAME` or `everybody`.
+    pub who: String,
+    /// `admin`, `manager`, `member`, `viewer` or `agent`.
+    pub role: String,
+    /// The project at the top of the tree; absent: all projects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub project: Option<String>,
+}
+
+/// `cantle.add_user`: makes a user with a first key.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AddUser {
+    /// Its name: letters, digits and `.-_@`, at most 64.
+    pub name: String,
+    /// Its first role.
+    pub role: String,
+    /// The project at the top of the tree in which it has that role; absent: all projects.
+    pub project: Option<String>,
+    /// The node that a service account of role `agent` acts for.
+    pub node: Option<String>,
+    /// Its groups.
+    pub groups: Vec<String>,
+}
+endpoint!("cantle.add_user", AddUser => NewKey);
+
+/// A new key. The server cannot show the secret again.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct NewKey {
+    /// Name of its user.
+    pub user: String,
+    /// The public half.
+    pub access_key: String,
+    /// The secret half.
+    pub secret_key: String,
+}
+
+/// `cantle.remove_user`: revokes its keys and roles. Its tasks stay and keep its name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RemoveUser {
+    /// Name or id.
+    pub user: String,
+}
+endpoint!("cantle.remove_user", RemoveUser => Empty);
+
+/// `cantle.set_role`: gives a role or takes it away.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SetRole {
+    /// Name of a user, `group:NAME` or `everybody`.
+    pub who: String,
+    /// The role.
+    pub role: String,
+    /// The project at the top of the tree; absent: all projects.
+    pub project: Option<String>,
+    /// Take it away.
+    pub remove: bool,
+}
+endpoint!("cantle.set_role", SetRole => Empty);
+
+/// `cantle.get_keys`: the caller's keys, or for administrators those of a user.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetKeys {
+    /// Name or id; absent: the caller.
+    pub user: Option<String>,
+}
+endpoint!("cantle.get_keys", GetKeys => KeyViews);
+
+/// Answer of `cantle.get_keys`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct KeyViews {
+    /// Oldest first, also revoked ones.
+    pub keys: Vec<KeyView>,
+}
+
+/// A key, without its secret.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct KeyView {
+    /// The public half.
+    pub access_key: String,
+    /// Name of its user.
+    pub user: String,
+    /// What its user calls it.
+    pub label: String,
+    /// RFC 3339.
+    pub created: String,
+    /// RFC 3339, to about 10 seconds.
+    pub last_used: Option<String>,
+    /// The address from which it was.
+    pub last_used_from: Option<String>,
+    /// When it was revoked, RFC 3339.
+    pub revoked: Option<String>,
+}
+
+/// `cantle.add_key`: a new key of the caller, or for administrators of a user.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AddKey {
+    /// Name or id; absent: the caller.
+    pub user: Option<String>,
+    /// What it is for.
+    pub label: String,
+    /// Revoke this key in the same step.
+    pub instead_of: Option<String>,
+}
+endpoint!("cantle.add_key", AddKey => NewKey);
+
+/// `cantle.revoke_key`: a key of the caller, or for administrators of anybody.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct RevokeKey {
+    /// The public half.
+    pub access_key: String,
+}
+endpoint!("cantle.revoke_key", RevokeKey => Empty);
+
+/// `cantle.get_audit`: who did what, for administrators.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct GetAudit {
+    /// After the record with this id; without it the newest ones.
+    pub after: Option<i64>,
+    /// Of this user (name or id).
+    pub user: Option<String>,
+    /// Of this action: an endpoint, or `login`.
+    pub action: Option<String>,
+    /// About this.
+    pub subject: Option<String>,
+    /// Only refusals.
+    pub refused: bool,
+    /// Maximum number of records; 200 by default, 10,000 at most.
+    pub limit: Option<u64>,
+}
+endpoint!("cantle.get_audit", GetAudit => AuditViews);
+
+/// Answer of `cantle.get_audit`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AuditViews {
+    /// Oldest first.
+    pub records: Vec<AuditView>,
+}
+
+/// One record of the audit.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AuditView {
+    /// Position in the order.
+    pub id: i64,
+    /// RFC 3339.
+    pub time: String,
+    /// Name of the user then; empty if nobody was known.
+    pub user: String,
+    /// Id of the user.
+    pub user_id: String,
+    /// From which address.
+    pub from: String,
+    /// An endpoint, or `login`.
+    pub action: String,
+    /// `done`, or why it was refused.
+    pub outcome: String,
+    /// What it was about.
+    pub subject: String,
+    /// What was before; null if nothing is known.
+    pub before: serde_json::Value,
+    /// What was asked for, without secrets.
+    pub after: serde_json::Value,
+}

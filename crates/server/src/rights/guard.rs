@@ -1,0 +1,321 @@
+//! Whether a call has what the table says that it needs. Asked once for each call, before anything is done.
+
+use std::collections::BTreeSet;
+
+use cantle_clearml::SECTION;
+use cantle_model::TaskStatus;
+use cantle_store::{Owned, StoreError};
+use serde_json::{Map, Value};
+
+use super::table::{Act, Need, Rule};
+use super::{Principal, Right};
+use crate::app::Call;
+use crate::error::ApiError;
+
+/// Paths at which projects are named, which need not exist; ids are at all others.
+const NAMES: [&str; 3] = ["name", "new_location", "project_name"];
+/// How many things one request may name.
+const MOST: usize = 10_000;
+
+/// Refuses a call that lacks what its endpoint needs. What the caller may not even see is answered as if it did not exist.
+pub(crate) async fn check(call: &Call, rule: &Rule, body: &Value) -> Result<(), ApiError> {
+    // Who may everything is spared the questions to the database.
+    if [Right::Administer, Right::Serve].into_iter().all(|right| call.who.may_everywhere(right)) {
+        return Ok(());
+    }
+    for need in rule.needs {
+        let asked = Asked { call, endpoint: rule.endpoint, body };
+        asked.has(*need).await?;
+    }
+    Ok(())
+}
+
+/// A call and what it asks for.
+struct Asked<'a> {
+    call: &'a Call,
+    endpoint: &'static str,
+    body: &'a Value,
+}
+
+impl Asked<'_> {
+    async fn has(&self, need: Need) -> Result<(), ApiError> {
+        match need {
+            Need::Anyone | Need::Filtered | Need::Own => Ok(()),
+            Need::Everywhere(rights) => self.everywhere(rights),
+            Need::Task(act, path) => self.tasks(act, path).await,
+            Need::Model(act, path) => self.models(act, &self.at(path)?).await,
+            Need::Project(right, path) => self.project(right, path, false).await,
+            Need::Within(right, path) => self.project(right, path, true).await,
+            Need::Above(right, path) => {
+                let project = self.at(path)?.pop().unwrap_or_default();
+                self.must(right, project.rsplit_once('/').map(|(above, _)| above))
+            }
+            Need::Duplicate(task, project) => self.copy(task, project).await,
+            Need::Fair(path) => self.fair(path).await,
+            Need::Node(path) => self.node(path),
+        }
+    }
+
+    fn who(&self) -> &Principal {
+        &self.call.who
+    }
+
+    fn must(&self, right: Right, project: Option<&str>) -> Result<(), ApiError> {
+        if self.who().may(right, project) {
+            return Ok(());
+        }
+        Err(ApiError::forbidden(self.who(), right, self.endpoint, project))
+    }
+
+    fn everywhere(&self, rights: &[Right]) -> Result<(), ApiError> {
+        match rights {
+            [first, ..] if !rights.iter().any(|right| self.who().may_everywhere(*right)) => {
+                Err(ApiError::forbidden(self.who(), *first, self.endpoint, None))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The words at a path of the request: `a` is a word or a list of them, `a.b` those of an object or of each in a list.
+    fn at(&self, path: &str) -> Result<Vec<String>, ApiError> {
+        let mut found = vec![self.body];
+        for name in path.split('.').filter(|name| !name.is_empty()) {
+            let members = found.into_iter().filter_map(|value| value.get(name));
+            found = members
+                .flat_map(|value| value.as_array().map_or_else(|| vec![value], |list| list.iter().collect()))
+                .collect();
+        }
+        if found.len() > MOST {
+            return Err(ApiError::invalid(format!("{path}: at most {MOST} at once")));
+        }
+        let word = |value: &Value| match value {
+            Value::String(word) => Ok(word.clone()),
+            _ => Err(ApiError::invalid(format!("{path}: text is needed"))),
+        };
+        let words: BTreeSet<String> = found.into_iter().map(word).collect::<Result<_, _>>()?;
+        Ok(words.into_iter().filter(|word| !word.is_empty()).collect())
+    }
+
+    async fn tasks(&self, act: Act, path: &str) -> Result<(), ApiError> {
+        let ids = self.at(path)?;
+        if ids.is_empty() {
+            return Ok(());
+        }
+        let found = self.call.store.owned_tasks(&ids).await?;
+        for task in &found {
+            may(self.who(), act, task, self.endpoint, StoreError::NoTask(task.id.clone()).into())?;
+        }
+        let known: BTreeSet<&str> = found.iter().map(|task| task.id.as_str()).collect();
+        let others: Vec<String> = ids.iter().filter(|id| !known.contains(id.as_str())).cloned().collect();
+        self.models(act, &others).await
+    }
+
+    async fn models(&self, act: Act, ids: &[String]) -> Result<(), ApiError> {
+        if ids.is_empty() {
+            return Ok(());
+        }
+        for model in self.call.store.owned_models(ids).await? {
+            may(self.who(), act, &model, self.endpoint, StoreError::NoModel(model.id.clone()).into())?;
+        }
+        Ok(())
+    }
+
+    async fn project(&self, right: Right, path: &str, always: bool) -> Result<(), ApiError> {
+        let named = self.at(path)?;
+        if named.is_empty() {
+            return if always { self.must(right, None) } else { Ok(()) };
+        }
+        for wanted in &named {
+            let wanted = wanted.trim_matches('/');
+            let name = if NAMES.contains(&path) { wanted.to_owned() } else { self.name_of(wanted).await? };
+            if !self.who().may(right, Some(&name)) {
+                // Only who sees a project learns its name: to others it is as if it did not exist.
+                let shown = if self.who().may(Right::See, Some(&name)) { &name } else { wanted };
+                return Err(ApiError::forbidden(self.who(), right, self.endpoint, Some(shown)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The name of the project with this id; what is no id may be a name.
+    async fn name_of(&self, id: &str) -> Result<String, ApiError> {
+        match self.call.store.project(id).await {
+            Ok(found) => Ok(found.name),
+            Err(StoreError::NoProject(_)) => Ok(id.to_owned()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn copy(&self, task: &str, project: &str) -> Result<(), ApiError> {
+        if !self.at(project)?.is_empty() {
+            return self.project(Right::Submit, project, true).await;
+        }
+        for task in self.call.store.owned_tasks(&self.at(task)?).await? {
+            self.must(Right::Submit, task.project.as_deref())?;
+        }
+        Ok(())
+    }
+
+    async fn fair(&self, path: &str) -> Result<(), ApiError> {
+        let of_request =
+            [self.body.get("hyperparams"), self.body.get("task").and_then(|task| task.get("hyperparams"))];
+        let mut outbids = of_request.into_iter().flatten().any(asks_for_more);
+        let ids = if path.is_empty() { self.at_task()? } else { self.at(path)? };
+        if !path.is_empty() && !ids.is_empty() {
+            let docs = self.call.store.params_of_tasks(&ids).await?;
+            outbids |= docs.iter().filter_map(|doc| doc.get("hyperparams")).any(asks_for_more);
+        }
+        if !outbids || self.who().may_everywhere(Right::Serve) {
+            return Ok(());
+        }
+        let mut projects: Vec<Option<String>> = Vec::new();
+        if !ids.is_empty() {
+            projects.extend(self.call.store.owned_tasks(&ids).await?.into_iter().map(|task| task.project));
+        }
+        for path in ["project", "task.project"] {
+            for id in self.at(path).unwrap_or_default() {
+                projects.push(self.call.store.project(&id).await.ok().map(|project| project.name));
+            }
+        }
+        if projects.is_empty() {
+            projects.push(None);
+        }
+        let what = format!("{} with a priority above 0 or non_preemptible", self.endpoint);
+        for project in &projects {
+            if !self.who().may(Right::Manage, project.as_deref()) {
+                return Err(ApiError::forbidden(self.who(), Right::Manage, &what, project.as_deref()));
+            }
+        }
+        Ok(())
+    }
+
+    /// The task that a change of parameters is about, if the request names one.
+    fn at_task(&self) -> Result<Vec<String>, ApiError> {
+        if self.body.get("task").is_some_and(Value::is_string) { self.at("task") } else { Ok(Vec::new()) }
+    }
+
+    fn node(&self, path: &str) -> Result<(), ApiError> {
+        let who = self.who();
+        for named in self.at(path)? {
+            let is_own = who.node.as_deref().is_some_and(|node| is_of_node(&named, node));
+            if !is_own {
+                let own = who.node.as_deref().unwrap_or("none");
+                let text = format!(
+                    "Forbidden ({}: {} acts for node {own}, not for {named}; ask an administrator for a service account of it)",
+                    self.endpoint, who.name
+                );
+                return Err(ApiError::new(403, 0, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a caller may do this to a task or a model; `missing` is the answer if it may not even see it.
+pub(super) fn may(
+    who: &Principal,
+    act: Act,
+    what: &Owned,
+    endpoint: &str,
+    missing: ApiError,
+) -> Result<(), ApiError> {
+    let project = what.project.as_deref();
+    let is_own = what.owner == who.user || holds(who, what);
+    if !is_own && !who.may(Right::See, project) {
+        return Err(missing);
+    }
+    let (right, own_is_enough) = match act {
+        Act::See => return Ok(()),
+        Act::Read => (Right::Read, true),
+        // An agent gives back what it took; the maker needs to be let in still.
+        Act::Run if is_own && !who.may_everywhere(Right::Serve) => (Right::Submit, false),
+        Act::Change | Act::Run => (Right::Manage, true),
+        Act::Outbid => (Right::Manage, false),
+    };
+    if (is_own && own_is_enough) || who.may(right, project) {
+        return Ok(());
+    }
+    Err(ApiError::forbidden(who, right, endpoint, project))
+}
+
+/// The node itself, or one of its workers: stock agents add what they serve.
+fn is_of_node(named: &str, node: &str) -> bool {
+    named.strip_prefix(node).is_some_and(|rest| rest.is_empty() || rest.starts_with(':'))
+}
+
+/// Whether an agent has the task: it waits for one, or runs on its node, or was just taken.
+fn holds(who: &Principal, task: &Owned) -> bool {
+    let (Some(node), Some(status)) = (&who.node, task.status) else { return false };
+    who.may_everywhere(Right::Serve)
+        && match &task.held_by {
+            _ if status == TaskStatus::Queued => true,
+            Some(holder) => is_of_node(holder, node),
+            None => status == TaskStatus::InProgress,
+        }
+}
+
+/// Whether parameters ask to go before others, in either of ClearML's two forms.
+fn asks_for_more(params: &Value) -> bool {
+    let of_map = |section: &Map<String, Value>, name: &str| section.get(name)?.get("value").map(more(name));
+    match params {
+        Value::Object(sections) => {
+            let section = sections.get(SECTION).and_then(Value::as_object);
+            section.is_some_and(|section| {
+                ["priority", "non_preemptible"].into_iter().any(|name| of_map(section, name).unwrap_or(false))
+            })
+        }
+        Value::Array(list) => list.iter().any(|param| {
+            let name = param.get("name").and_then(Value::as_str).unwrap_or_default();
+            let is_request = param.get("section").and_then(Value::as_str) == Some(SECTION);
+            is_request
+                && ["priority", "non_preemptible"].contains(&name)
+                && param.get("value").is_some_and(more(name))
+        }),
+        _ => false,
+    }
+}
+
+/// What cannot be read is more: an agent would refuse it anyway.
+fn more(name: &str) -> impl Fn(&Value) -> bool + use<> {
+    let is_priority = name == "priority";
+    move |value| {
+        let text = value.as_str().unwrap_or("?").trim();
+        let least =
+            if is_priority { text.parse::<i64>().map(|priority| priority <= 0) } else { Ok(text == "false") };
+        !text.is_empty() && !least.unwrap_or(false)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_goes_before_others() {
+        let map = |name: &str, value: &str| json!({ SECTION: { name: { "value": value } } });
+        let list = |name: &str, value: &str| json!([{ "section": SECTION, "name": name, "value": value }]);
+        for form in [map, list] as [fn(&str, &str) -> Value; 2] {
+            for (name, value, expected) in [
+                ("priority", "0", false),
+                ("priority", " -3 ", false),
+                ("priority", "1", true),
+                ("priority", "1e9", true),
+                ("priority", "", false),
+                ("non_preemptible", "true", true),
+                ("non_preemptible", "false", false),
+                ("memory", "16Gi", false),
+            ] {
+                assert_eq!(asks_for_more(&form(name, value)), expected, "{name}={value}");
+            }
+        }
+        assert!(!asks_for_more(&json!({ "General": { "priority": { "value": "9" } } })));
+    }
+
+    #[test]
+    fn a_node_and_its_workers() {
+        assert!(is_of_node("n1", "n1") && is_of_node("n1:gpu0", "n1"));
+        assert!(!is_of_node("n10", "n1") && !is_of_node("n", "n1") && !is_of_node("", "n1"));
+    }
+}

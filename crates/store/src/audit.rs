@@ -1,0 +1,135 @@
+//! The audit: who did what, in order. Nothing here changes a record.
+
+use sqlx::sqlite::SqliteRow;
+use sqlx::{QueryBuilder, Row as _, Sqlite};
+
+use crate::{Store, StoreError};
+
+/// One record.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AuditRow {
+    /// Position; given by the store.
+    pub id: i64,
+    /// When, in microseconds since 1970.
+    pub time_us: i64,
+    /// Id of the user; empty if nobody knows.
+    pub user_id: String,
+    /// The user's name then.
+    pub user_name: String,
+    /// From which address.
+    pub from_ip: String,
+    /// What: the endpoint, or `login`.
+    pub action: String,
+    /// `done`, or why it was refused.
+    pub outcome: String,
+    /// What it was about, if the request names it.
+    pub subject: String,
+    /// What was before, as JSON; empty if nothing is known.
+    pub before: String,
+    /// What was asked for, as JSON without secrets.
+    pub after: String,
+}
+
+/// Which records; `None` is no condition.
+#[derive(Clone, Debug, Default)]
+pub struct AuditFilter {
+    /// After the one with this id; without it the newest ones.
+    pub after: Option<i64>,
+    /// Of this user, by name or id.
+    pub user: Option<String>,
+    /// Of this action.
+    pub action: Option<String>,
+    /// About this.
+    pub subject: Option<String>,
+    /// Only refusals.
+    pub refused: bool,
+    /// At most so many.
+    pub limit: i64,
+}
+
+impl Store {
+    /// Adds a record; its id is given here.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn add_audit(&self, new: &AuditRow) -> Result<(), StoreError> {
+        let mut write = self.write().await?;
+        sqlx::query(
+            "INSERT INTO audit (id, time_us, user_id, user_name, from_ip, action, outcome, subject, before, after) \
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        )
+        .bind(self.next_ids(new.time_us, 1))
+        .bind(new.time_us)
+        .bind(&new.user_id)
+        .bind(&new.user_name)
+        .bind(&new.from_ip)
+        .bind(&new.action)
+        .bind(&new.outcome)
+        .bind(&new.subject)
+        .bind(&new.before)
+        .bind(&new.after)
+        .execute(&mut *write.tx)
+        .await?;
+        write.commit().await
+    }
+
+    /// Records in order: those after `after`, or without it the newest ones.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn audit(&self, filter: &AuditFilter) -> Result<Vec<AuditRow>, StoreError> {
+        let mut sql = QueryBuilder::<Sqlite>::new(
+            "SELECT id, time_us, user_id, user_name, from_ip, action, outcome, subject, before, after FROM audit \
+             WHERE id > ",
+        );
+        sql.push_bind(filter.after.unwrap_or(i64::MIN));
+        if let Some(user) = &filter.user {
+            sql.push(" AND (user_id = ").push_bind(user.clone());
+            sql.push(" OR user_name = ").push_bind(user.clone()).push(")");
+        }
+        for (column, wanted) in [("action", &filter.action), ("subject", &filter.subject)] {
+            if let Some(wanted) = wanted {
+                sql.push(format_args!(" AND {column} = ")).push_bind(wanted.clone());
+            }
+        }
+        if filter.refused {
+            sql.push(" AND outcome <> 'done'");
+        }
+        sql.push(if filter.after.is_some() { " ORDER BY id LIMIT " } else { " ORDER BY id DESC LIMIT " });
+        let rows = sql.push_bind(filter.limit).build().fetch_all(&self.readers).await?;
+        let mut found: Vec<AuditRow> = rows.iter().map(record).collect::<Result<_, _>>()?;
+        if filter.after.is_none() {
+            found.reverse();
+        }
+        Ok(found)
+    }
+
+    /// Removes records from before this time, at most so many, and says how many.
+    ///
+    /// # Errors
+    /// Only if the database fails.
+    pub async fn prune_audit(&self, before_us: i64, limit: i64) -> Result<u64, StoreError> {
+        let mut write = self.write_bulk().await?;
+        let sql = sqlx::query(
+            "DELETE FROM audit WHERE id IN (SELECT id FROM audit WHERE time_us < $1 ORDER BY id LIMIT $2)",
+        );
+        let done = sql.bind(before_us).bind(limit).execute(&mut *write.tx).await?;
+        write.commit().await?;
+        Ok(done.rows_affected())
+    }
+}
+
+fn record(row: &SqliteRow) -> Result<AuditRow, StoreError> {
+    Ok(AuditRow {
+        id: row.try_get("id")?,
+        time_us: row.try_get("time_us")?,
+        user_id: row.try_get("user_id")?,
+        user_name: row.try_get("user_name")?,
+        from_ip: row.try_get("from_ip")?,
+        action: row.try_get("action")?,
+        outcome: row.try_get("outcome")?,
+        subject: row.try_get("subject")?,
+        before: row.try_get("before")?,
+        after: row.try_get("after")?,
+    })
+}
