@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from conftest import CANTLE, Server, wait_until
 
-SHOW = "import os, time; print('token', bool(os.environ.get('CLEARML_AUTH_TOKEN'))); time.sleep(600)"
+SHOW = "import os, time; print('token', bool(os.environ.get('CLEARML_AUTH_TOKEN')), flush=True); time.sleep(600)"
 
 
 def openssl(folder, *words):
