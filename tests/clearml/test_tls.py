@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from conftest import CANTLE, Server, wait_until
+from test_agent import agent, submit
 
 SHOW = "import os, time; print('token', bool(os.environ.get('CLEARML_AUTH_TOKEN')), flush=True); time.sleep(600)"
 
@@ -110,3 +111,13 @@ def test_keys_from_the_environment_stay_there(tls):
     assert [name for _, name, words in holders(secret) if b"token" in words or b"task-init" in words] == []
     assert agent.poll() is None
     tls.api("tasks.stop", task=task)
+
+
+def test_clearmls_own_agent_works_over_tls(tls):
+    tls.queue("stock")
+    task = submit(tls, "print('step', 6 * 7)\n", "stock")
+    child = agent(tls, "--queue", "stock", "--cpu-only")
+    wait_until(lambda: tls.status(task) in ("completed", "failed"), 120, "the task's end")
+    assert tls.status(task) == "completed", tls.log_of(task)
+    assert "step 42" in tls.log_of(task)
+    tls.stop(child)
