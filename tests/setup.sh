@@ -21,10 +21,10 @@ if [ -x .cache/nvidia-smi/550/nvidia-smi ]; then
     mkdir -p dist/lib/cantle/sim
     cp .cache/nvidia-smi/550/nvidia-smi dist/lib/cantle/sim/nvidia-smi
 fi
-[ $# != 0 ] || set -- style docker clearml k8s ui frameworks packages files postgres
+[ $# != 0 ] || set -- style docker clearml k8s login ui frameworks packages files postgres
 for suite in "$@"; do
     case $suite in
-    style | docker | clearml | ui | frameworks | packages | files | postgres) tests/"$suite"/run.sh --setup || [ $? -eq 77 ] ;;
+    style | docker | clearml | login | ui | frameworks | packages | files | postgres) tests/"$suite"/run.sh --setup || [ $? -eq 77 ] ;;
     k8s) tests/cluster/run.sh --setup || [ $? -eq 77 ] ;;
     esac
 done

@@ -102,6 +102,8 @@ const SUITES: &[Suite] = &[
     suite("simgpu", 4, &[Pytest("tests/simgpu")]),
     suite("compute", 6, &[Pytest("tests/compute")]),
     suite("frameworks", 8, &[Run("tests/frameworks/run.sh")]),
+    // It waits for a provider and for its intervals.
+    suite("login", 4, &[Run("tests/login/run.sh")]),
     suite("chart", 6, &[Pytest("tests/chart")]),
     suite("files", 4, &[Run("tests/files/run.sh")]),
     suite("packages", 8, &[Run("tests/packages/run.sh")]),

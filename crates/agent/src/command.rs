@@ -14,10 +14,15 @@ use crate::AgentConfig;
 ///
 /// # Errors
 /// If the task has neither, or its parameters are wrong.
-pub(crate) fn of_task(task: &tasks::Task, config: &AgentConfig, worker: &str) -> Result<Command, NodeError> {
+pub(crate) fn of_task(
+    task: &tasks::Task,
+    config: &AgentConfig,
+    worker: &str,
+    token: &str,
+) -> Result<Command, NodeError> {
     let unusable = |why: String| NodeError::Task { name: task.name.clone(), why };
     let request = runnable(task).map_err(|why| unusable(why.to_string()))?;
-    let env = environment(task, config, worker);
+    let env = environment(task, config, worker, token);
     if !request.command.is_empty() {
         // Code of ClearML's SDK often names an image that it does not need, and runs without one on ClearML's agents too.
         if config.docker.is_none() && !task.container.image.is_empty() {
@@ -38,13 +43,17 @@ pub(crate) fn is_sdk(argv: &[OsString]) -> bool {
     argv.first().is_some_and(|program| program == CLEARML_AGENT)
 }
 
-/// The variables that ClearML's SDK and agent read, as ClearML's agent sets them for its tasks.
-fn environment(task: &tasks::Task, config: &AgentConfig, worker: &str) -> BTreeMap<String, OsString> {
-    let keys = &config.credentials;
+/// The variables that ClearML's SDK and agent read. ClearML's agent gives its tasks its own keys; here they get a token, which
+/// ends by itself and makes no other keys.
+fn environment(
+    task: &tasks::Task,
+    config: &AgentConfig,
+    worker: &str,
+    token: &str,
+) -> BTreeMap<String, OsString> {
     [
         ("CLEARML_API_HOST", config.server.as_str()),
-        ("CLEARML_API_ACCESS_KEY", &keys.access_key),
-        ("CLEARML_API_SECRET_KEY", &keys.secret_key),
+        ("CLEARML_AUTH_TOKEN", token),
         ("CLEARML_TASK_ID", &task.id),
         ("CLEARML_WORKER_ID", worker),
     ]
@@ -88,10 +97,12 @@ mod tests {
     fn a_plain_command_needs_no_python() {
         let request = TaskRequest { command: vec!["echo".into(), "a b".into()], ..TaskRequest::default() };
         let task = tasks::Task { hyperparams: request.to_hyperparams(), ..task() };
-        let command = of_task(&task, &config(), "w").unwrap();
+        let command = of_task(&task, &config(), "w", "token").unwrap();
         assert_eq!(command.argv, ["echo", "a b"]);
         assert_eq!(command.env.get("CLEARML_TASK_ID"), Some(&"7".into()));
         assert_eq!(command.env.get("CLEARML_WORKER_ID"), Some(&"w".into()));
+        assert_eq!(command.env.get("CLEARML_AUTH_TOKEN"), Some(&"token".into()));
+        assert!(!command.env.keys().any(|name| name.contains("KEY")), "the agent's keys stay its own");
     }
 
     #[test]
@@ -99,10 +110,10 @@ mod tests {
         let request = TaskRequest { command: vec!["train".to_owned()], ..TaskRequest::default() };
         let container = tasks::Container { image: "img:1".to_owned(), ..tasks::Container::default() };
         let task = tasks::Task { hyperparams: request.to_hyperparams(), container, ..task() };
-        let error = of_task(&task, &config(), "w").unwrap_err().to_string();
+        let error = of_task(&task, &config(), "w", "token").unwrap_err().to_string();
         assert!(error.contains("image img:1") && error.contains("--docker"), "{error}");
         let in_containers = AgentConfig { docker: Some(cantle_node::Docker::default()), ..config() };
-        assert!(of_task(&task, &in_containers, "w").is_ok());
+        assert!(of_task(&task, &in_containers, "w", "token").is_ok());
     }
 
     #[test]
@@ -113,14 +124,14 @@ mod tests {
             task_env: BTreeMap::from([("CLEARML_AGENT_GIT_USER".to_owned(), "me".into())]),
             ..config()
         };
-        let command = of_task(&tasks::Task { script, ..task() }, &config, "w").unwrap();
+        let command = of_task(&tasks::Task { script, ..task() }, &config, "w", "token").unwrap();
         assert_eq!(command.argv, ["clearml-agent", "execute", "--disable-monitoring", "-O", "--id", "7"]);
         assert_eq!(command.env.get("CLEARML_AGENT_GIT_USER"), Some(&"me".into()));
     }
 
     #[test]
     fn a_task_without_anything_to_run_says_so() {
-        let error = of_task(&task(), &config(), "w").unwrap_err().to_string();
+        let error = of_task(&task(), &config(), "w", "token").unwrap_err().to_string();
         assert!(error.contains("neither a command") && error.contains("train"), "{error}");
     }
 }

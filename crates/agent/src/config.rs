@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle_clearml::Credentials;
+use cantle_clearml::{ClientTls, Credentials};
 use cantle_driver::Installation;
 use cantle_model::{GpuList, QueueSpec};
 use cantle_node::mig::{Adopt, WholeGpu};
@@ -55,6 +55,8 @@ pub struct AgentConfig {
     pub server: String,
     /// Key pair for it.
     pub credentials: Credentials,
+    /// Whom the agent trusts to be the server, and what it shows to it.
+    pub tls: ClientTls,
     /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
     pub name: String,
     /// A worker id to use as it is (`CLEARML_WORKER_ID`), instead of one made of name and GPUs.
@@ -126,6 +128,7 @@ impl AgentConfig {
         Self {
             server,
             credentials,
+            tls: ClientTls::default(),
             name: "node".to_owned(),
             worker_id: None,
             queues: Vec::new(),

@@ -28,8 +28,9 @@ impl Entry {
         &mut self,
         env: &Environment,
         task: &tasks::Task,
+        token: &str,
     ) -> Result<Command, NodeError> {
-        let command = command::of_task(task, &env.config, env.worker_of(&self.job))?;
+        let command = command::of_task(task, &env.config, env.worker_of(&self.job), token)?;
         self.job.name.clone_from(&task.name);
         self.job.command = Some(command.clone());
         self.dir.write(&self.job)?;

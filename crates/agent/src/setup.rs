@@ -64,7 +64,7 @@ pub(crate) async fn set_up(mut config: AgentConfig) -> Result<Agent, AgentError>
     };
     let worker = config.worker();
     let node_name = node_name(&config, driver.as_ref(), &gpus)?;
-    let server = Client::new(&config.server, config.credentials.clone())?;
+    let server = Client::with_tls(&config.server, config.credentials.clone(), &config.tls)?;
     if config.queues.is_empty() {
         config.queues.push(default_queue(&server).await?);
     }

@@ -9,6 +9,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 use crate::events::{AddBatch, AddBatchReply, ReportedEvent};
+use crate::tls::{ClientTls, explain};
 use crate::{Credentials, Envelope, Request, WireError, without_nulls};
 
 /// A client of a ClearML server. It logs in at the first call, and again when the server refuses its token.
@@ -29,34 +30,61 @@ const JSON_LINES: &str = "application/json-lines";
 /// after 60 s or more, and a request that crosses that closing is lost.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A system without certificates of authorities is none that https works on; http needs none.
-fn http_client(scheme: &str) -> Result<reqwest::Client, reqwest::Error> {
-    let settings = || {
-        reqwest::Client::builder()
-            .connect_timeout(Duration::from_secs(5))
-            .timeout(Duration::from_secs(30))
-            .pool_idle_timeout(IDLE)
-    };
-    match settings().build() {
-        Err(_) if scheme == "http" => settings().tls_certs_only([]).build(),
-        built => built,
-    }
-}
-
 impl Client {
     /// A client for the server at `base_url`, for example `http://127.0.0.1:8008`. Nothing is sent yet.
     ///
     /// # Errors
     /// If `base_url` is not an http(s) address.
     pub fn new(base_url: &str, credentials: Credentials) -> Result<Self, WireError> {
+        Self::with_tls(base_url, credentials, &ClientTls::default())
+    }
+
+    /// The same, with authorities to trust and a certificate to show.
+    ///
+    /// # Errors
+    /// If `base_url` is not an http(s) address, or a file is no use.
+    pub fn with_tls(base_url: &str, credentials: Credentials, tls: &ClientTls) -> Result<Self, WireError> {
         let url = base_url.trim_end_matches('/').to_owned();
         let address = || WireError::Address { url: url.clone() };
         let parsed = reqwest::Url::parse(&url).map_err(|_| address())?;
         if !matches!(parsed.scheme(), "http" | "https") || parsed.host_str().is_none() {
             return Err(address());
         }
-        let http = http_client(parsed.scheme()).map_err(|source| unreachable(&url, source))?;
+        let settings = || {
+            reqwest::Client::builder()
+                .connect_timeout(Duration::from_secs(5))
+                .timeout(Duration::from_secs(30))
+                .pool_idle_timeout(IDLE)
+        };
+        let http = tls.build(settings, parsed.scheme())?.map_err(|source| unreachable(&url, source))?;
         Ok(Self { http, url, credentials, token: Mutex::new(None), lacking: Mutex::default() })
+    }
+
+    /// A client that has a token in place of keys. It can't get another one: once the server refuses it, calls fail.
+    ///
+    /// # Errors
+    /// As [`Client::with_tls`].
+    pub fn with_token(base_url: &str, token: String, tls: &ClientTls) -> Result<Self, WireError> {
+        let none = Credentials { access_key: String::new(), secret_key: String::new() };
+        let client = Self::with_tls(base_url, none, tls)?;
+        *client.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token);
+        Ok(client)
+    }
+
+    /// A new token, for somebody who must not have the keys: it lives for 30 days from now.
+    ///
+    /// # Errors
+    /// See [`WireError`].
+    pub async fn new_token(&self) -> Result<String, WireError> {
+        self.log_in().await
+    }
+
+    /// A call by somebody who has no keys yet: a login.
+    ///
+    /// # Errors
+    /// See [`WireError`].
+    pub async fn call_without_keys(&self, endpoint: &str, body: &Value) -> Result<Value, WireError> {
+        self.post(endpoint, JSON, body.to_string(), "").await
     }
 
     /// The server's address, without a slash at its end.
@@ -142,7 +170,7 @@ impl Client {
         };
         match self.post(endpoint, content_type, body.clone(), &format!("Bearer {token}")).await {
             // The token may have expired, or the server may have a new secret: log in again, once.
-            Err(WireError::Unauthorized { .. }) if !fresh => {
+            Err(WireError::Unauthorized { .. }) if !fresh && !self.credentials.access_key.is_empty() => {
                 let token = self.log_in().await?;
                 self.post(endpoint, content_type, body, &format!("Bearer {token}")).await
             }
@@ -156,8 +184,11 @@ impl Client {
 
     async fn log_in(&self) -> Result<String, WireError> {
         let Credentials { access_key, secret_key } = &self.credentials;
-        let basic = format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}")));
-        let data = self.post("auth.login", JSON, "{}".to_owned(), &basic).await?;
+        let shown = match self.known_token().filter(|_| access_key.is_empty()) {
+            Some(token) => format!("Bearer {token}"),
+            None => format!("Basic {}", STANDARD.encode(format!("{access_key}:{secret_key}"))),
+        };
+        let data = self.post("auth.login", JSON, "{}".to_owned(), &shown).await?;
         let Some(token) = data.get("token").and_then(Value::as_str) else {
             return Err(self.odd("auth.login", "no token in it".to_owned()));
         };
@@ -174,7 +205,10 @@ impl Client {
     ) -> Result<Value, WireError> {
         let lost = |source: reqwest::Error| unreachable(&self.url, source);
         let request = self.http.post(format!("{}/{endpoint}", self.url));
-        let request = request.header("Content-Type", content_type).header("Authorization", authorization);
+        let mut request = request.header("Content-Type", content_type);
+        if !authorization.is_empty() {
+            request = request.header("Authorization", authorization);
+        }
         let response = request.body(body).send().await.map_err(lost)?;
         let status = response.status().as_u16();
         let bytes = response.bytes().await.map_err(lost)?;
@@ -203,7 +237,11 @@ fn refused(endpoint: &str, code: u16, subcode: u32, message: String) -> WireErro
 
 /// The last link of the chain says it best: "connection refused" rather than "error sending request".
 fn unreachable(url: &str, source: reqwest::Error) -> WireError {
-    WireError::Unreachable { url: url.to_owned(), reason: innermost(&source), source }
+    let reason = innermost(&source);
+    match explain(url, &reason) {
+        Some((reason, hint)) => WireError::Distrusted { url: url.to_owned(), reason, hint },
+        None => WireError::Unreachable { url: url.to_owned(), reason, source },
+    }
 }
 
 fn innermost(error: &reqwest::Error) -> String {

@@ -1,5 +1,7 @@
 //! Why a call failed.
 
+use std::path::PathBuf;
+
 use crate::subcode;
 
 /// Each variant is one line that says what is wrong; [`WireError::hints`] says what would help.
@@ -20,6 +22,32 @@ pub enum WireError {
         reason: String,
         /// The error of the HTTP client.
         source: reqwest::Error,
+    },
+    /// Somebody answers there, but TLS does not come about.
+    #[error("no safe connection to {url}: {reason}")]
+    Distrusted {
+        /// The server's address.
+        url: String,
+        /// What is wrong with it.
+        reason: String,
+        /// What would help.
+        hint: &'static str,
+    },
+    /// A file that the command line names.
+    #[error("{}: {source}", path.display())]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// A file without what it should have.
+    #[error("{} has no {what} in PEM", path.display())]
+    Certificates {
+        /// Which.
+        path: PathBuf,
+        /// What is missing.
+        what: &'static str,
     },
     /// The access key or the secret key is wrong.
     #[error("the server at {url} refused the credentials ({message})")]
@@ -68,6 +96,8 @@ impl WireError {
         let hint = match self {
             Self::Address { .. } => "write for example http://127.0.0.1:8008",
             Self::Unreachable { .. } => "is it running, and is the address right?",
+            Self::Distrusted { hint, .. } => hint,
+            Self::File { .. } | Self::Certificates { .. } => "give a file in PEM that this user can read",
             Self::Unauthorized { .. } => "check access key and secret key",
             Self::Refused { code: 403, .. } => {
                 "an administrator gives roles: cantle users role USER --role ROLE --project P"
@@ -86,7 +116,12 @@ impl WireError {
     /// Trying again later may help: the server is away or busy.
     #[must_use]
     pub const fn is_temporary(&self) -> bool {
-        matches!(self, Self::Unreachable { .. } | Self::Refused { code: 429 | 502 | 503 | 504, .. })
+        matches!(
+            self,
+            Self::Unreachable { .. }
+                | Self::Distrusted { .. }
+                | Self::Refused { code: 429 | 502 | 503 | 504, .. }
+        )
     }
 
     /// The server does not have this endpoint (ClearML's open-source server lacks some).

@@ -22,6 +22,8 @@ pub mod projects;
 pub mod queues;
 pub mod quotas;
 pub mod tasks;
+#[cfg(feature = "client")]
+mod tls;
 pub mod users;
 pub mod workers;
 
@@ -34,4 +36,6 @@ pub use credentials::Credentials;
 pub use error::{WireError, accept_refusal};
 pub use execution::{CLEARML_AGENT, Unrunnable, runnable, sdk_command};
 pub use status::{ABORTED, DONE, StatusReason, StopRequest};
+#[cfg(feature = "client")]
+pub use tls::ClientTls;
 pub use wire::{Empty, Envelope, Listing, Meta, MetaEndpoint, Request, Updated, subcode, without_nulls};

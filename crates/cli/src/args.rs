@@ -15,6 +15,7 @@ use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::explain::ExplainArgs;
 use crate::cmd::image::ImageSliceArgs;
 use crate::cmd::list::{EventsArgs, TasksArgs};
+use crate::cmd::login::LoginArgs;
 use crate::cmd::manual::{CompletionsArgs, ManArgs, ReferenceArgs};
 use crate::cmd::mig::MigCommand;
 use crate::cmd::move_task::MoveArgs;
@@ -67,7 +68,7 @@ pub(crate) enum Command {
     #[command(name = "docker-run")]
     DockerRun(DockerRunArgs),
     /// Start server and agent together, on this machine
-    Up(UpArgs),
+    Up(Box<UpArgs>),
     /// Start the server: ClearML-compatible API and queues
     Server(ServerArgs),
     /// Start the agent: takes tasks from queues and gives each its slice of this machine's GPUs
@@ -112,6 +113,8 @@ pub(crate) enum Command {
     ImageSlice(ImageSliceArgs),
     /// Show the access and secret key of the local server
     Credentials(CredentialsArgs),
+    /// Log in with the identity provider of the server
+    Login(LoginArgs),
     /// Give people and agents keys of their own, and say what they may do
     #[command(subcommand)]
     Users(UsersCommand),

@@ -9,6 +9,8 @@ use cantle_server::CredentialsFile;
 use crate::clearml_conf;
 use crate::context::{Context, Global, runtime};
 use crate::error::{CliError, ErrorKind, as_kind};
+use crate::keys_file;
+use crate::logged_in::Login;
 
 /// Address and keys of the local server, if one ever ran with this state directory.
 pub(crate) fn local(state: &Path) -> Result<Option<CredentialsFile>, CliError> {
@@ -21,30 +23,39 @@ pub(crate) struct Connection {
     runtime: tokio::runtime::Runtime,
 }
 
+/// What shows who calls.
+pub(crate) enum Proof {
+    /// A key pair.
+    Keys(Credentials),
+    /// A token, which ends.
+    Token(String),
+}
+
 /// The server's address and keys from one source; the next source fills in the rest.
 #[derive(Default)]
 struct Access {
     url: Option<String>,
-    keys: Option<Credentials>,
+    proof: Option<Proof>,
 }
 
 impl Access {
     fn of_flags(global: &Global) -> Self {
-        let keys = global.access_key.clone().zip(global.secret_key.clone());
-        Self { url: global.server.clone().or_else(|| global.api_host.clone()), keys: keys.map(credentials) }
+        let keys = global.access_key.clone().zip(global.secret_key.clone()).map(credentials);
+        let proof = keys.map(Proof::Keys).or_else(|| global.auth_token.clone().map(Proof::Token));
+        Self { url: global.server.clone().or_else(|| global.api_host.clone()), proof }
     }
 
     fn of_conf(conf: &Conf) -> Self {
         let keys = conf.text("api.credentials.access_key").zip(conf.text("api.credentials.secret_key"));
-        Self { url: conf.text("api.api_server"), keys: keys.map(credentials) }
+        Self { url: conf.text("api.api_server"), proof: keys.map(credentials).map(Proof::Keys) }
     }
 
     fn or(self, next: impl FnOnce() -> Result<Option<Self>, CliError>) -> Result<Self, CliError> {
-        if self.url.is_some() && self.keys.is_some() {
+        if self.url.is_some() && self.proof.is_some() {
             return Ok(self);
         }
         let next = next()?.unwrap_or_default();
-        Ok(Self { url: self.url.or(next.url), keys: self.keys.or(next.keys) })
+        Ok(Self { url: self.url.or(next.url), proof: self.proof.or(next.proof) })
     }
 }
 
@@ -55,29 +66,76 @@ fn credentials((access_key, secret_key): (String, String)) -> Credentials {
 /// The address and keys to use: flags and environment first, then a `clearml.conf` that was named, then the local server,
 /// then the user's own `clearml.conf`.
 pub(crate) fn address(context: &Context) -> Result<(String, Credentials), CliError> {
+    match access(context)? {
+        (url, Proof::Keys(keys)) => Ok((url, keys)),
+        (url, Proof::Token(_)) => {
+            Err(CliError::new(ErrorKind::Auth, format!("a login at {url} is not enough here"))
+                .with_hint("give the agent keys of its own with --keys FILE"))
+        }
+    }
+}
+
+/// The same for people, who may also have logged in.
+fn access(context: &Context) -> Result<(String, Proof), CliError> {
     let (global, state) = (&context.global, &context.dirs.state);
-    let of_local =
-        |local: CredentialsFile| Access { url: Some(local.url.clone()), keys: Some(local.credentials()) };
+    let of_local = |local: CredentialsFile| Access {
+        url: Some(local.url.clone()),
+        proof: Some(Proof::Keys(local.credentials())),
+    };
+    let of_file = |(url, keys)| Access { url, proof: Some(Proof::Keys(keys)) };
     let access = Access::of_flags(global)
+        .or(|| Ok(keys_file::read(global)?.map(of_file)))?
         .or(|| Ok(clearml_conf::named(global)?.as_ref().map(Access::of_conf)))?
+        .or(|| {
+            Ok(logged_in(context)?
+                .map(|(url, token)| Access { url: Some(url), proof: Some(Proof::Token(token)) }))
+        })?
         .or(|| Ok(local(state)?.map(of_local)))?
         .or(|| Ok(clearml_conf::of_user(global)?.as_ref().map(Access::of_conf)))?;
     let url = access.url.ok_or_else(|| {
         let text = format!("no server: none ran with the state directory {}", state.display());
         CliError::new(ErrorKind::Usage, text).with_hint("start cantle up, or give --server URL")
     })?;
-    let keys = access.keys.ok_or_else(|| {
+    let proof = access.proof.ok_or_else(|| {
         CliError::new(ErrorKind::Auth, format!("no keys for {url}"))
-            .with_hint("set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY")
+            .with_hint("set CLEARML_API_ACCESS_KEY and CLEARML_API_SECRET_KEY, or log in with cantle login")
     })?;
-    Ok((url, keys))
+    Ok((url, proof))
+}
+
+/// Address and token of `cantle login`, unless another server is meant: that one must not get it.
+fn logged_in(context: &Context) -> Result<Option<(String, String)>, CliError> {
+    let global = &context.global;
+    let wanted = global.server.as_ref().or(global.api_host.as_ref()).map(|url| url.trim_end_matches('/'));
+    let Some(login) = Login::read(&context.dirs.state)? else { return Ok(None) };
+    if wanted.is_some_and(|wanted| wanted != login.url) {
+        return Ok(None);
+    }
+    Ok(Some(login.usable(&context.dirs.state, &global.tls())?))
+}
+
+/// The address that flags and environment name, or that of the local server.
+pub(crate) fn server_url(context: &Context) -> Result<String, CliError> {
+    let (global, state) = (&context.global, &context.dirs.state);
+    let url = Access::of_flags(global)
+        .or(|| Ok(clearml_conf::named(global)?.as_ref().map(Access::of_conf)))?
+        .or(|| Ok(Login::read(state)?.map(|login| Access { url: Some(login.url), proof: None })))?
+        .or(|| Ok(local(state)?.map(|local| Access { url: Some(local.url), proof: None })))?
+        .url;
+    url.ok_or_else(|| {
+        CliError::new(ErrorKind::Usage, "no server to log in to").with_hint("give --server URL")
+    })
 }
 
 impl Connection {
     /// To the server that flags, environment and files name. Nothing is sent yet.
     pub(crate) fn open(context: &Context) -> Result<Self, CliError> {
-        let (url, credentials) = address(context)?;
-        let client = Client::new(&url, credentials)?;
+        let (url, proof) = access(context)?;
+        let tls = context.global.tls();
+        let client = match proof {
+            Proof::Keys(keys) => Client::with_tls(&url, keys, &tls)?,
+            Proof::Token(token) => Client::with_token(&url, token, &tls)?,
+        };
         Ok(Self { client, runtime: runtime()? })
     }
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use cantle_clearml::ClientTls;
 use clap::{Args, ValueEnum};
 
 use crate::directories::Directories;
@@ -36,6 +37,18 @@ pub(crate) struct Global {
     /// Address of the server, under ClearML's name
     #[arg(long, value_name = "URL", env = "CLEARML_API_HOST", global = true, hide = true)]
     pub(crate) api_host: Option<String>,
+    /// Certificates of the authorities that may vouch for the server, in PEM [default: those of the system, or SSL_CERT_FILE]
+    #[arg(long, value_name = "FILE", env = "CANTLE_CA_FILE", global = true)]
+    pub(crate) ca: Option<PathBuf>,
+    /// Certificate to show to a server that asks agents for one, in PEM
+    #[arg(long, value_name = "FILE", env = "CANTLE_CLIENT_CERT", global = true, requires = "client_key")]
+    client_cert: Option<PathBuf>,
+    /// The key of --client-cert
+    #[arg(long, value_name = "FILE", env = "CANTLE_CLIENT_KEY", global = true, requires = "client_cert")]
+    client_key: Option<PathBuf>,
+    /// File with access_key and secret_key, readable by its owner only [default: cantle-keys of systemd's credentials]
+    #[arg(long, value_name = "FILE", env = "CANTLE_KEYS_FILE", global = true)]
+    pub(crate) keys: Option<PathBuf>,
     /// A clearml.conf with the server, its keys and the agent's settings [default: ~/clearml.conf if it exists]
     #[arg(long, value_name = "FILE", env = "CLEARML_CONFIG_FILE", global = true)]
     pub(crate) config_file: Option<PathBuf>,
@@ -57,6 +70,19 @@ pub(crate) struct Global {
     /// Directory of cantle's libraries [default: ../lib/cantle relative to the program's directory]
     #[arg(long, value_name = "DIR", env = "CANTLE_LIB_DIR", global = true, hide = true)]
     pub(crate) lib_dir: Option<PathBuf>,
+    /// A token in place of keys: tasks have one
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "CLEARML_AUTH_TOKEN",
+        global = true,
+        hide = true,
+        hide_env_values = true
+    )]
+    pub(crate) auth_token: Option<String>,
+    /// systemd's directory of credentials
+    #[arg(long, value_name = "DIR", env = "CREDENTIALS_DIRECTORY", global = true, hide = true)]
+    pub(crate) credentials_directory: Option<PathBuf>,
     /// Access key of the server [default: that of the local server]
     #[arg(long, value_name = "KEY", env = "CLEARML_API_ACCESS_KEY", global = true, hide = true)]
     pub(crate) access_key: Option<String>,
@@ -98,6 +124,11 @@ impl Global {
     /// The directories that these flags name, with the usual ones for the rest.
     pub(crate) fn directories(&self) -> Result<Directories, CliError> {
         Directories::new(self.state.as_deref(), self.sim_dir.as_deref(), self.lib_dir.as_deref())
+    }
+
+    /// Whom to trust to be the server, and what to show to it.
+    pub(crate) fn tls(&self) -> ClientTls {
+        ClientTls { ca: self.ca.clone(), identity: self.client_cert.clone().zip(self.client_key.clone()) }
     }
 
     /// Whether an error is printed with its causes.

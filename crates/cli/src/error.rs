@@ -144,7 +144,9 @@ impl From<cantle_clearml::WireError> for CliError {
         const MISSING: [u32; 3] =
             [subcode::INVALID_TASK_ID, subcode::INVALID_QUEUE_ID, subcode::INVALID_PROJECT_ID];
         let kind = match &error {
-            ServerRefusal::Address { .. } => ErrorKind::Usage,
+            ServerRefusal::Address { .. }
+            | ServerRefusal::File { .. }
+            | ServerRefusal::Certificates { .. } => ErrorKind::Usage,
             ServerRefusal::Unauthorized { .. } | ServerRefusal::Refused { code: 403, .. } => ErrorKind::Auth,
             e if e.is_subcode(subcode::INVALID_USER) => ErrorKind::NotFound,
             e if MISSING.iter().any(|code| e.is_subcode(*code)) => ErrorKind::NotFound,
@@ -184,7 +186,12 @@ impl From<KubeError> for CliError {
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
         let kind = match &error {
-            ServerError::Open(_) | ServerError::Files(_) => ErrorKind::Usage,
+            ServerError::Open(_)
+            | ServerError::Plain(_)
+            | ServerError::Url(_)
+            | ServerError::Tls(_)
+            | ServerError::Login(_)
+            | ServerError::Files(_) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage

@@ -11,6 +11,8 @@ mod context;
 mod directories;
 mod error;
 mod host;
+mod keys_file;
+mod logged_in;
 mod otlp;
 mod out;
 mod shared_args;
@@ -80,7 +82,7 @@ fn dispatch(cli: Cli) -> CommandResult {
     match cli.command {
         Command::Run(args) => cmd::run::run(&context, args),
         Command::DockerRun(args) => cmd::run::docker_run(&context, args),
-        Command::Up(args) => cmd::up::up(&context, args),
+        Command::Up(args) => cmd::up::up(&context, *args),
         Command::Server(args) => cmd::server::server(&context, args),
         Command::Daemon(args) => cmd::daemon::daemon(&context, &args),
         Command::Submit(args) => cmd::submit::submit(&context, args),
@@ -102,6 +104,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::ImageSlice(args) => cmd::image::slice(&context, &args),
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
+        Command::Login(args) => cmd::login::login(&context, &args),
         Command::Users(command) => cmd::users::users(&context, command),
         Command::Audit(args) => cmd::users::audit(&context, args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),

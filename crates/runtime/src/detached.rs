@@ -16,6 +16,16 @@ use crate::{Backend, Exit, RunningTask, StartError, TASK_INIT_COMMAND, TaskDirec
 /// How often an adopted task, which is not our child, is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
+/// What the agent reads and its tasks must not: neither they nor their supervisors, whose environment they could read, get it.
+const OF_THE_AGENT: [&str; 6] = [
+    "CANTLE_CLIENT_CERT",
+    "CANTLE_CLIENT_KEY",
+    "CANTLE_KEYS_FILE",
+    "CLEARML_API_ACCESS_KEY",
+    "CLEARML_API_SECRET_KEY",
+    "CREDENTIALS_DIRECTORY",
+];
+
 #[derive(Debug)]
 pub(crate) struct Detached {
     pub(crate) scope: Scope,
@@ -39,6 +49,9 @@ pub async fn start_detached(
     written.map_err(|why| StartError::setup("write the task directory", why))?;
     let mut command = Command::new(exe);
     command.arg(TASK_INIT_COMMAND).arg(directory.path());
+    for name in OF_THE_AGENT {
+        command.env_remove(name);
+    }
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
     let mut child = command.spawn().map_err(|why| StartError::setup("start the supervisor", why))?;
     let mut line = String::new();

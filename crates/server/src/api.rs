@@ -23,7 +23,7 @@ use crate::identity::API_VERSION;
 use crate::rights::{self, Principal, Rule, audit};
 use crate::routes::Routes;
 use crate::ui::{self, Ui};
-use crate::{files, health, metrics, open, services};
+use crate::{files, health, login, metrics, open, services};
 
 /// Limit of a request's body. Uploads of files have an endpoint of their own.
 const BODY_LIMIT_BYTES: usize = 16 << 20;
@@ -114,12 +114,14 @@ pub(crate) fn router(api: Api, ui: Ui) -> Router {
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES))
         .with_state(api)
         .merge(ui::router(ui))
+        .merge(login::router(Arc::clone(&app)))
+        .merge(login::calls(Arc::clone(&app)))
         .layer(middleware::from_fn_with_state(app, open::guard))
 }
 
 pub(crate) async fn answer(
     State(api): State<Api>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     uri: Uri,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
@@ -160,7 +162,7 @@ pub(crate) async fn answer(
 
 async fn dispatch(
     api: &Api,
-    peer: &std::net::SocketAddr,
+    peer: &Peer,
     endpoint: &str,
     query: Option<&str>,
     headers: &HeaderMap,
@@ -170,7 +172,11 @@ async fn dispatch(
         return Err(ApiError::unknown_endpoint(endpoint));
     }
     let rule = rights::rule(endpoint).ok_or_else(|| ApiError::unknown_endpoint(endpoint))?;
-    let call = api.app.call(text(headers, header::AUTHORIZATION.as_str()), peer.ip(), rule.endpoint).await?;
+    if !peer.is_certified && api.app.door.wants_certificate(endpoint) {
+        return Err(ApiError::no_certificate(endpoint));
+    }
+    let call =
+        api.app.call(text(headers, header::AUTHORIZATION.as_str()), peer.address.ip(), rule.endpoint).await?;
     // Only now: whoever has no keys makes the server keep nothing.
     let body = read(body, endpoint).await?;
     let done = act(api, &call, rule, query, &body).await;

@@ -15,6 +15,7 @@ use crate::error::ApiError;
 use crate::files::Files;
 use crate::health::Health;
 use crate::identity::Keys;
+use crate::login::Login;
 use crate::rights::audit::Refusals;
 use crate::rights::{People, Principal, Right};
 
@@ -40,12 +41,40 @@ pub(crate) struct App {
     pub(crate) leads: AtomicBool,
     /// `leads` has changed.
     pub(crate) led: Notify,
+    pub(crate) door: DoorSettings,
+    /// Login with an identity provider.
+    pub(crate) login: Option<Arc<Login>>,
 }
 
 impl App {
     /// Whether this server does the periodic work.
     pub(crate) fn leads(&self) -> bool {
         self.leads.load(Ordering::Relaxed)
+    }
+}
+
+/// What the door is like.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct DoorSettings {
+    /// Connections are encrypted, so cookies go over no others.
+    pub(crate) is_tls: bool,
+    /// Agents show certificates.
+    pub(crate) needs_client_certificates: bool,
+}
+
+impl DoorSettings {
+    /// The scheme of the server's addresses.
+    pub(crate) const fn scheme(self) -> &'static str {
+        if self.is_tls { "https" } else { "http" }
+    }
+
+    /// Calls by which an agent says that it is one and takes work. What tasks and people call is not among them.
+    const OF_AGENTS: [&str; 4] =
+        ["cantle.report_node", "queues.get_next_task", "workers.register", "workers.status_report"];
+
+    /// Whether a caller without a certificate is refused.
+    pub(crate) fn wants_certificate(self, endpoint: &str) -> bool {
+        self.needs_client_certificates && Self::OF_AGENTS.contains(&endpoint)
     }
 }
 

@@ -10,40 +10,99 @@ use std::time::Duration;
 
 use axum::extract::connect_info::Connected;
 use axum::serve::{IncomingStream, Listener};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use cantle_clearml::{Envelope, Meta};
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::{Instant, Sleep};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, Sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// Connections at once, unless this process may open fewer files.
 const CONNECTIONS: usize = 4096;
 /// Descriptors that are left for database, files and logs.
 const RESERVED: usize = 128;
 
+/// A handshake that takes longer than this, or than a connection may be silent, is given up.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// The first byte of a TLS connection: a record of a handshake.
+const TLS_HANDSHAKE_RECORD: u8 = 0x16;
+
 /// Who calls.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Peer(pub(crate) SocketAddr);
+pub(crate) struct Peer {
+    pub(crate) address: SocketAddr,
+    /// It showed a certificate of an authority of `--tls-client-ca`.
+    pub(crate) is_certified: bool,
+}
 
 impl Connected<IncomingStream<'_, Door>> for Peer {
     fn connect_info(stream: IncomingStream<'_, Door>) -> Self {
-        Self(*stream.remote_addr())
+        Self { address: *stream.remote_addr(), is_certified: stream.io().stream.is_certified() }
     }
 }
 
-/// Accepts connections, as many as there is room for. Others wait in the kernel until one ends.
+/// Accepts connections, as many as there is room for. Others wait in the kernel until one ends. With TLS a connection comes in
+/// when its handshake is done; meanwhile it takes its place.
 pub(crate) struct Door {
     listener: TcpListener,
     room: Arc<Semaphore>,
     silence: Duration,
+    /// The certificate that new connections are shown; none: plain HTTP.
+    tls: Option<watch::Receiver<Arc<ServerConfig>>>,
+    handshakes: JoinSet<Option<(Connection, SocketAddr)>>,
 }
 
 impl Door {
     /// A connection on which nothing was sent or received for `silence` is closed.
-    pub(crate) fn new(listener: TcpListener, silence: Duration) -> Self {
+    pub(crate) fn new(
+        listener: TcpListener,
+        silence: Duration,
+        tls: Option<watch::Receiver<Arc<ServerConfig>>>,
+    ) -> Self {
         let room =
             files_limit().map_or(CONNECTIONS, |files| files.saturating_sub(RESERVED).clamp(16, CONNECTIONS));
-        Self { listener, room: Arc::new(Semaphore::new(room)), silence }
+        Self { listener, room: Arc::new(Semaphore::new(room)), silence, tls, handshakes: JoinSet::new() }
     }
+}
+
+/// The next connection, once there is room for it.
+async fn next(
+    room: &Arc<Semaphore>,
+    listener: &mut TcpListener,
+) -> (Option<OwnedSemaphorePermit>, TcpStream, SocketAddr) {
+    let permit = Arc::clone(room).acquire_owned().await.ok();
+    // The inner one logs and waits when a connection can't be accepted.
+    let (stream, address) = Listener::accept(listener).await;
+    (permit, stream, address)
+}
+
+/// The handshake of one connection; `None` if the other side speaks no TLS.
+async fn shake_hands(mut stream: TcpStream, config: Arc<ServerConfig>) -> Option<TlsStream<TcpStream>> {
+    let mut first = [0];
+    stream.peek(&mut first).await.ok().filter(|read| *read == 1)?;
+    if first[0] != TLS_HANDSHAKE_RECORD {
+        // It cannot help who speaks another protocol; who wrote http:// reads it.
+        let _ = stream.write_all(speaks_tls().as_bytes()).await;
+        return None;
+    }
+    TlsAcceptor::from(config).accept(stream).await.ok()
+}
+
+/// The answer to plain HTTP, in the form that ClearML's clients read.
+fn speaks_tls() -> String {
+    let meta = Meta {
+        result_code: 400,
+        result_msg: "this address speaks TLS: write https:// instead of http://".to_owned(),
+        ..Meta::default()
+    };
+    let body = serde_json::to_string(&Envelope { meta, data: serde_json::json!({}) }).unwrap_or_default();
+    format!(
+        "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    )
 }
 
 /// How many files this process may have open.
@@ -58,11 +117,26 @@ impl Listener for Door {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        let permit = Arc::clone(&self.room).acquire_owned().await.ok();
-        // The inner one logs and waits when a connection can't be accepted.
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        let deadline = Box::pin(tokio::time::sleep(self.silence));
-        (Connection { stream, deadline, silence: self.silence, _permit: permit }, address)
+        loop {
+            let (permit, stream, address) = tokio::select! {
+                Some(done) = self.handshakes.join_next() => {
+                    if let Ok(Some(connected)) = done {
+                        return connected;
+                    }
+                    continue;
+                }
+                next = next(&self.room, &mut self.listener) => next,
+            };
+            let Some(tls) = &self.tls else {
+                return (Connection::new(Stream::Plain(stream), self.silence, permit), address);
+            };
+            let (config, silence) = (Arc::clone(&tls.borrow()), self.silence);
+            self.handshakes.spawn(async move {
+                let shaken = timeout(HANDSHAKE.min(silence), shake_hands(stream, config)).await;
+                let stream = Stream::Tls(Box::new(shaken.ok()??));
+                Some((Connection::new(stream, silence, permit), address))
+            });
+        }
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -70,15 +144,47 @@ impl Listener for Door {
     }
 }
 
+/// What a connection speaks.
+enum Stream {
+    Plain(TcpStream),
+    Tls(Box<TlsStream<TcpStream>>),
+}
+
+impl Stream {
+    /// The verifier took the certificate, if there is one.
+    fn is_certified(&self) -> bool {
+        match self {
+            Self::Plain(_) => false,
+            Self::Tls(stream) => stream.get_ref().1.peer_certificates().is_some(),
+        }
+    }
+
+    fn io(&mut self) -> Pin<&mut dyn Io> {
+        match self {
+            Self::Plain(stream) => Pin::new(stream),
+            Self::Tls(stream) => Pin::new(stream.as_mut()),
+        }
+    }
+}
+
+/// Both directions of a connection.
+trait Io: AsyncRead + AsyncWrite + Unpin {}
+impl Io for TcpStream {}
+impl Io for TlsStream<TcpStream> {}
+
 /// A connection that ends when it is silent for too long.
 pub(crate) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     deadline: Pin<Box<Sleep>>,
     silence: Duration,
     _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
+    fn new(stream: Stream, silence: Duration, permit: Option<OwnedSemaphorePermit>) -> Self {
+        Self { stream, deadline: Box::pin(tokio::time::sleep(silence)), silence, _permit: permit }
+    }
+
     fn heard(&mut self) {
         let next = Instant::now() + self.silence;
         self.deadline.as_mut().reset(next);
@@ -91,7 +197,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(context, buffer) {
+        if let Poll::Ready(read) = self.stream.io().poll_read(context, buffer) {
             self.heard();
             return Poll::Ready(read);
         }
@@ -105,7 +211,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[u8],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write(context, data);
+        let written = self.stream.io().poll_write(context, data);
         if written.is_ready() {
             self.heard();
         }
@@ -117,7 +223,7 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         data: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(context, data);
+        let written = self.stream.io().poll_write_vectored(context, data);
         if written.is_ready() {
             self.heard();
         }
@@ -125,14 +231,17 @@ impl AsyncWrite for Connection {
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            Stream::Plain(stream) => stream.is_write_vectored(),
+            Stream::Tls(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        self.stream.io().poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        self.stream.io().poll_shutdown(context)
     }
 }

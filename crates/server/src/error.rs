@@ -67,6 +67,12 @@ impl ApiError {
         )
     }
 
+    /// What agents call, on a connection without a certificate.
+    pub(crate) fn no_certificate(what: &str) -> Self {
+        let why = "is for agents with a client certificate of the authority in --tls-client-ca";
+        Self::new(403, 0, format!("Forbidden ({what} {why})"))
+    }
+
     /// No such endpoint. Stock agents check for this code and text.
     pub(crate) fn unknown_endpoint(name: &str) -> Self {
         let why = reason(name).map(|reason| format!(" ({reason})")).unwrap_or_default();

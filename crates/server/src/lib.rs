@@ -14,6 +14,7 @@ mod filter;
 mod health;
 mod identity;
 mod lock;
+mod login;
 mod metrics;
 mod open;
 mod projection;
@@ -22,6 +23,7 @@ mod routes;
 mod services;
 mod sweep;
 mod task_json;
+mod tls;
 mod ui;
 mod usage;
 mod waiting;
@@ -36,10 +38,13 @@ use std::time::Duration;
 use cantle_clearml::Credentials;
 use cantle_store::{Database, StoreError};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 
 pub use backup::{BackupContents, backup, restore};
 pub use identity::{CredentialsFile, credentials_path, viewer_path};
 pub use lock::StateLock;
+pub use login::{LoginError, OidcConfig};
+pub use tls::{TlsError, TlsFiles};
 
 /// How long events are kept by default.
 const KEEP_EVENTS_DAYS: u64 = 90;
@@ -57,6 +62,14 @@ pub struct ServerConfig {
     /// Where artifacts, models and debug images are: a directory, or `s3://BUCKET[/PREFIX]`; by default `server/files` under
     /// `state_dir`.
     pub files: Option<String>,
+    /// The certificate; none: plain HTTP.
+    pub tls: Option<TlsFiles>,
+    /// Speak plain HTTP to other machines too.
+    pub insecure_http: bool,
+    /// The address for clients; by default that of the socket, with a name of the certificate.
+    pub url: Option<String>,
+    /// The identity provider with which people log in.
+    pub oidc: Option<OidcConfig>,
     /// Credentials, database and files are in `server/` under this directory.
     pub state_dir: PathBuf,
     /// Answer without credentials: for a server that only listens on loopback.
@@ -85,6 +98,10 @@ impl Default for ServerConfig {
             listen: "127.0.0.1:0".to_owned(),
             db: None,
             files: None,
+            tls: None,
+            insecure_http: false,
+            url: None,
+            oidc: None,
             state_dir: PathBuf::from("."),
             open: false,
             open_source: false,
@@ -99,9 +116,9 @@ impl Default for ServerConfig {
 }
 
 /// A server that is ready to serve.
-#[derive(Debug)]
 pub struct Server {
     listener: TcpListener,
+    tls: Option<(TlsFiles, tls::Shown)>,
     silence: Duration,
     app: Arc<app::App>,
     file: CredentialsFile,
@@ -110,6 +127,12 @@ pub struct Server {
     kept: sweep::Kept,
     /// Until it has ended.
     _lock: StateLock,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("url", &self.file.url).finish_non_exhaustive()
+    }
 }
 
 /// Why a server can't start or has to stop. Each variant is one line that says what is wrong; [`ServerError::hints`] says what
@@ -127,6 +150,18 @@ pub enum ServerError {
     /// `open` on an address that others can reach.
     #[error("--open answers without credentials, so it is allowed on loopback only, not on {0}")]
     Open(SocketAddr),
+    /// Plain HTTP on an address that others can reach.
+    #[error("http://{0} would send keys and output to other machines in the clear")]
+    Plain(SocketAddr),
+    /// The certificate or its key.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
+    /// The identity provider.
+    #[error(transparent)]
+    Login(#[from] LoginError),
+    /// `--url` is none.
+    #[error("--url {0} is no address for clients")]
+    Url(String),
     /// Another server runs on the same state directory or database.
     #[error("{} is in use by another server{}", what.display(), process(holder))]
     Taken {
@@ -188,6 +223,19 @@ impl ServerError {
             }
             Self::Listen { .. } => "choose another address with --listen",
             Self::Open(_) => "listen on 127.0.0.1 or [::1], or leave out --open",
+            Self::Plain(_) => {
+                return vec![
+                    "give --tls-cert and --tls-key".to_owned(),
+                    "in a network that you trust, or behind a proxy that speaks TLS, add --insecure-http"
+                        .to_owned(),
+                ];
+            }
+            Self::Tls(error) => error.hint(),
+            Self::Login(LoginError::File { .. }) => "give a file that the server's user can read",
+            Self::Login(_) => {
+                "write the issuer as the provider's pages have it, for example https://login.example"
+            }
+            Self::Url(_) => "write for example https://gpu1.example:8008",
             Self::Taken { .. } => {
                 "stop that one first, or give this one another state directory with --state"
             }
@@ -219,18 +267,29 @@ impl Server {
         let busy = |source| ServerError::Listen { listen: config.listen.clone(), source };
         let dir = config.state_dir.join("server");
         let database = database(config.db.as_deref(), &dir)?;
+        let certificate = config.tls.as_ref().map(|files| tls::Shown::load(files, clock::now_us()));
+        let certificate = certificate.transpose()?;
+        let login = config.oidc.as_ref().map(login::Login::new).transpose()?;
+        let public_url = config.url.as_deref().map(public_url).transpose()?;
         let listener = TcpListener::bind(&config.listen).await;
         if let Some(address) = listener.as_ref().ok().and_then(|listener| listener.local_addr().ok())
-            && config.open
             && !address.ip().is_loopback()
         {
-            return Err(ServerError::Open(address));
+            if config.open {
+                return Err(ServerError::Open(address));
+            }
+            if certificate.is_none() && !config.insecure_http {
+                return Err(ServerError::Plain(address));
+            }
         }
         // A server that runs here has the address too, as a rule; it is the one to name.
         let lock = StateLock::hold(&config.state_dir)?.and_database(&config.state_dir, &database)?;
         let listener = listener.map_err(busy)?;
         let address = listener.local_addr().map_err(busy)?;
-        let url = format!("http://{}", reachable(address));
+        let url = match public_url {
+            Some(url) => url,
+            None => own_url(reachable(address), certificate.as_ref()),
+        };
         let identity = identity::load_or_make(&config.state_dir, &url, config.open)?;
         let store = waiting::open(&database, &listener).await?;
         let location = files::Location::parse(config.files.as_deref(), &dir)?;
@@ -249,10 +308,16 @@ impl Server {
             health: health::Health::default(),
             leads: AtomicBool::new(false),
             led: tokio::sync::Notify::new(),
+            login: login.map(|login| login.for_server(&url)),
+            door: app::DoorSettings {
+                is_tls: certificate.is_some(),
+                needs_client_certificates: config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some()),
+            },
         });
         let service = if config.open_source { api::Service::OpenSource } else { api::Service::Whole };
         Ok(Self {
             listener,
+            tls: config.tls.clone().zip(certificate),
             silence: config.silence,
             app,
             file: identity.admin.file,
@@ -291,7 +356,14 @@ impl Server {
         let leading = tokio::spawn(lead(Arc::clone(&self.app)));
         let watcher = tokio::spawn(ui.clone().watch());
         let service = api::router(api, ui.clone()).into_make_service_with_connect_info::<door::Peer>();
-        let served = axum::serve(door::Door::new(self.listener, self.silence), service)
+        let mut keeper = tokio::task::JoinSet::new();
+        let shown = self.tls.map(|(files, certificate)| {
+            let (bytes, config) = certificate.into_parts();
+            let (show, shown) = watch::channel(config);
+            keeper.spawn(tls::keep(files, bytes, show));
+            shown
+        });
+        let served = axum::serve(door::Door::new(self.listener, self.silence, shown), service)
             .with_graceful_shutdown(ui.clone().until(shutdown))
             .await;
         watcher.abort();
@@ -329,6 +401,27 @@ fn reachable(address: SocketAddr) -> SocketAddr {
         SocketAddr::V4(v4) if v4.ip().is_unspecified() => ([127, 0, 0, 1], v4.port()).into(),
         SocketAddr::V6(v6) if v6.ip().is_unspecified() => (std::net::Ipv6Addr::LOCALHOST, v6.port()).into(),
         other => other,
+    }
+}
+
+/// `--url`, without a slash at its end.
+fn public_url(url: &str) -> Result<String, ServerError> {
+    let wrong = || ServerError::Url(url.to_owned());
+    let parsed: axum::http::Uri = url.parse().map_err(|_| wrong())?;
+    let scheme = parsed.scheme_str().filter(|scheme| matches!(*scheme, "http" | "https"));
+    scheme.zip(parsed.host()).filter(|(_, host)| !host.is_empty()).ok_or_else(wrong)?;
+    if parsed.query().is_some() || parsed.authority().is_some_and(|all| all.as_str().contains('@')) {
+        return Err(wrong());
+    }
+    Ok(url.trim_end_matches('/').to_owned())
+}
+
+/// The address of the socket; with TLS under a name that the certificate has.
+fn own_url(address: SocketAddr, certificate: Option<&tls::Shown>) -> String {
+    match certificate.map(|shown| shown.name_for(address.ip())) {
+        None => format!("http://{address}"),
+        Some(None) => format!("https://{address}"),
+        Some(Some(name)) => format!("https://{name}:{}", address.port()),
     }
 }
 

@@ -23,21 +23,22 @@ const PUBLIC: &str = "/ui/assets/";
 pub(crate) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
     if app.keys.is_open()
         && !request.uri().path().starts_with(PUBLIC)
-        && let Err(error) = check(request.headers())
+        && let Err(error) = check(request.headers(), app.door.scheme())
     {
         return refuse(&error);
     }
     next.run(request).await
 }
 
-fn check(headers: &HeaderMap) -> Result<(), ApiError> {
+fn check(headers: &HeaderMap, scheme: &str) -> Result<(), ApiError> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let forbidden = |why: String| Err(ApiError::new(403, 0, format!("Forbidden ({why})")));
     let host = text(header::HOST.as_str()).unwrap_or_default();
     if !is_loopback(host) {
         return forbidden(format!("an open server is called 127.0.0.1, [::1] or localhost, not \"{host}\""));
     }
-    if let Some(origin) = text(header::ORIGIN.as_str()).filter(|origin| *origin != format!("http://{host}")) {
+    let own = format!("{scheme}://{host}");
+    if let Some(origin) = text(header::ORIGIN.as_str()).filter(|origin| *origin != own) {
         return forbidden(format!("an open server takes nothing from {origin}"));
     }
     match text("sec-fetch-site") {
@@ -65,7 +66,7 @@ mod tests {
 
     fn answer(headers: &[(&'static str, &'static str)]) -> bool {
         let pair = |&(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value));
-        check(&headers.iter().map(pair).collect()).is_ok()
+        check(&headers.iter().map(pair).collect(), "http").is_ok()
     }
 
     #[test]

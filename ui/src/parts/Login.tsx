@@ -1,8 +1,19 @@
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { ApiError, logIn } from "../api";
 
 export function Login() {
   const [problem, setProblem] = useState("");
+  const [hasProvider, setHasProvider] = useState(false);
+  useEffect(() => {
+    const ask = async () => {
+      const answer = await fetch("/ui/-/login/modes");
+      setHasProvider(answer.ok && (await answer.json()).oidc === true);
+    };
+    // Without an answer the keys remain.
+    ask().catch(() => setHasProvider(false));
+  }, []);
+  // Not a link of the page: the server sends the browser to the provider.
+  const atProvider = () => location.assign(`/ui/-/login?next=${encodeURIComponent(location.pathname)}`);
   const submit = async (event: SubmitEvent) => {
     event.preventDefault();
     const form = new FormData(event.currentTarget as HTMLFormElement);
@@ -30,6 +41,11 @@ export function Login() {
         <button type="submit" class="solid">
           Log in
         </button>
+        {hasProvider && (
+          <button type="button" onClick={atProvider}>
+            Log in with your organization
+          </button>
+        )}
         <p class="muted">
           The server printed its keys when it started; <code>cantle credentials</code> prints them again.
         </p>

@@ -67,7 +67,9 @@ async fn announce(env: &Environment, entry: &mut Entry) -> Result<Answer, WireEr
         tracing::info!(%task, "not started: it was stopped meanwhile");
         return Ok(Answer::Refused);
     }
-    let command = entry.write_command(env, &found);
+    let token = unless_refused(entry, env.server.new_token().await)?;
+    let Some(token) = token else { return Ok(Answer::Refused) };
+    let command = entry.write_command(env, &found, &token);
     let reason = Some("pulled by agent".to_owned());
     let run = entry.job.run;
     let started =

@@ -173,6 +173,7 @@ pub(crate) fn daemon(context: &Context, args: &DaemonArgs) -> CommandResult {
     // What can be refused is refused before anything goes to the background.
     cantle_agent::check(&config)?;
     (config.server, config.credentials) = connect::address(context)?;
+    config.tls = context.global.tls();
     args.foreign.needless().for_each(|note| context.printer.say(note));
     if args.detached && !context.global.background {
         return start_in_background(context, &config.worker());

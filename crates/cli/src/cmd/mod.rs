@@ -14,6 +14,7 @@ pub(crate) mod explain;
 pub(crate) mod image;
 pub(crate) mod limits;
 pub(crate) mod list;
+pub(crate) mod login;
 pub(crate) mod manual;
 pub(crate) mod mig;
 pub(crate) mod move_task;

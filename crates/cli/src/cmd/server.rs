@@ -1,9 +1,10 @@
 //! `cantle server`: the server alone.
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cantle_server::Server;
+use cantle_server::{OidcConfig, Server, TlsFiles};
 use clap::Args;
 
 use crate::context::{CommandResult, Context, runtime};
@@ -27,6 +28,36 @@ pub(super) struct ListenArgs {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8008")]
     listen: String,
+    /// The server's certificate, then those of its authorities, in PEM; taken again when the file changes
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The key of the certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Authorities of client certificates, in PEM: agents must show a certificate of one of them
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
+    /// Speak plain HTTP to other machines too: in a network that you trust, or behind a proxy that speaks TLS
+    #[arg(long, conflicts_with = "tls_cert")]
+    insecure_http: bool,
+    /// Address of the server for clients, if it is another one than that of --listen
+    #[arg(long, value_name = "URL")]
+    url: Option<String>,
+    /// Let people log in with this identity provider (OpenID Connect); as its tokens name it
+    #[arg(long, value_name = "URL", requires = "oidc_client_id")]
+    oidc_issuer: Option<String>,
+    /// This server at the identity provider
+    #[arg(long, value_name = "ID", requires = "oidc_issuer")]
+    oidc_client_id: Option<String>,
+    /// File with the secret of the client [default: a public client]
+    #[arg(long, value_name = "FILE", requires = "oidc_issuer")]
+    oidc_client_secret_file: Option<PathBuf>,
+    /// Certificates of the authorities that may vouch for the identity provider, in PEM [default: those of the system]
+    #[arg(long, value_name = "FILE", requires = "oidc_issuer")]
+    oidc_ca: Option<PathBuf>,
+    /// The claim that has the groups of a user
+    #[arg(long, value_name = "CLAIM", default_value = "groups")]
+    oidc_groups_claim: String,
     /// Database [default: in the state directory]
     #[arg(
         long = "database",
@@ -77,6 +108,20 @@ pub(super) async fn bind(
 ) -> Result<Server, CliError> {
     let config = cantle_server::ServerConfig {
         listen: listen.listen,
+        tls: listen.tls_cert.zip(listen.tls_key).map(|(cert, key)| TlsFiles {
+            cert,
+            key,
+            client_ca: listen.tls_client_ca,
+        }),
+        insecure_http: listen.insecure_http,
+        url: listen.url,
+        oidc: listen.oidc_issuer.zip(listen.oidc_client_id).map(|(issuer, client_id)| OidcConfig {
+            issuer,
+            client_id,
+            client_secret: listen.oidc_client_secret_file,
+            ca: listen.oidc_ca,
+            groups_claim: listen.oidc_groups_claim,
+        }),
         db: listen.db,
         files: listen.files,
         open: listen.open,

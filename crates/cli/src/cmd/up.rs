@@ -45,7 +45,8 @@ pub(crate) fn up(context: &Context, args: UpArgs) -> CommandResult {
         let server = bind(context, server, false).await?;
         (config.server, config.credentials) = (server.url().to_owned(), server.credentials());
         let url = config.server.clone();
-        let client = Client::new(&url, server.credentials())?;
+        config.tls = context.global.tls();
+        let client = Client::with_tls(&url, server.credentials(), &config.tls)?;
         let keys = server.credentials();
         let (stop, stopping) = watch::channel(false);
         let (close, closing) = watch::channel(false);

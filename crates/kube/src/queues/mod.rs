@@ -14,7 +14,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_clearml::{Client as ClearMl, Credentials};
+use cantle_clearml::{Client as ClearMl, ClientTls, Credentials};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::events::{Recorder, Reporter};
 use kube::runtime::watcher::Config;
@@ -52,6 +52,8 @@ pub struct QueueSettings {
     pub url: String,
     /// The keys for it.
     pub credentials: Credentials,
+    /// Whom to trust to be the server, and what to show to it.
+    pub tls: ClientTls,
     /// A Secret with the keys, for tasks; without one they are in the pods.
     pub secret: Option<String>,
     /// Where pods and the Lease are.
@@ -84,7 +86,7 @@ pub async fn serve_queues(
             "agentk8sglue: these are settings of ClearML's own agent and change nothing here: {keys}"
         );
     }
-    let clearml = ClearMl::new(&settings.url, settings.credentials.clone())?;
+    let clearml = ClearMl::with_tls(&settings.url, settings.credentials.clone(), &settings.tls)?;
     let server = Arc::new(Server { client: clearml });
     let mut background = JoinSet::new();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &settings.namespace);

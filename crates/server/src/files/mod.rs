@@ -178,7 +178,7 @@ pub(crate) fn router<S: Clone + Send + Sync + 'static>(app: Arc<App>) -> Router<
 
 async fn check(
     State(app): State<Arc<App>>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
     mut request: Request,
     next: Next,
@@ -186,7 +186,7 @@ async fn check(
     let authorization = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
     // SDKs send the token as a cookie where they show artifacts in a browser.
     let cookie = cookie_token(&headers).map(|token| format!("Bearer {token}"));
-    match app.caller(authorization.or(cookie.as_deref()), &peer.ip().to_string()) {
+    match app.caller(authorization.or(cookie.as_deref()), &peer.address.ip().to_string()) {
         Ok(who) => {
             request.extensions_mut().insert(who);
             next.run(request).await

@@ -29,11 +29,11 @@ pub(crate) static FALLBACKS: Fallbacks = Fallbacks::new(&[Fallback::UnreadableRe
 /// `GET /metrics`, for who may see everything.
 pub(crate) async fn scrape(
     State(ui): State<Ui>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
 ) -> Response {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    match ui.api.app.caller(text(header::AUTHORIZATION), &peer.ip().to_string()) {
+    match ui.api.app.caller(text(header::AUTHORIZATION), &peer.address.ip().to_string()) {
         Ok(who) if who.may_everywhere(Right::See) => {}
         Ok(who) => return refuse(&ApiError::forbidden(&who, Right::See, "/metrics", None)),
         Err(error) => return refuse(&error),

@@ -17,7 +17,7 @@ mod table;
 pub(crate) use bootstrap::bootstrap;
 pub(crate) use files::may_use_file;
 pub(crate) use guard::check;
-pub(crate) use people::{EVERYBODY, People, Register, Stranger, new_key, subject_of};
+pub(crate) use people::{EVERYBODY, ExternalIdentity, People, Register, Stranger, new_key, subject_of};
 pub(crate) use principal::{Principal, Via};
 pub(crate) use role::{Right, Role};
 pub(crate) use table::{Act, Rule, rule};

@@ -265,7 +265,6 @@ impl People {
     }
 
     /// The user that belongs to somebody at an identity provider, made at the first login; its groups become the provider's.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the login with an identity provider calls it"))]
     pub(crate) async fn by_identity(
         &self,
         store: &Store,

@@ -5,8 +5,11 @@ use serde_json::{Value, json};
 use crate::app::{COMPANY, Call};
 use crate::error::ApiError;
 use crate::identity::API_VERSION;
-use crate::rights::{Role, audit};
+use crate::rights::{Role, Via, audit};
 use crate::routes::Routes;
+
+/// Subcode of 401 for a token that ends: ClearML's for an expired one.
+const LOGIN_ENDS: u32 = 31;
 
 pub(super) fn add(routes: &mut Routes) {
     routes.on("users.get_current_user", current_user);
@@ -27,6 +30,12 @@ pub(super) fn add_endpoints(routes: &mut Routes) {
 
 /// `auth.login`: a token for the next calls of a caller who is authenticated already.
 pub(crate) async fn login(call: &Call, query: Option<&str>) -> Result<Value, ApiError> {
+    if call.who.via == Via::Session && call.who.access_key.is_none() {
+        // A login must not outlive what the provider says at the next refresh.
+        let text =
+            "this login cannot be prolonged here: refresh it (cantle login), or make keys for programs";
+        return Err(ApiError::unauthorized(LOGIN_ENDS, text));
+    }
     let pairs = query.unwrap_or_default().split('&');
     let lives_s = pairs.filter_map(|pair| pair.strip_prefix("expiration_sec=")).find_map(|s| s.parse().ok());
     let record = audit::record(call, "login", Value::Null, &json!({ "via": call.who.via.name() }));

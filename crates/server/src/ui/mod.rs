@@ -25,7 +25,7 @@ use crate::api::Api;
 use crate::metrics::tally::Tally;
 use feed::Feed;
 
-pub(crate) use session::refuse;
+pub(crate) use session::{cookie_of, refuse, session_cookie};
 
 /// What the page's handlers share.
 #[derive(Clone)]

@@ -16,6 +16,7 @@ use serde_json::json;
 use sha2::{Digest as _, Sha256};
 
 use super::Ui;
+use crate::app::DoorSettings;
 use crate::clock::now_us;
 use crate::door::Peer;
 use crate::error::ApiError;
@@ -39,7 +40,7 @@ impl Session {
         if ui.api.app.keys.is_open() {
             return Ok(Self { token: String::new(), who: Arc::new(Principal::server()) });
         }
-        let token = cookie(headers).unwrap_or_default().to_owned();
+        let token = cookie_of(headers, COOKIE).unwrap_or_default().to_owned();
         let app = &ui.api.app;
         let who = Arc::new(app.keys.check(&app.people, Some(&format!("Bearer {token}")))?);
         Ok(Self { token, who })
@@ -97,7 +98,7 @@ impl Session {
             "rights": self.rights(),
             "open": keys.is_open(),
             "read_only": !self.who.may_somewhere(Right::Submit),
-            "url": format!("http://{host}"),
+            "url": format!("{}://{host}", ui.api.app.door.scheme()),
         }))
     }
 }
@@ -113,7 +114,7 @@ pub(crate) async fn show(State(ui): State<Ui>, headers: HeaderMap) -> Response {
 /// `POST /ui/-/session`
 pub(crate) async fn log_in(
     State(ui): State<Ui>,
-    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    ConnectInfo(peer): ConnectInfo<Peer>,
     headers: HeaderMap,
     body: Json<LogIn>,
 ) -> Response {
@@ -121,11 +122,11 @@ pub(crate) async fn log_in(
     let pair = STANDARD.encode(format!("{access_key}:{secret_key}"));
     let app = &ui.api.app;
     let made = app
-        .caller(Some(&format!("Basic {pair}")), &peer.ip().to_string())
+        .caller(Some(&format!("Basic {pair}")), &peer.address.ip().to_string())
         .and_then(|who| Ok((app.keys.token(&who, now_us(), Some(SESSION_S))?, who)));
     match made {
         Ok((token, who)) => {
-            let cookie = set_cookie(&token, SESSION_S);
+            let cookie = session_cookie(&token, SESSION_S, ui.api.app.door);
             let session = Session { token, who };
             ([(header::SET_COOKIE, cookie)], session.describe(&ui, &headers)).into_response()
         }
@@ -136,7 +137,8 @@ pub(crate) async fn log_in(
 /// `DELETE /ui/-/session`
 pub(crate) async fn log_out(State(ui): State<Ui>, headers: HeaderMap) -> Response {
     match Session::of_action(&ui, &headers) {
-        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, set_cookie("", 0))]).into_response(),
+        Ok(_) => (StatusCode::NO_CONTENT, [(header::SET_COOKIE, session_cookie("", 0, ui.api.app.door))])
+            .into_response(),
         Err(error) => refuse(&error),
     }
 }
@@ -160,14 +162,17 @@ pub(crate) fn refuse(error: &ApiError) -> Response {
     (status, Json(json!({"meta": {"result_code": error.code, "result_msg": error.message}}))).into_response()
 }
 
-fn cookie(headers: &HeaderMap) -> Option<&str> {
+/// The cookie of this name.
+pub(crate) fn cookie_of<'a>(headers: &'a HeaderMap, wanted: &str) -> Option<&'a str> {
     let all = headers.get_all(header::COOKIE).into_iter().filter_map(|value| value.to_str().ok());
     let mut pairs = all.flat_map(|line| line.split(';')).filter_map(|pair| pair.trim().split_once('='));
-    pairs.find(|(name, _)| *name == COOKIE).map(|(_, value)| value)
+    pairs.find(|(name, _)| *name == wanted).map(|(_, value)| value)
 }
 
-fn set_cookie(value: &str, lives_s: i64) -> HeaderValue {
-    let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}");
+/// The cookie of a session.
+pub(crate) fn session_cookie(value: &str, lives_s: i64, door: DoorSettings) -> HeaderValue {
+    let secure = if door.is_tls { "; Secure" } else { "" };
+    let text = format!("{COOKIE}={value}; Path=/ui; HttpOnly; SameSite=Strict; Max-Age={lives_s}{secure}");
     // A token is base64url and dots, so this is always a legal header.
     HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static(""))
 }
@@ -179,9 +184,9 @@ mod tests {
     #[test]
     fn the_cookie_among_others() {
         let mut headers = HeaderMap::new();
-        assert_eq!(cookie(&headers), None);
+        assert_eq!(cookie_of(&headers, COOKIE), None);
         headers.append(header::COOKIE, HeaderValue::from_static("a=b; cantle_session=x.y.z; c=d"));
-        assert_eq!(cookie(&headers), Some("x.y.z"));
+        assert_eq!(cookie_of(&headers, COOKIE), Some("x.y.z"));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use cantle_clearml::tasks::{Create, Enqueue};
-use cantle_clearml::{Client, Request, TaskRequest, queues};
+use cantle_clearml::{Client, ClientTls, Request, TaskRequest, queues};
 use cantle_server::{Server, ServerConfig};
 use serde_json::{Map, Value, json};
 use tokio::sync::oneshot;
@@ -32,13 +32,22 @@ impl TestServer {
 
     /// A server with this configuration.
     pub(crate) async fn start_with(dir: tempfile::TempDir, config: ServerConfig) -> Self {
+        Self::start_trusting(dir, config, &ClientTls::default()).await
+    }
+
+    /// The same, with a client that trusts whom `tls` says.
+    pub(crate) async fn start_trusting(
+        dir: tempfile::TempDir,
+        config: ServerConfig,
+        tls: &ClientTls,
+    ) -> Self {
         let db = match config.db {
             None => database_of(dir.path()).await,
             db => db,
         };
         let config = ServerConfig { state_dir: dir.path().to_owned(), db, ..config };
         let server = Server::bind(&config).await.unwrap();
-        let client = Client::new(server.url(), server.credentials()).unwrap();
+        let client = Client::with_tls(server.url(), server.credentials(), tls).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
         let shutdown = async { drop(stopped.await) };
         let serving = tokio::spawn(async { server.serve(shutdown).await.unwrap() });

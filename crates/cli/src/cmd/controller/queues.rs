@@ -52,6 +52,7 @@ pub(super) fn queues(context: &Context, kubeconfig: Option<&Path>, args: QueuesA
         file,
         url,
         credentials,
+        tls: context.global.tls(),
         secret: args.task_secret,
         namespace: args.namespace,
         name: args.name,
