@@ -3,6 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::cmd::backup::{BackupArgs, RestoreArgs};
+use crate::cmd::db::DbArgs;
 use crate::cmd::check::CheckCommand;
 use crate::cmd::cluster::ClusterArg;
 use crate::cmd::controller::ControllerArgs;
@@ -98,6 +99,8 @@ pub(crate) enum Command {
     Credentials(CredentialsArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
+    /// Look after the server's database
+    Db(DbArgs),
     /// Make the state directory of a server from a backup
     Restore(RestoreArgs),
     /// Use a machine with simulated GPUs

@@ -10,6 +10,7 @@ use cantle_kube::KubeError;
 use cantle_machine::MachineError;
 use cantle_node::NodeError;
 use cantle_server::ServerError;
+use cantle_store::StoreError;
 
 /// The class of an error decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -183,7 +184,9 @@ impl From<KubeError> for CliError {
 impl From<ServerError> for CliError {
     fn from(error: ServerError) -> Self {
         let kind = match &error {
-            ServerError::Open(_) | ServerError::Database(_) => ErrorKind::Usage,
+            ServerError::Open(_)
+            | ServerError::OwnTools(_)
+            | ServerError::Store(StoreError::Scheme(_) | StoreError::Address(_)) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage

@@ -102,6 +102,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Limits => cmd::limits::limits(&context),
         Command::Credentials(args) => cmd::credentials::credentials(&context, &args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),
+        Command::Db(args) => cmd::db::db(&context, &args),
         Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Sim(SimCommand::Machine(args)) => cmd::sim::machine(&context, &args),

@@ -9,6 +9,7 @@ mod columns;
 
 pub mod backup;
 mod charts;
+mod copy;
 mod data;
 mod database;
 mod db;
@@ -42,6 +43,7 @@ use tokio::sync::{Mutex, MutexGuard};
 
 use db::{Kind, Pool, Tx, query, query_scalar};
 
+pub use copy::copy;
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
     NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,
