@@ -3,12 +3,12 @@
 use clap::{Parser, Subcommand};
 
 use crate::cmd::backup::{BackupArgs, RestoreArgs};
-use crate::cmd::db::DbArgs;
 use crate::cmd::check::CheckCommand;
 use crate::cmd::cluster::ClusterArg;
 use crate::cmd::controller::ControllerArgs;
 use crate::cmd::credentials::CredentialsArgs;
 use crate::cmd::daemon::DaemonArgs;
+use crate::cmd::db::DbArgs;
 use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::explain::ExplainArgs;
 use crate::cmd::image::ImageSliceArgs;
