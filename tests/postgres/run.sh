@@ -16,5 +16,6 @@ fi
 [ "${1:-}" != --setup ] || exit 0
 nice cargo test --workspace --locked --no-run --quiet
 tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test store --test runs --test kills
+tests/postgres/with-server.sh cargo test --workspace --locked --test copy -- --include-ignored
 tests/postgres/with-server.sh cargo test --workspace --locked --no-fail-fast --test flow
 tests/postgres/with-server.sh cargo test --workspace --locked --test replicas -- --include-ignored

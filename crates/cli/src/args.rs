@@ -11,6 +11,7 @@ use crate::cmd::cluster::ClusterArg;
 use crate::cmd::controller::ControllerArgs;
 use crate::cmd::credentials::CredentialsArgs;
 use crate::cmd::daemon::DaemonArgs;
+use crate::cmd::db::DbArgs;
 use crate::cmd::doctor::DoctorArgs;
 use crate::cmd::explain::ExplainArgs;
 use crate::cmd::image::ImageSliceArgs;
@@ -122,6 +123,8 @@ pub(crate) enum Command {
     Audit(AuditArgs),
     /// Write database, keys and artifacts of the local server into one file; the server may run
     Backup(BackupArgs),
+    /// Look after the server's database
+    Db(DbArgs),
     /// Make the state directory of a server from a backup
     Restore(RestoreArgs),
     /// Use a machine with simulated GPUs

@@ -10,6 +10,7 @@ use cantle_kube::KubeError;
 use cantle_machine::MachineError;
 use cantle_node::NodeError;
 use cantle_server::ServerError;
+use cantle_store::StoreError;
 
 /// The class of an error decides the exit code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -191,7 +192,9 @@ impl From<ServerError> for CliError {
             | ServerError::Url(_)
             | ServerError::Tls(_)
             | ServerError::Login(_)
-            | ServerError::Files(_) => ErrorKind::Usage,
+            | ServerError::Files(_)
+            | ServerError::OwnTools(_)
+            | ServerError::Store(StoreError::Scheme(_) | StoreError::Address(_)) => ErrorKind::Usage,
             // "foo" can never be listened on, whoever else listens.
             ServerError::Listen { source, .. } if source.kind() == std::io::ErrorKind::InvalidInput => {
                 ErrorKind::Usage

@@ -108,6 +108,7 @@ fn dispatch(cli: Cli) -> CommandResult {
         Command::Users(command) => cmd::users::users(&context, command),
         Command::Audit(args) => cmd::users::audit(&context, args),
         Command::Backup(args) => cmd::backup::backup(&context, &args),
+        Command::Db(args) => cmd::db::db(&context, &args),
         Command::Restore(args) => cmd::backup::restore(&context, &args),
         Command::Sim(SimCommand::Truth) => cmd::sim::truth(&context),
         Command::Sim(SimCommand::Machine(args)) => cmd::sim::machine(&context, &args),

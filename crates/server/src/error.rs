@@ -115,6 +115,8 @@ impl From<StoreError> for ApiError {
             | StoreError::TooOld { .. }
             | StoreError::Encoding { .. }
             | StoreError::Standby(_)
+            | StoreError::NotEmpty
+            | StoreError::Miscounted { .. }
             | StoreError::Corrupt { .. } => {
                 tracing::error!("{error}");
                 let message = "the server's database failed; see the server's log";

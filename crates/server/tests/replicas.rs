@@ -1,17 +1,23 @@
 //! Two servers on one PostgreSQL: whichever a client asks, it gets the same answer, and one takes over from the other.
 //!
 //! They need the PostgreSQL that `tests/postgres/run.sh` starts.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test says by panicking that something is wrong")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "a test says by panicking that something is wrong"
+)]
 
 mod common;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cantle_clearml::cantle::{GetEvents, GetRuns};
 use cantle_clearml::{Client, queues, tasks};
 use cantle_server::ServerConfig;
 use common::TestServer;
 use serde_json::json;
+use tokio::time::Instant;
 
 /// Two servers with one database and the same keys.
 async fn two() -> (TestServer, TestServer) {
@@ -95,5 +101,5 @@ async fn the_other_one_takes_over_the_periodic_work() {
     put_back(&second).await;
     first.stop().await;
     let took = put_back(&second).await;
-    println!("handed over and put back in {took:?}");
+    eprintln!("handed over and put back in {took:?}");
 }

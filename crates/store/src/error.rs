@@ -158,6 +158,19 @@ pub enum StoreError {
     /// A copy that follows another server.
     #[error("the database at {0} is read-only, as a standby is")]
     Standby(String),
+    /// A copy would be mixed with what is there.
+    #[error("the new database is not empty")]
+    NotEmpty,
+    /// A copy lacks something.
+    #[error("{table} has {there} rows in the old database and {here} in the new one")]
+    Miscounted {
+        /// The table.
+        table: &'static str,
+        /// Rows of the old one.
+        there: i64,
+        /// Rows of the new one.
+        here: i64,
+    },
     /// The tables can't be brought up to date.
     #[error("database tables: {0}")]
     Migrate(sqlx::migrate::MigrateError),
@@ -284,6 +297,7 @@ impl StoreError {
             Self::Refused { .. } => {
                 vec!["check user, password and name of the database; make it with CREATE DATABASE".to_owned()]
             }
+            Self::NotEmpty => vec!["name an empty one: CREATE DATABASE".to_owned()],
             Self::TooOld { .. } => vec!["upgrade PostgreSQL, or use another server".to_owned()],
             Self::Encoding { .. } => {
                 vec!["make the database with CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0".to_owned()]

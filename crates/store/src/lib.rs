@@ -10,6 +10,7 @@ mod columns;
 mod audit;
 pub mod backup;
 mod charts;
+mod copy;
 mod data;
 mod database;
 mod db;
@@ -48,6 +49,7 @@ use tokio::sync::{Mutex, MutexGuard};
 use db::{Kind, Pool, Tx, query, query_scalar};
 
 pub use audit::{AuditFilter, AuditRow};
+pub use copy::copy;
 pub use data::{
     Change, ChartRow, EventRow, Evicted, FleetRows, HeldSince, HeldSum, LatestScalar, LogLine, ModelRow,
     NodeRow, ProjectRow, ProjectUse, QueueRow, QueueSample, ReportRow, Scalar, Taken, TaskClaim, TaskIndex,

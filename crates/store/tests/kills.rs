@@ -7,6 +7,7 @@
     clippy::panic,
     clippy::print_stderr,
     clippy::cast_possible_truncation,
+    clippy::disallowed_methods,
     reason = "a test says by panicking that something is wrong"
 )]
 

@@ -8,6 +8,7 @@ pub(crate) mod cluster;
 pub(crate) mod controller;
 pub(crate) mod credentials;
 pub(crate) mod daemon;
+pub(crate) mod db;
 pub(crate) mod delete;
 pub(crate) mod doctor;
 pub(crate) mod explain;

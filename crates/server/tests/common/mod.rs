@@ -1,5 +1,9 @@
 //! A server of the test's own, on loopback, with a client for it.
-#![allow(dead_code, reason = "each test file uses its part")]
+#![allow(
+    dead_code,
+    clippy::disallowed_methods,
+    reason = "each test file uses its part; the suite says where PostgreSQL is"
+)]
 
 use cantle_clearml::tasks::{Create, Enqueue};
 use cantle_clearml::{Client, ClientTls, Request, TaskRequest, queues};

@@ -1,6 +1,12 @@
 //! A fresh database for each test: a file, or one of its own on the PostgreSQL that `CANTLE_TEST_POSTGRES` names
 //! (`tests/postgres` starts one).
-#![allow(dead_code, unreachable_pub, reason = "not every test uses all of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::disallowed_methods,
+    reason = "not every test uses all of it; the suite says where its PostgreSQL is"
+)]
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

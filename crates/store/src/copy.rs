@@ -1,0 +1,117 @@
+//! `cantle db copy`: everything that is in a SQLite file, into an empty PostgreSQL.
+
+use std::path::Path;
+
+use crate::database::Database;
+use crate::db::{Row, Sql, Tx, Value, query, query_as, query_scalar};
+use crate::{Kind, Store, StoreError};
+
+/// All tables but `probes`, which is never read.
+const TABLES: [&str; 18] = [
+    "projects",
+    "queues",
+    "tasks",
+    "runs",
+    "queue_entries",
+    "workers",
+    "worker_properties",
+    "nodes",
+    "happenings",
+    "logs",
+    "scalars",
+    "latest_scalars",
+    "reports",
+    "models",
+    "worker_samples",
+    "queue_samples",
+    "charts",
+    "project_use",
+];
+/// Rows per statement: 35 values in a row at most, and PostgreSQL takes 65535.
+const ROWS: i64 = 500;
+
+/// Copies a database that no server uses, in one transaction, and counts what arrived: table and number of rows.
+///
+/// # Errors
+/// [`StoreError::NotEmpty`] if there is something in the new one; [`StoreError::Miscounted`] if something is missing
+/// there; and whatever opening them fails with.
+pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>, StoreError> {
+    let (from, to) = (Store::open(from).await?, Store::connect(to).await?);
+    if to.kind == Kind::Sqlite {
+        return Err(StoreError::Scheme("sqlite: as the new database of a copy".to_owned()));
+    }
+    let mut write = to.write().await?;
+    for table in ["tasks", "queues", "projects"] {
+        if count(&mut write.tx, table).await? > 0 {
+            return Err(StoreError::NotEmpty);
+        }
+    }
+    let mut source = from.readers.begin().await?;
+    let mut copied = Vec::new();
+    for table in TABLES {
+        copy_table(&mut source, &mut write.tx, table).await?;
+        let (there, here) = (count(&mut source, table).await?, count(&mut write.tx, table).await?);
+        if there != here {
+            return Err(StoreError::Miscounted { table, there, here });
+        }
+        copied.push((table, here));
+    }
+    // What comes next is numbered after all that is there.
+    for sequence in [
+        "SELECT setval('ids', GREATEST(1, (SELECT COALESCE(MAX(id), 0) FROM logs), \
+         (SELECT COALESCE(MAX(id), 0) FROM happenings)))",
+        "SELECT setval('places', GREATEST(1, (SELECT COALESCE(MAX(ABS(position)), 0) FROM queue_entries)))",
+    ] {
+        query(sequence).execute(&mut write.tx).await?;
+    }
+    write.commit().await?;
+    // Its connection is waited for.
+    drop(source);
+    from.close().await;
+    to.close().await;
+    Ok(copied)
+}
+
+async fn count(tx: &mut Tx, table: &str) -> Result<i64, StoreError> {
+    Ok(query_scalar(format!("SELECT COUNT(*) FROM {table}")).fetch_one(tx).await?)
+}
+
+async fn copy_table(source: &mut Tx, target: &mut Tx, table: &'static str) -> Result<(), StoreError> {
+    let columns = query_as("SELECT name, type FROM pragma_table_info($1) ORDER BY cid").bind(table);
+    let columns: Vec<(String, String)> = columns.fetch_all(&mut *source).await?;
+    let names: Vec<&str> = columns.iter().map(|(name, _)| name.as_str()).collect();
+    let names = names.join(", ");
+    // SQLite's ids are times of arrival.
+    let (more, is_log) = if table == "logs" { (", arrived_us", true) } else { ("", false) };
+    let mut after = 0;
+    loop {
+        let page = query(format!(
+            "SELECT rowid AS at, {names} FROM {table} WHERE rowid > $1 ORDER BY rowid LIMIT $2"
+        ));
+        let rows = page.bind(after).bind(ROWS).fetch_all(&mut *source).await?;
+        let Some(last) = rows.last() else { return Ok(()) };
+        after = last.try_get("at")?;
+        let values = rows.iter().map(|row| read(row, &columns)).collect::<Result<Vec<_>, _>>()?;
+        let mut sql = Sql::new(format!("INSERT INTO {table} ({names}{more}) "));
+        sql.push_values(values, |row, values| {
+            let arrived = values.first().cloned().filter(|_| is_log);
+            for value in values.into_iter().chain(arrived) {
+                row.push_bind(value);
+            }
+        });
+        sql.build().execute(&mut *target).await?;
+    }
+}
+
+fn read(row: &Row, columns: &[(String, String)]) -> Result<Vec<Value>, StoreError> {
+    let mut values = Vec::with_capacity(columns.len() + 1);
+    for (n, (_, kind)) in columns.iter().enumerate() {
+        // Column 0 is the row's own number.
+        values.push(match kind.as_str() {
+            "BIGINT" => row.try_get::<Option<i64>, _>(n + 1)?.into(),
+            "DOUBLE PRECISION" => row.try_get::<f64, _>(n + 1)?.into(),
+            _ => row.try_get::<Option<String>, _>(n + 1)?.into(),
+        });
+    }
+    Ok(values)
+}
