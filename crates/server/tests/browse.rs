@@ -115,7 +115,8 @@ async fn the_values_that_there_are_to_choose_from() {
             .await
             .contains("without a filter")
     );
-    assert_eq!(call(s, "users.get_all", json!({})).await["users"].as_array().unwrap().len(), 1);
+    // The administrator and the viewer.
+    assert_eq!(call(s, "users.get_all", json!({})).await["users"].as_array().unwrap().len(), 2);
 }
 
 #[tokio::test]
