@@ -13,6 +13,7 @@ import time
 from place import A100, CANTLE, FILL, GIB, MIB, Lacking, Program, check, installation, killed, port, processes_of, until
 
 HALF = ("--gpu", "0.5")
+LIMIT = 4 * GIB
 
 
 def killed_between_start_and_record():
@@ -139,12 +140,15 @@ def too_many_processes(count=1100):
         codes = " ".join(bomb.hello)
         check(codes.startswith("0:") and " " in codes, f"{count} processes, codes {codes}")
         check(neighbor.ask("take 1024") == "0", "the neighbor is refused")
+        used = cantle.used()[0]
+        check(used <= 2 * LIMIT, f"{codes}: two slices of 4 GiB hold {used / GIB:.1f} GiB")
+        print(file=bomb.child.stdin, flush=True)
         until(lambda: bomb.child.poll() is not None, "the end of the many")
         after = Program(cantle, "--gpu-memory", "4Gi")
         check(after.ask("take 1024") == "0", "refused afterwards")
         for program in (neighbor, after):
             program.end()
-        return f"{count} processes in one slice: code and count {codes}; nobody was ended, the neighbor allocates"
+        return f"{count} processes in one slice: code and count {codes}, {used / GIB:.1f} GiB of two slices of 4 GiB held; nobody was ended"
 
 
 def out_of_memory():
@@ -161,8 +165,8 @@ def out_of_memory():
             used = cantle.used()
             program.child.stdin.write("eat 512\n")
             program.child.stdin.flush()
-            code = program.child.wait(LIMIT := 60)
-            took = until(lambda: cantle.used()[0] < used[0] - GIB + MIB, cantle.used, LIMIT)
+            code = program.child.wait(60)
+            took = until(lambda: cantle.used()[0] < used[0] - GIB + MIB, cantle.used)
             check(code == 137, f"exit code {code}: {program.child.stderr.read()}")
             check(sibling.ask("take 1024") == "0", "the sibling is refused")
             sibling.end()

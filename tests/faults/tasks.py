@@ -9,7 +9,7 @@ import sys
 
 
 def bomb(count):
-    """So many children that open the driver and stay until all have; prints how many got which code."""
+    """So many children that open the driver and stay until a line comes; prints how many got which code."""
     answers, say = os.pipe()
     wait, go = os.pipe()
     for _ in range(count):
@@ -21,6 +21,7 @@ def bomb(count):
             os._exit(0)
     codes = sorted(int(os.read(answers, 4)) for _ in range(count))
     print(*[f"{code}:{codes.count(code)}" for code in dict.fromkeys(codes)], flush=True)
+    sys.stdin.readline()
     os.close(go)
     sys.exit()
 

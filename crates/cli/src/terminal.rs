@@ -14,7 +14,7 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let length = color(rest).unwrap_or(first.len_utf8());
+        let length = color(rest).unwrap_or_else(|| first.len_utf8());
         let (taken, after) = rest.split_at(length);
         if length > first.len_utf8() || is_plain(first) {
             out.push_str(taken);

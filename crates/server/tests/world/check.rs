@@ -46,7 +46,7 @@ pub(crate) fn after_each_step(world: &World) -> Result<(), String> {
 /// Does nobody do anything any more but ask for work?
 pub(crate) fn is_quiet(world: &World) -> bool {
     let idle = |agent: &crate::agent::Agent| agent.up && agent.jobs.is_empty() && agent.asking.is_none();
-    world.submitted.len() == crate::TASKS as usize
+    world.submitted.len() == crate::TASKS
         && world.agents.iter().all(idle)
         && world.server.is_up()
         && world.server.waiting().is_empty()

@@ -39,7 +39,7 @@ const CALL_TIMEOUT_US: i64 = 2 * S;
 const HEALED_US: i64 = 300 * S;
 /// By then all must have ended.
 const END_US: i64 = 3600 * S;
-const TASKS: i64 = 6;
+const TASKS: usize = 6;
 
 /// A fault of the code itself, which the checks must find.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -305,19 +305,18 @@ fn ready() -> (tempfile::TempDir, std::path::PathBuf) {
 /// The first seed of `seeds` whose world goes wrong, and how.
 fn first_wrong(seeds: std::ops::Range<u64>, planted: Planted) -> Option<(u64, String)> {
     let (_dir, ready) = ready();
-    let threads = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    let wrong = std::thread::scope(|scope| {
-        let run = |first: u64| {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        let run = |first: usize| {
             let (seeds, ready) = (seeds.clone(), &ready);
             scope.spawn(move || {
-                let mut own = (seeds.start + first..seeds.end).step_by(threads as usize);
+                let mut own = seeds.skip(first).step_by(threads);
                 own.find_map(|seed| Some((seed, world(seed, planted, ready, false).err()?)))
             })
         };
         let running: Vec<_> = (0..threads).map(run).collect();
         running.into_iter().filter_map(|thread| thread.join().unwrap()).min()
-    });
-    wrong
+    })
 }
 
 fn from_environment(name: &str) -> Option<u64> {

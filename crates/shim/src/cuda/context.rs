@@ -7,7 +7,7 @@
 use core::ffi::{c_int, c_uint, c_void};
 
 use super::charge::{self, SliceGpu};
-use super::{Context, Device, SUCCESS, driver, pool_charge};
+use super::{Context, Device, OUT_OF_MEMORY, SUCCESS, driver, pool_charge};
 use crate::function::Status;
 use crate::gate;
 use crate::process::{Process, process};
@@ -122,8 +122,14 @@ pub(super) unsafe fn pin_with_flags(
 }
 
 /// Charges for a context on a device. `None`: the device is not of the slice; it may have a context, but will get no memory.
+///
+/// A process that found all slots of its slice taken gets none either: its context would be counted nowhere.
 fn in_slice(device: Device) -> Result<Option<SliceGpu>, Status> {
-    let Ok(gpu) = SliceGpu::of(device) else { return Ok(None) };
+    let Ok(gpu) = SliceGpu::of(device) else {
+        let is_uncounted =
+            process().is_some_and(|process| process.ledger().is_some() && process.attachment().is_none());
+        return if is_uncounted { Err(OUT_OF_MEMORY) } else { Ok(None) };
+    };
     let Some(mut balance) = gpu.lock() else { return Ok(None) };
     balance.charge_context(0)?;
     Ok(Some(gpu))
