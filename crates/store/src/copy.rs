@@ -7,7 +7,7 @@ use crate::db::{Row, Sql, Tx, Value, query, query_as, query_scalar};
 use crate::{Kind, Store, StoreError};
 
 /// All tables but `probes`, which is never read.
-const TABLES: [&str; 18] = [
+const TABLES: [&str; 25] = [
     "projects",
     "queues",
     "tasks",
@@ -26,6 +26,13 @@ const TABLES: [&str; 18] = [
     "queue_samples",
     "charts",
     "project_use",
+    "users",
+    "user_keys",
+    "user_grants",
+    "user_groups",
+    "audit",
+    "queue_requeues",
+    "run_fences",
 ];
 /// Rows per statement: 35 values in a row at most, and PostgreSQL takes 65535.
 const ROWS: i64 = 500;
@@ -59,7 +66,8 @@ pub async fn copy(from: &Path, to: &Database) -> Result<Vec<(&'static str, i64)>
     // What comes next is numbered after all that is there.
     for sequence in [
         "SELECT setval('ids', GREATEST(1, (SELECT COALESCE(MAX(id), 0) FROM logs), \
-         (SELECT COALESCE(MAX(id), 0) FROM happenings)))",
+         (SELECT COALESCE(MAX(id), 0) FROM happenings), \
+         (SELECT COALESCE(MAX(id), 0) FROM audit)))",
         "SELECT setval('places', GREATEST(1, (SELECT COALESCE(MAX(ABS(position)), 0) FROM queue_entries)))",
     ] {
         query(sequence).execute(&mut write.tx).await?;
@@ -114,4 +122,24 @@ fn read(row: &Row, columns: &[(String, String)]) -> Result<Vec<Value>, StoreErro
         });
     }
     Ok(values)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each server makes these itself.
+    const OWN: [&str; 3] = ["_sqlx_migrations", "probes", "rights_version"];
+
+    #[tokio::test]
+    async fn no_table_is_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::open(&dir.path().join("cantle.db")).await.unwrap();
+        let sql =
+            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name";
+        let there: Vec<String> = query_scalar(sql).fetch_all(&store.readers).await.unwrap();
+        let mut known: Vec<&str> = TABLES.into_iter().chain(OWN).collect();
+        known.sort_unstable();
+        assert_eq!(there, known);
+    }
 }
