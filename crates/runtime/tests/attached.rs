@@ -152,15 +152,6 @@ fn exit_codes_are_the_tasks_or_dockers() {
 }
 
 #[test]
-fn an_incomplete_installation_is_refused() {
-    let bench = Bench::new();
-    std::fs::remove_file(bench.path("shim/libnvidia-ml.so.1")).unwrap();
-    let output = bench.run(&bench.spec(&["true"]));
-    assert_eq!(output.status.code(), Some(125));
-    assert!(stderr(&output).contains("libnvidia-ml.so.1 is missing"), "{}", stderr(&output));
-}
-
-#[test]
 fn what_a_task_leaves_behind_is_ended() {
     let bench = Bench::new();
     let note = bench.path("orphan");

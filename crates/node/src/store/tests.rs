@@ -189,7 +189,7 @@ fn what_was_left_unfinished_goes_at_the_next_start() {
     std::fs::write(&unfinished, "{").unwrap();
     let kept = lease("GPU-a");
     node.lock().unwrap().put(&kept).unwrap();
-    let node = NodeStore::open(root.path()).unwrap();
+    let node = NodeStore::open(&root.path().join("node")).unwrap();
     assert!(!unfinished.exists());
     assert_eq!(node.leases().unwrap(), [kept]);
 }
