@@ -63,7 +63,7 @@ def test_our_agent_on_a_server_without_anything_of_cantles(server):
     wait_until(lambda: [server.status(t) for t in tasks] == ["in_progress"] * 3 + ["queued"], 20, "2.75 of 3 GPUs")
     assert ended(server, *tasks) == ["completed"] * 4
     wait_until(lambda: all("done" in server.log_of(task) for task in tasks), 10, "the logs")
-    assert "the server has no cantle.* service" in server.text("daemon.log")
+    assert "the server has no cantle.report_node" in server.text("daemon.log")
 
 
 def tidy_task(server, name, **fields):
