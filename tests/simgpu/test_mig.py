@@ -94,8 +94,8 @@ def test_cuda_in_an_instance_has_its_memory_and_no_more(machine, nvml):
     assert first("alloc(1)")[0] == 2
     assert second("info()")[1] == 19968 * MIB - CONTEXT  # a neighbor notices nothing
     by_uuid = {m["uuid"]: m["processes"] for m in machine.truth()[0]["mig"]}
-    assert by_uuid[small] == [{"pid": first.pid, "used_bytes": 4864 * MIB, "gpu_time_us": 0}]
-    assert by_uuid[large] == [{"pid": second.pid, "used_bytes": CONTEXT, "gpu_time_us": 0}]
+    assert by_uuid[small] == [{"pid": first.pid, "used_bytes": 4864 * MIB, "migrated_bytes": 0, "gpu_time_us": 0}]
+    assert by_uuid[large] == [{"pid": second.pid, "used_bytes": CONTEXT, "migrated_bytes": 0, "gpu_time_us": 0}]
     seen = nvml(f"""
         d = n.nvmlDeviceGetHandleByUUID({small!r})
         processes = [[p.pid, p.usedGpuMemory, p.gpuInstanceId] for p in n.nvmlDeviceGetComputeRunningProcesses(d)]
