@@ -34,7 +34,7 @@ class Server:
     def __init__(self, home, host="127.0.0.1"):
         self.home = home
         self.env = {"PATH": os.environ["PATH"], "HOME": str(home), "CANTLE_STATE_DIR": str(home / "state")}
-        words = ["server", "--listen", f"{host}:0"]
+        words = ["server", "--listen", f"{host}:0", "--insecure-http"]
         self.program = Program("server", home, [CANTLE, *words], self.env).start()
         file = home / "state/server/credentials.json"
         wait_until(lambda: file.exists() and self.answers(file), 30, self.program.log)

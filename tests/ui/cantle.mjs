@@ -124,8 +124,9 @@ export class Cantle {
   }
 
   /** A task that takes all the memory it can get and keeps it. */
-  fill(queue, name, hold_s = 600) {
-    return this.submit(queue, name, "python3", path.join(ROOT, "examples/fill_slice.py"), "--hold", String(hold_s));
+  fill(queue, name, hold_s = 600, ...options) {
+    const program = ["python3", path.join(ROOT, "examples/fill_slice.py"), "--hold", String(hold_s)];
+    return this.cli("submit", "--queue", queue, "--name", name, ...options, "--", ...program);
   }
 
   get #running() {
