@@ -70,7 +70,7 @@ def test_four_queues_on_three_gpus(make_cantle, engine):
     (command,) = (line for line in cantle.output(half).splitlines() if line.startswith("cantle: docker run "))
     assert f"--volume={ROOT}/examples:/examples:ro --ipc=host" in command and f"{IMAGE} python3" in command
     (keys,) = cantle.json("credentials")
-    assert "CLEARML_API_SECRET_KEY=***" in command and keys["secret_key"] not in cantle.output(half)
+    assert "CLEARML_AUTH_TOKEN=***" in command and keys["secret_key"] not in cantle.output(half)
 
     engine.client("exec", engine.container_of(dual), "touch", "/tmp/go")
     cantle.wait_state(dual, "completed", seconds=60)
