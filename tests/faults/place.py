@@ -82,7 +82,7 @@ def same_machine(cantle, pid):
 
 
 def stop_at_random(pid, times, pause_s, then):
-    """Stops a process at so many moments; calls `then` while it stands."""
+    """Stops a process at this number of moments; calls `then` while it stands."""
     for number in range(times):
         time.sleep(pause_s * (1 + number * 7 % 13) / 13)
         os.kill(pid, signal.SIGSTOP)

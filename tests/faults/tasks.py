@@ -9,7 +9,7 @@ import sys
 
 
 def bomb(count):
-    """So many children that open the driver and stay until a line comes; prints how many got which code."""
+    """Children that open the driver and stay until a line comes; prints how many got which code."""
     answers, say = os.pipe()
     wait, go = os.pipe()
     for _ in range(count):

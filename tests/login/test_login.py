@@ -185,7 +185,7 @@ def test_the_command_line_logs_in_refreshes_and_is_shut_out(house):
     house.cli("boris", "tasks")
     second = json.loads(file.read_text())
     assert second["token"] != first["token"] and second["ends_s"] > time.time() + 3000
-    # Whom the provider no longer knows is shut out at the next refresh.
+    # A user that the provider removed is shut out at the next refresh.
     house.people(anna=["research"])
     house.age("boris")
     refused = house.cli("boris", "tasks", code=4)

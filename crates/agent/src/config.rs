@@ -55,7 +55,7 @@ pub struct AgentConfig {
     pub server: String,
     /// Key pair for it.
     pub credentials: Credentials,
-    /// Whom the agent trusts to be the server, and what it shows to it.
+    /// Which servers the agent trusts, and the certificate that it shows to them.
     pub tls: ClientTls,
     /// Name of the node: `agent.worker_name`, `CLEARML_WORKER_NAME` or the host name.
     pub name: String,

@@ -336,7 +336,7 @@ pub struct QueueView {
     pub tasks: Vec<String>,
     /// Nodes that serve it and are alive.
     pub nodes: Vec<String>,
-    /// A task whose node is silent for so many seconds is queued again; absent: its node holds it.
+    /// Seconds of silence of a node after which its task is queued again; absent: the node holds the task.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub requeue_after_s: Option<u64>,
 }

@@ -23,7 +23,7 @@ pub struct LeaseRenewal {
     pub task: String,
     /// The lease it runs under.
     pub lease: String,
-    /// The node ends the run by itself if it was not renewed for so long, in milliseconds; absent: it never does. The server gives
+    /// Time without renewal, in milliseconds, after which the node ends the run by itself; absent: it never does. The server gives
     /// a task to nobody else before this time is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fence_ms: Option<u64>,

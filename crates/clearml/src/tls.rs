@@ -1,4 +1,4 @@
-//! TLS of the client: whom it trusts, what it shows, and what a refusal means.
+//! TLS of the client: which authorities it trusts, which certificate it shows, and what a refusal means.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use reqwest::{Certificate, ClientBuilder, Identity};
 
 use crate::WireError;
 
-/// Whom a client trusts, and what it shows.
+/// Which authorities a client trusts, and which certificate it shows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClientTls {
     /// Authorities in PEM, and no others; none: those of the system (`SSL_CERT_FILE` names other ones).

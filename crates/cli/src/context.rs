@@ -126,7 +126,7 @@ impl Global {
         Directories::new(self.state.as_deref(), self.sim_dir.as_deref(), self.lib_dir.as_deref())
     }
 
-    /// Whom to trust to be the server, and what to show to it.
+    /// Which servers to trust, and the certificate to show to them.
     pub(crate) fn tls(&self) -> ClientTls {
         ClientTls { ca: self.ca.clone(), identity: self.client_cert.clone().zip(self.client_key.clone()) }
     }

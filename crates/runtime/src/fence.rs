@@ -35,7 +35,7 @@ impl Fence {
         })
     }
 
-    /// A quarter of the time, at most 10 s: so long before the fence the task gets SIGTERM.
+    /// How long before the fence the task gets SIGTERM: a quarter of the time, at most 10 s.
     const fn grace_ms(self) -> u64 {
         let quarter = self.after_ms / 4;
         if quarter < LONGEST_GRACE_MS { quarter } else { LONGEST_GRACE_MS }

@@ -21,7 +21,7 @@ use crate::rights::{People, Principal, Right};
 
 /// ClearML knows companies; a cantle server has one.
 pub(crate) const COMPANY: &str = "cantle";
-/// Id of the administrator, to whom everything belongs that was made when there was one user.
+/// Id of the administrator, who owns everything that was made when there was one user.
 pub(crate) const USER: &str = "cantle-user";
 /// Id of the user who reads everything and changes nothing.
 pub(crate) const VIEWER: &str = "cantle-viewer";

@@ -12,7 +12,7 @@ use crate::ServerError;
 
 /// How often it is tried.
 const EVERY: Duration = Duration::from_millis(500);
-/// How often that is said: with every so many tries.
+/// Every how many tries that is said again.
 const SAID_EVERY: u32 = 20;
 
 /// Opens the database. As long as it is away, calls to `listener` are answered with 503 and the reason.

@@ -49,11 +49,3 @@ INSERT INTO rights_version (id, version) VALUES (1, 1);
 ALTER TABLE tasks ADD COLUMN owner TEXT NOT NULL DEFAULT 'cantle-user';
 ALTER TABLE models ADD COLUMN owner TEXT NOT NULL DEFAULT 'cantle-user';
 CREATE INDEX tasks_by_owner ON tasks (owner, created_us);
-
--- The conditions on whose tasks may be seen are tested on the same indexes as the others.
-DROP INDEX tasks_listed_in_project;
-DROP INDEX tasks_listed;
-CREATE INDEX tasks_listed_in_project ON tasks
-    (project, last_update_us, id, created_us, status, kind, name, tags, system_tags, parent, owner);
-CREATE INDEX tasks_listed ON tasks
-    (last_update_us, id, created_us, status, kind, name, tags, system_tags, project, parent, owner);

@@ -41,7 +41,7 @@ pub struct AuditFilter {
     pub subject: Option<String>,
     /// Only refusals.
     pub refused: bool,
-    /// At most so many.
+    /// The most records to return.
     pub limit: i64,
 }
 
@@ -108,7 +108,7 @@ impl Store {
         Ok(found)
     }
 
-    /// Removes records from before this time, at most so many, and says how many.
+    /// Removes records from before this time, at most `limit`, and returns how many.
     ///
     /// # Errors
     /// Only if the database fails.

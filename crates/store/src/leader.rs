@@ -10,7 +10,7 @@ use crate::{Kind, Store};
 
 /// How often a server tries to lead, and a leader looks whether it still does.
 const EVERY: Duration = Duration::from_millis(500);
-/// A leader whose database does not answer for so long leads no more.
+/// How long the database may not answer before a leader leads no more.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// PostgreSQL ends a session whose machine does not answer for 3 s; with it goes the lock.
 const KEEPALIVE: &str =

@@ -18,7 +18,7 @@ pub struct Renewal {
     pub task: String,
     /// The lease it runs under.
     pub lease: String,
-    /// The node ends it when it was not renewed for so long; `None`: never.
+    /// Time without renewal after which the node ends it; `None`: never.
     pub fence_ms: Option<i64>,
 }
 

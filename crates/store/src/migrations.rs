@@ -22,7 +22,7 @@ use Postgres::{And, Instead, Same};
 
 /// Version, description, text, and what PostgreSQL is told. What is released is never changed: the database remembers a
 /// checksum of each text.
-const MIGRATIONS: [(i64, &str, &str, Postgres); 12] = [
+const MIGRATIONS: [(i64, &str, &str, Postgres); 13] = [
     (
         1,
         "first",
@@ -42,12 +42,7 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 12] = [
         Instead(include_str!("../migrations/postgres/0008_lists.sql")),
     ),
     (9, "runs", include_str!("../migrations/0009_runs.sql"), Same),
-    (
-        10,
-        "users",
-        include_str!("../migrations/0010_users.sql"),
-        Instead(include_str!("../migrations/postgres/0010_users.sql")),
-    ),
+    (10, "users", include_str!("../migrations/0010_users.sql"), Same),
     (
         11,
         "audit",
@@ -55,6 +50,12 @@ const MIGRATIONS: [(i64, &str, &str, Postgres); 12] = [
         And(include_str!("../migrations/postgres/0011_audit.sql")),
     ),
     (12, "lost nodes", include_str!("../migrations/0012_lost_nodes.sql"), Same),
+    (
+        13,
+        "lists by owner",
+        include_str!("../migrations/0013_lists_by_owner.sql"),
+        Instead("-- The indexes of lists have no such columns there."),
+    ),
 ];
 
 pub(crate) fn migrator(kind: Kind) -> Migrator {

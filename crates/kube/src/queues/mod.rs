@@ -52,7 +52,7 @@ pub struct QueueSettings {
     pub url: String,
     /// The keys for it.
     pub credentials: Credentials,
-    /// Whom to trust to be the server, and what to show to it.
+    /// Which servers to trust, and the certificate to show to them.
     pub tls: ClientTls,
     /// A Secret with the keys, for tasks; without one they are in the pods.
     pub secret: Option<String>,

@@ -26,10 +26,10 @@ const SMALL_PART_BYTES: usize = 8 << 20;
 const LARGE_PART_BYTES: usize = 64 << 20;
 /// Each upload keeps at most two parts in memory.
 const UPLOADS: usize = 8;
-/// A call is repeated for so long; the client that waits for it gives up later.
+/// How long a call is repeated; the client that waits for it gives up later.
 const RETRY: Duration = Duration::from_secs(10);
 const CONNECT: &str = "3s";
-/// A store that is silent for so long is away.
+/// How long a store may be silent before it counts as away.
 const SILENCE: &str = "60s";
 
 /// Where in which bucket.

@@ -63,7 +63,7 @@ pub(crate) enum Stranger {
     User(String),
 }
 
-/// Somebody for whom an identity provider vouches.
+/// A user as an identity provider confirms it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExternalIdentity {
     /// What the provider calls the person and never changes: issuer and subject.

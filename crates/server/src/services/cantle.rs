@@ -55,7 +55,7 @@ async fn report_node(call: Call, request: ReportNode) -> Result<Empty, ApiError>
 async fn get_nodes(call: Call, _request: GetNodes) -> Result<Nodes, ApiError> {
     let mut nodes: Vec<NodeView> = nodes::all(&call).await?.into_iter().map(nodes::Node::view).collect();
     if let Some(seen) = call.active_seen().await? {
-        // How much of a GPU is taken is for everybody to see; by whom is not.
+        // Everybody may see how much of a GPU is taken, but not who took it.
         let slices = nodes.iter_mut().flat_map(|node| &mut node.gpus).flat_map(|gpu| &mut gpu.slices);
         slices.filter(|slice| !seen.contains(&slice.task)).for_each(|slice| slice.task.clear());
     }

@@ -39,7 +39,7 @@ impl TestServer {
         Self::start_trusting(dir, config, &ClientTls::default()).await
     }
 
-    /// The same, with a client that trusts whom `tls` says.
+    /// The same, with a client that trusts the authorities of `tls`.
     pub(crate) async fn start_trusting(
         dir: tempfile::TempDir,
         config: ServerConfig,

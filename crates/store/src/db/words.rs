@@ -89,7 +89,7 @@ impl Kind {
 
     /// Of events and output, those before which nothing can come any more: PostgreSQL numbers them when they are written, and
     /// shows them when their transaction ends. Ours end within 30 s; a minute is enough where numbers of transactions have
-    /// begun anew, as in a restored database.
+    /// begun again, as in a restored database.
     pub(crate) fn settled(self, arrival: &str) -> String {
         match self {
             Self::Sqlite => String::new(),
