@@ -10,7 +10,7 @@ use rust_embed::RustEmbed;
 struct Dist;
 
 const INDEX: &str = "index.html";
-const NOT_BUILT: &str = "this build has no web page: Node.js was not there when it was made\n\
+const NOT_BUILT: &str = "this build has no web page; make build has one, where Node.js is installed\n\
     the same is on the command line: cantle gpus, cantle queues, cantle tasks, cantle top\n";
 /// Only what this server sends is loaded or run, and no other site may frame the page.
 const POLICY: &str =
